@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from campaigns.cluster_machines import Network, network  # noqa: E402
-from qlora_wgpu.cluster.certificates import make_certificates  # noqa: E402
+from qlora_wgpu.cluster.security import make_certificates  # noqa: E402
 
 SIZES = (10, 50, 168)
 # Gbit/s (None: loopback), milliseconds there and back, whether with TLS

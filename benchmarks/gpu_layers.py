@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gpu_rows import Rows
 
 from qlora_wgpu.bench.roofline import measure_gaps
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, clocked
-from qlora_wgpu.bench.workload import RandomFolder, find_shape
+from qlora_wgpu.bench.workload import RandomFolder, RandomWeight, find_shape
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
@@ -37,12 +38,14 @@ class _Kept(RandomFolder):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config, quant=QuantConfig())
-        self._arrays: dict[str, Any] = {}
+        self._kept: dict[str, RandomWeight] = {}
 
-    def float32(self, name: str) -> Any:
-        if name not in self._arrays:
-            self._arrays[name] = super().float32(name)
-        return self._arrays[name]
+    def find(self, name: str) -> RandomWeight | None:
+        weight = super().find(name)
+        if weight is not None and name not in self._kept:
+            weight.read = cache(weight.read)  # type: ignore[method-assign]
+            self._kept[name] = weight
+        return self._kept.get(name)
 
 
 def variants(default: Profile) -> list[tuple[str, Profile]]:

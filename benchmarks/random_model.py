@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.bench.workload import SHAPES, RandomFolder, config_of
 from qlora_wgpu.bfloat16 import to_bfloat16
-from qlora_wgpu.checkpoint.bitsandbytes import nf4_entries, nf4_parts, quantization_config
+from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts, quantization_config
 from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import find_family
@@ -35,7 +35,7 @@ def write_random_model(folder: Path, config: dict[str, Any], quant: QuantConfig 
     entries: dict[str, Entry] = {}
     owners: dict[str, str] = {}
     for name in random.names():
-        shape = random.shape(name)
+        shape = random[name].shape
         if quant is not None and name in linears:
             parts = nf4_entries(name, shape, quant.blocksize, quant.double_quant)
         else:
@@ -48,9 +48,9 @@ def write_random_model(folder: Path, config: dict[str, Any], quant: QuantConfig 
         name = owners[part]
         if name not in made:
             made.clear()
-            weight = random.quantized(name)
+            weight = random[name].quantized()
             if weight is None:
-                made[name] = {name: to_bfloat16(random.float32(name))}
+                made[name] = {name: to_bfloat16(random[name].read())}
             else:
                 made[name] = nf4_parts(name, weight, "bfloat16")
         return made[name][part]

@@ -153,7 +153,7 @@ def trial(case: Drawn, rng: random.Random, place: Path, *, computed: bool) -> st
         if computed:
             device = Device()
             patch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-            patch.setattr("qlora_wgpu.runs.training.verified_layout", lambda *given: given[3])
+            patch.setattr("qlora_wgpu.runs.opening.verified_layout", lambda *given: given[3])
         else:
             device = allocating_device(patch)
         device.profile = _PROFILES.get(case.profile, device.profile)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from qlora_wgpu.cluster.certificates import make_certificates
+from qlora_wgpu.cluster.security import make_certificates
 
 
 def ip(*arguments: str) -> None:

@@ -185,8 +185,7 @@ def _arrays(architecture: Architecture, read: Callable[[str], np.ndarray]) -> di
 
 
 def _float32(folder: ModelFolder, name: str) -> np.ndarray:
-    quantized = folder.holds_quantized(name)
-    return folder.dequantized(name) if quantized else folder.float32(name)
+    return folder[name].read()
 
 
 def run(count: int, seed: int, tally: Tally) -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from campaigns.support import Tally, campaign
 from campaigns.watched import Case, watched
-from qlora_wgpu.data import ChatTemplate, assistant_spans
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.conversations import Conversation
+from qlora_wgpu.data.masking import Masking
+from qlora_wgpu.errors import QLoRAError
 
 SECRET = "canary-that-no-template-may-read"
 MESSAGES = [
@@ -169,7 +172,11 @@ def _harmless(draw: random.Random) -> str:
 
 def attempt(source: str) -> str:
     """Renders a template as a row of data does, and looks at what it shows."""
-    text, _ = assistant_spans(ChatTemplate(source.replace("FILE", os.environ["CANARY"])), MESSAGES)
+    template = ChatTemplate(source.replace("FILE", os.environ["CANARY"]))
+    [masked] = template.mask_many([Conversation(MESSAGES)], Masking())
+    if isinstance(masked, QLoRAError):
+        raise masked
+    text = masked.text
     if SECRET in text:
         return "WRONG: a file or the environment is shown"
     if _ADDRESS.search(text):

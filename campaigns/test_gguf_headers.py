@@ -93,8 +93,8 @@ def opened(place: Path, content: bytes) -> object:
         architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
         for name in folder.names():
-            if folder.quantized(name) is None:
-                folder.float32(name)
+            if folder[name].quantized() is None:
+                folder[name].read()
         tokenizer_files(GGUFFile(path).metadata, path)
         return "read"
 

@@ -1,7 +1,7 @@
 """``qlora-wgpu`` and ``python -m qlora_wgpu``.
 
-Each command runs in a process of its own, which a crash of the GPU's driver may take away; what
-only tells of the program does not need one.
+A command that opens a GPU or maps weights runs in a process of its own, which a crash of the
+driver may take away; what only tells of the program does not even import what supervises it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def _main() -> None:
     if journal is None and sys.argv[1:] not in _TELLING:
         from qlora_wgpu.supervision.parent import supervise
 
-        sys.exit(supervise(sys.argv[1:]))
+        if (code := supervise(sys.argv[1:])) is not None:
+            sys.exit(code)
     if journal is not None:
         from qlora_wgpu.supervision.child import begin
 

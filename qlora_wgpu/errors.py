@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from qlora_wgpu.supervision.processes import ERROR, LOST
+ERROR = 2  # exit code of every failure that a sentence explains
+LOST = 75  # the device was lost, and the process could still say so
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2

@@ -59,6 +59,7 @@ RANK = 4096  # rank
 # Data files
 MIXED_ROWS = 10**8  # rows of a mixture in an epoch, each of which takes some 30 bytes
 MAX_LINE = 16 * MIB  # a row: a line of JSON, a record of CSV, a row of Parquet
+JSON_LIST_BYTES = GIB  # a .json file, which is read as a whole
 MAX_TEXT = 4 * MIB  # the text of a row of text
 MAX_AT_ONCE = 3 * MIB // 2  # a chat or a prompt: tokenizing takes up to 500 times its size
 MAX_DEPTH = 64  # nesting of lists and objects in a row
@@ -77,10 +78,10 @@ LOGIT_BIASES = 1024  # tokens with a logit bias
 LOGPROBS = 20  # most likely tokens that are returned for each position
 
 # Foreign templates, tokenizers and patterns, which run in a sandboxed process
-CHILD_BYTES = 512 * MIB  # memory of the process, on Linux
+CHILD_BYTES = 512 * MIB  # memory of the process
 CHILD_SECONDS = 2.0  # seconds of computing for an answer
 CHILD_WAIT = 20.0  # seconds by the clock for an answer
-CHILD_SECONDS_REGAINED = 0.05  # seconds that each answer adds to the budget of all
+CHILD_SECONDS_REGAINED = 0.05  # seconds that an answer, or a row's message, adds to the budget
 CHILD_SECONDS_PER_BYTE = 2e-7  # further seconds per byte of input
 ANSWER_BYTES = 64 * MIB  # an answer
 TOKEN_ID = 2**23  # a token id

@@ -6,9 +6,10 @@ mapped ends the process that looks at what is gone, so that is asked first.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
@@ -21,32 +22,25 @@ import numpy.typing as npt
 from qlora_wgpu.errors import WeightFileError
 from qlora_wgpu.supervision.journal import CutFile
 
+_HASHED = 1 << 24  # bytes that are hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
 map_listeners: list[Callable[[str, int], None]] = []
 """Called with path and size of each file that is mapped."""
 
 
 def map_file(path: Path, file: BufferedReader, offset: int = 0) -> npt.NDArray[np.uint8]:
-    """A file's bytes, which the system reads when they are looked at.
+    """The bytes of an open file from ``offset`` on, read when they are looked at.
 
-    Args:
-        path: Where the file is, for messages.
-        file: The file, open.
-        offset: The first byte; there must be one.
+    There must be one, and none may go while they are mapped: how many there are is remembered.
     """
     mapped = np.memmap(file, np.uint8, "r", offset=offset).view(np.ndarray)
     mapping = _map_of(mapped)
     if mapping is not None:
-        note_map(mapping, path, file)
+        name, size = str(path.absolute()), os.fstat(file.fileno()).st_size
+        _maps[mapping] = name, size
+        for listener in map_listeners:
+            listener(name, size)
     return mapped
-
-
-def note_map(mapping: mmap.mmap, path: Path, file: BufferedReader) -> None:
-    """Remembers how large a file was when it was mapped: it must not become shorter."""
-    name, size = str(path.absolute()), os.fstat(file.fileno()).st_size
-    _maps[mapping] = name, size
-    for listener in map_listeners:
-        listener(name, size)
 
 
 def require_whole(array: npt.NDArray[Any]) -> None:
@@ -92,6 +86,24 @@ def let_go(array: npt.NDArray[Any]) -> None:
     The system keeps them for as long as it has room, and counts them as its own.
     """
     _advise(array, "MADV_DONTNEED")
+
+
+def pieces(array: npt.NDArray[Any], size: int) -> Iterator[npt.NDArray[Any]]:
+    """The elements of an array so many at a time, each piece let go of before the next."""
+    flat = array.reshape(-1)
+    for begin in range(0, flat.size, size):
+        piece = flat[begin : begin + size]
+        require_whole(piece)
+        yield piece
+        let_go(piece)
+
+
+def sha256(array: npt.NDArray[np.uint8], about: bytes = b"") -> hashlib._Hash:
+    """A hash over bytes that may be a file's, and before them over what is said of them."""
+    digest = hashlib.sha256(about)
+    for piece in pieces(array, _HASHED):
+        digest.update(piece.data)
+    return digest
 
 
 def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:

@@ -17,11 +17,7 @@ _MISSING_ON_WINDOWS = frozenset((21, 123, 1921))
 
 
 def exists(path: Path) -> bool:
-    """Whether a path leads to anything, through links, too.
-
-    Raises:
-        OSError: If that cannot be told.
-    """
+    """Whether a path leads to anything, through links, too; OSError where that cannot be told."""
     return _mode(path) is not None
 
 

@@ -12,12 +12,7 @@ _BEFORE_A_QUOTE = re.compile(r'(\\*)("|$)')  # where a backslash is none of the 
 
 
 def shell_word(word: str, *, windows: bool = os.name == "nt") -> str:
-    """A word, quoted where it needs that.
-
-    Args:
-        word: What the program is to get.
-        windows: Whether for cmd.exe and PowerShell, of which the first knows double quotes alone.
-    """
+    """A word, quoted where it needs that; cmd.exe knows double quotes alone."""
     if not windows:
         return shlex.quote(word)
     if _PLAIN.fullmatch(word):

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from qlora_wgpu import runs
-from qlora_wgpu.cli._display import NotebookCurves, TrainingDisplay
+from qlora_wgpu.cli._display import NotebookCurves
 from qlora_wgpu.cli._terminal import Terminal, in_notebook
-from qlora_wgpu.cli.train import show_result
+from qlora_wgpu.cli.train import show_result, shown_run
 from qlora_wgpu.config.loading import located
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
 from qlora_wgpu.training import Observer, TrainResult
 from qlora_wgpu.training.callbacks import Callback, Callbacks
-from qlora_wgpu.training.observers import Events
 
 
 def train(
@@ -78,14 +77,14 @@ def train(
     values = as_config(as_config(config, overrides) if overrides else config, settings)
     named = (*overrides, *(f"{section}.{key}=" for section, key in located(settings)))
     require_own_peers(config, values, named)
+    options: dict[str, Any] = {
+        "overwrite": overwrite, "resume": resume, "callbacks": callbacks,
+    }  # fmt: skip
     if quiet:
-        return runs.train(values, observer, overwrite=overwrite, resume=resume, callbacks=callbacks)
+        return runs.train(values, observer, **options)
     console = Terminal(lasting=True)
-    with TrainingDisplay(console) as display:
-        events = Events()
-        for each in (display, NotebookCurves() if in_notebook() else None, observer):
-            if each is not None:
-                events.subscribe(each)
-        result = runs.train(values, events, overwrite=overwrite, resume=resume, callbacks=callbacks)
+    observers: list[Observer] = [NotebookCurves()] if in_notebook() else []
+    observers += [] if observer is None else [observer]
+    result = shown_run(console, values, *observers, **options)
     show_result(console, result, again="resume=True")
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -70,17 +70,8 @@ class WeightFormat:
     @property
     def key(self) -> tuple[object, ...]:
         """What is equal for equal formats."""
-        return (
-            self.name,
-            self.quant_map.tobytes(),
-            self.blocksize,
-            self.nested_blocksize,
-            self.has_offset,
-            self.has_minima,
-            self.has_zeros,
-            self.block_rows,
-            self.factor,
-        )
+        own = (getattr(self, each.name) for each in fields(self))
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in own)
 
     def block_count(self, rows: int, columns: int) -> int:
         """Number of blocks of a matrix."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu import runs
-from qlora_wgpu.runs.workload import SIZES, CardPlan
+from qlora_wgpu.runs.estimation import SIZES, CardPlan
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 FIRST, LAST = "<!-- cards -->", "<!-- end of cards -->"

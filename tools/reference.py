@@ -82,12 +82,16 @@ def limits_page() -> str:
     before, rest = re.split(r"(?<=limits\.py -->\n)", page)
     after = rest[rest.index("<!-- end of limits -->") :]
     lines = []
+    missing = {name for name in vars(limits) if name.isupper()} - {"KIB", "MIB", "GIB"}
     for line in Path(limits.__file__).read_text(encoding="utf-8").splitlines():
         if title := re.fullmatch(r"# (.+)", line):
             lines.append(f"\n## {title[1]}\n\n| | limit |\n|---|---|")
         elif found := re.fullmatch(r"([A-Z_]+) = (.+?)  # (.+)", line):
             name, written, meaning = found.groups()
+            missing.remove(name)
             lines.append(f"| {meaning} | {_limit(getattr(limits, name), 'IB' in written)} |")
+    if missing:
+        sys.exit(f"limits.py has no comment on the line of {', '.join(sorted(missing))}")
     return before + "\n".join(lines) + "\n\n" + after
 
 

@@ -6,9 +6,9 @@ import difflib
 import math
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.model_folder import GGUF
+from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import Architecture, find_family
@@ -71,46 +72,30 @@ class RandomFolder(ModelFolder):
         """All tensors."""
         return list(self._shapes)
 
-    def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
-        return name in self._shapes
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's dimensions."""
-        return self._shapes[name]
-
-    def float_dtype(self, name: str) -> str:
-        """The element type of all tensors."""
-        return "F32"
-
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor, made anew."""
-        shape = self._shapes[name]
-        if name in self._norms:
-            return np.ones(shape, np.float32)
-        # Billions of random numbers would take minutes; repeated ones compute as fast.
-        random = np.random.default_rng(zlib.crc32(name.encode()))
-        count = min(math.prod(shape), _PERIOD)
-        block = random.standard_normal(count, dtype=np.float32) * _SCALE
-        return _repeated(block, math.prod(shape)).reshape(shape)
-
-    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
-        """A linear layer's codes and scales, made anew; None of what is not quantized."""
-        if self._form is None or name not in self._linears:
+    def find(self, name: str) -> RandomWeight | None:
+        """A weight by its name."""
+        if name not in self._shapes:
             return None
+        blocks = None
+        if self._form is not None and name in self._linears:
+            blocks = partial(self._blocks, name)
+        return RandomWeight(name, self._shapes[name], blocks, is_norm=name in self._norms)
+
+    def _blocks(self, name: str) -> QuantizedWeight:
+        """A linear layer's codes and scales, made anew."""
         rows, columns = self._shapes[name]
         sample, first = self._sample, zlib.crc32(name.encode()) % _BLOCKS
-        blocks = -(-rows * columns // sample.blocksize)
-        codes: npt.NDArray[np.uint8] = np.roll(sample.codes, -first * sample.blocksize // 2)
+        form = sample.format
+        codes: npt.NDArray[np.uint8] = np.roll(sample.codes, -first * form.blocksize // 2)
         absmax: npt.NDArray[Any] = np.roll(sample.absmax, -first)
         nested = sample.nested_absmax
         if nested is not None:
-            nested = _repeated(nested, -(-blocks // sample.nested_blocksize))
+            nested = _repeated(nested, form.nested_entries(rows, columns))
         return replace(
             sample,
             shape=(rows, columns),
-            codes=_repeated(codes, -(-rows * columns // 2)),
-            absmax=_repeated(absmax, blocks),
+            codes=_repeated(codes, form.code_bytes(rows, columns)),
+            absmax=_repeated(absmax, form.block_count(rows, columns)),
             nested_absmax=nested,
         )
 
@@ -121,6 +106,57 @@ class RandomFolder(ModelFolder):
         size = (1, _BLOCKS * self._form.blocksize)
         weights = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * _SCALE
         return quantize_nf4(weights, self._form.blocksize, self._form.double_quant)
+
+
+class RandomWeight(StoredWeight):
+    """One of them, whose numbers are made anew each time that they are read."""
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        blocks: Callable[[], QuantizedWeight] | None = None,
+        *,
+        is_norm: bool = False,
+    ) -> None:
+        """Takes what it is, and what makes its blocks, if it is given in blocks."""
+        self.name, self._shape = name, shape
+        self._blocks, self._is_norm = blocks, is_norm
+
+    @property
+    def path(self) -> Path:
+        """None that there is."""
+        return Path("random weights")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As config.json asks for."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """float32."""
+        return "F32"
+
+    stored_dtype = dtype
+
+    def raw(self) -> npt.NDArray[np.float32]:
+        """As ``read``."""
+        return self.read()
+
+    def read(self) -> npt.NDArray[np.float32]:
+        """Its numbers."""
+        if self._is_norm:
+            return np.ones(self._shape, np.float32)
+        # Billions of random numbers would take minutes; repeated ones compute as fast.
+        random = np.random.default_rng(zlib.crc32(self.name.encode()))
+        count = min(math.prod(self._shape), _PERIOD)
+        block = random.standard_normal(count, dtype=np.float32) * _SCALE
+        return _repeated(block, math.prod(self._shape)).reshape(self._shape)
+
+    def quantized(self) -> QuantizedWeight | None:
+        """The blocks."""
+        return None if self._blocks is None else self._blocks()
 
 
 def _repeated(values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:

@@ -47,26 +47,14 @@ def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]
     """Writes a file likewise, of pieces that follow one another."""
     path = Path(path)
     with _explained(path):
-        if is_dir(path):
-            raise IsADirectoryError(0, "it is a folder")
+        _refuse_folder(path)
         if exists(path) and not is_file(path):  # nothing takes the place of a device
             with path.open("wb") as stream:
                 stream.writelines(pieces)
             return
-        temporary = path.with_name(_TEMPORARY + path.name)
-        try:
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb", BUFFER_BYTES) as file:
-                for piece in pieces:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            _renamed(temporary.replace, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        _flush_folder(path.parent)
+        with _replacing(path) as temporary, temporary.open("xb", BUFFER_BYTES) as file:
+            for piece in pieces:
+                file.write(piece)
 
 
 @contextmanager
@@ -107,22 +95,34 @@ def atomic_file(path: str | PathLike[str]) -> Iterator[Path]:
     raises, nothing of it stays and what ``path`` held before is untouched.
     """
     path = Path(path)
-    temporary = path.with_name(_TEMPORARY + path.name)
     with _explained(path):
-        if is_dir(path):
-            raise IsADirectoryError(0, "it is a folder")
+        _refuse_folder(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         _settle(path)
-        try:
+        with _replacing(path) as temporary:
             yield temporary
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            _renamed(temporary.replace, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        _flush_folder(path.parent)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which then takes the place of what is there."""
+    temporary = path.with_name(_TEMPORARY + path.name)
+    try:
+        temporary.unlink(missing_ok=True)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        _renamed(temporary.replace, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _flush_folder(path.parent)
+
+
+def _refuse_folder(path: Path) -> None:
+    if is_dir(path):
+        raise IsADirectoryError(0, "it is a folder")
 
 
 def append_line(path: str | PathLike[str], line: str) -> None:

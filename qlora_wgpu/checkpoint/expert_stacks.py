@@ -7,19 +7,21 @@ are weights of their own here: ``P.experts.3.gate_proj.weight``.
 Granite's files call the stacks ``P.input_linear.weight`` and ``P.output_linear.weight``. Those of
 gpt-oss are transposed, columns of gate and up taking turns: (experts, columns, 2 · rows), with
 ``…_bias`` (experts, 2 · rows) beside them. Its published files have MXFP4 codes in their place,
-``…_blocks``, whose parts ``Mxfp4Files`` reads (``quantized/float_files.py``).
+``…_blocks``, whose parts ``Mxfp4ExpertWeight`` reads (``quantized/float_weights.py``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.safetensors_file import FLOATS, SafetensorsFile
+from qlora_wgpu.checkpoint.safetensors_file import FLOATS
+from qlora_wgpu.checkpoint.stored_weight import Files, FloatWeight
 
 IN_TURNS = ("gpt_oss",)
 """Model types whose stacks are as gpt-oss's."""
@@ -31,23 +33,42 @@ _LEAVES = {"gate_up": ("gate", "up"), "down": ("down",)}
 _BLOCKS = "_blocks"
 _DIMENSIONS = {"weight": 3, "bias": 2}
 
-Part = tuple[int | slice, ...]
-"""An expert, and rows of its own, or columns."""
+
+@dataclass(frozen=True)
+class ExpertStack:
+    """A tensor that holds a matrix of all experts, be it of codes."""
+
+    name: str  # the tensor's name where it is of floats
+    parts: list[str]  # the weights that it holds, in its order
+    experts: int
+    in_turns: bool  # whether it is as gpt-oss's
+
+    def shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """Its dimensions where it is of floats, and each of its parts of these."""
+        together = rows * len(self.parts) // self.experts
+        own = (columns, together) if self.in_turns else (together, columns)
+        return self.experts, *own
+
+    def joined(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """The tensor of floats, of all its parts."""
+        rows, columns = parts[0].shape
+        shape = self.shape(rows, columns)
+        if not self.in_turns:
+            return np.concatenate(parts).reshape(shape)
+        apart = np.stack(parts).reshape(self.experts, -1, rows, columns)  # experts, kinds, …
+        return np.ascontiguousarray(apart.transpose(0, 3, 2, 1)).reshape(shape)
 
 
 class ExpertStacks:
     """The stacks of a folder's files, by the names of their parts."""
 
-    def __init__(self, files: Mapping[str, SafetensorsFile], model_type: object = None) -> None:
+    def __init__(self, files: Files, model_type: object = None) -> None:
         """Looks into the files' headers only."""
         self._files = files
         self._in_turns = model_type in IN_TURNS
 
-    def find(self, name: str) -> tuple[str, Part] | None:
-        """The stack that holds a weight, and where in it; None if there is none.
-
-        What lies there is the weight once it is ``oriented``.
-        """
+    def find(self, name: str) -> FloatWeight | None:
+        """A weight that a stack of floats holds."""
         match = _WEIGHT.fullmatch(name)
         if match is None or (match[4] == "bias" and not self._in_turns):
             return None
@@ -56,73 +77,33 @@ class ExpertStacks:
         stack = f"{at}.{kind}_proj" + ("_bias" if match[4] == "bias" else "")
         if stack not in self._files:
             stack = f"{at.removesuffix('experts')}{_GRANITE[kind]}"
-        shape = self._shape(stack, _DIMENSIONS[match[4]], len(_LEAVES[kind]))
+        count, place = len(_LEAVES[kind]), _LEAVES[kind].index(leaf)
+        shape = self._shape(stack, _DIMENSIONS[match[4]], count)
         if shape is None or expert >= shape[0]:
             return None
-        count, place = len(_LEAVES[kind]), _LEAVES[kind].index(leaf)
         if self._in_turns:
-            return stack, (expert, *[slice(None)] * (len(shape) - 2), slice(place, None, count))
+            columns = *[slice(None)] * (len(shape) - 2), slice(place, None, count)
+            return FloatWeight(self._files, name, stack, (expert, *columns), transposed=True)
         rows = shape[1] // count
-        return stack, (expert, slice(rows * place, rows * (place + 1)))
+        own = slice(rows * place, rows * (place + 1))
+        return FloatWeight(self._files, name, stack, (expert, own))
 
-    def oriented(self, part: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """(out_features, in_features) of what lies where ``find`` says."""
-        return np.ascontiguousarray(part.T) if self._in_turns else part
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """The dimensions of a weight that a stack holds; None if none does."""
-        found = self.find(name)
-        if found is None:
-            return None
-        stack, (_, *own) = found
-        sizes = [
-            len(range(*places.indices(size)))
-            for places, size in zip(own, self._files[stack].shape(stack)[1:], strict=False)
-            if isinstance(places, slice)
-        ]
-        if self._in_turns:
-            return tuple(reversed(sizes))
-        return sizes[0], self._files[stack].shape(stack)[2]
-
-    def parts_of(self, tensor: str) -> list[str]:
-        """The weights that a stored tensor holds, in its order; none if it is no stack."""
+    def stack(self, tensor: str) -> ExpertStack | None:
+        """What a stored tensor holds; None if it is no stack."""
         is_packed = self._in_turns and tensor.endswith(_BLOCKS)
-        match = _STACK.fullmatch(tensor.removesuffix(_BLOCKS) if is_packed else tensor)
+        name = tensor.removesuffix(_BLOCKS) if is_packed else tensor
+        match = _STACK.fullmatch(name)
         if match is None or tensor not in self._files:
-            return []
+            return None
         at, kind = match[1], match[2]
         if at is None:
             at, kind = f"{match[3]}.experts", "gate_up" if match[4] == "in" else "down"
         leaves = _LEAVES[kind]
         shape = self._files[tensor].shape(tensor)
         if not (is_packed and shape) and self._shape(tensor, 3, len(leaves)) is None:
-            return []
-        return [f"{at}.{i}.{leaf}_proj.weight" for i in range(shape[0]) for leaf in leaves]
-
-    def whole(self, tensor: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-        """The name of a stack of floats in place of a stored one, and its dimensions.
-
-        Args:
-            tensor: The stored one, in floats or in codes.
-            shape: (out_features, in_features) of one of its parts.
-        """
-        parts, (rows, columns) = self.parts_of(tensor), shape
-        experts = self._files[tensor].shape(tensor)[0]
-        together = rows * len(parts) // experts
-        name = tensor.removesuffix(_BLOCKS) if self._in_turns else tensor
-        return name, (experts, columns, together) if self._in_turns else (
-            experts,
-            together,
-            columns,
-        )
-
-    def joined(self, parts: Sequence[npt.NDArray[Any]], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """A stack of floats of these dimensions, of its parts."""
-        if not self._in_turns:
-            return np.concatenate(parts).reshape(shape)
-        rows, columns = parts[0].shape
-        apart = np.stack(parts).reshape(shape[0], -1, rows, columns)  # experts, kinds, …
-        return np.ascontiguousarray(apart.transpose(0, 3, 2, 1)).reshape(shape)
+            return None
+        parts = [f"{at}.{i}.{leaf}_proj.weight" for i in range(shape[0]) for leaf in leaves]
+        return ExpertStack(name, parts, shape[0], self._in_turns)
 
     def _shape(self, stack: str, dimensions: int, halves: int) -> tuple[int, ...] | None:
         """A stack's dimensions; None if there is none of that name."""

@@ -37,12 +37,7 @@ _HASH = "sha256"
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Lists the files that a folder holds, and says what they are.
-
-    Args:
-        folder: An unfinished folder, with everything else written; see ``atomic_folder``.
-        about: What the files belong to, as JSON has it.
-    """
+    """Lists the files that an unfinished folder holds, and says what they belong to."""
     files = {path.name: _record(path) for path in sorted(folder.iterdir()) if is_file(path)}
     body = {"format_version": _VERSION, **about, "files": files}
     text = json.dumps({**body, _HASH: _hash_of(body)}, indent=1, allow_nan=False)

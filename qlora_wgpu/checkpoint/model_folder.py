@@ -5,28 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from qlora_wgpu.bfloat16 import has_nonfinite
 from qlora_wgpu.checkpoint import hub
-from qlora_wgpu.checkpoint.bitsandbytes import refuse_unknown
-from qlora_wgpu.checkpoint.expert_stacks import ExpertStacks
+from qlora_wgpu.checkpoint.expert_stacks import ExpertStack, ExpertStacks
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.checkpoint.quantized import BitsAndBytesFiles, QuantizedFiles, quantized_files
+from qlora_wgpu.checkpoint.quantized import quantized_files
+from qlora_wgpu.checkpoint.quantized.coded_weight import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import INDEX, WEIGHTS, SafetensorsFile, nearest
+from qlora_wgpu.checkpoint.stored_weight import Files, FloatWeight, StoredWeight
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.limits import INDEX_BYTES
-from qlora_wgpu.mapped_files import let_go
 from qlora_wgpu.presence import exists, is_dir, is_file, is_there
-from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 # ---- weight files --------------------------------------------------------------------------------
 
@@ -102,7 +97,6 @@ def _what_it_has_instead(folder: Path) -> str:
 # ---- the folder ----------------------------------------------------------------------------------
 
 GGUF = ".gguf"
-_PIECE = 1 << 22  # numbers that are looked at a time
 
 
 class ModelFolder:
@@ -111,23 +105,18 @@ class ModelFolder:
     Attributes:
         path: The folder.
         config: The contents of config.json.
-        tells_shapes: Whether ``shape`` is a weight's own where it is quantized, too.
     """
 
-    tells_shapes = False
+    _missing = "the checkpoint has no tensor"
 
-    def __init__(
-        self,
-        path: Path,
-        config: dict[str, Any],
-        files: dict[str, SafetensorsFile],
-        quantized: QuantizedFiles | None = None,
-    ) -> None:
+    def __init__(self, path: Path, config: dict[str, Any], files: Files) -> None:
         """Puts a folder together from its parts; users call ``open``."""
         self.path = path
         self.config = config
         self._files = files
-        self._quantized_files = quantized or BitsAndBytesFiles(files, config)
+        self._quantized = (
+            quantized_files(path, files, config) if files else QuantizedFiles(files, config)
+        )
         self._stacks = ExpertStacks(files, config.get("model_type"))
         self._fingerprint: WeightFingerprint | None = None
 
@@ -143,8 +132,7 @@ class ModelFolder:
             return _gguf(path)
         config = _read_config(path)
         quantized_files(path, {}, config)  # refuses before weights are opened
-        files = open_weights(path)
-        return cls(path, config, files, quantized_files(path, files, config))
+        return cls(path, config, open_weights(path))
 
     @classmethod
     def without_weights(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
@@ -157,12 +145,12 @@ class ModelFolder:
     @property
     def is_quantized(self) -> bool:
         """Whether any weight is stored quantized."""
-        return self._quantized_files.any
+        return any(self._quantized.owner(tensor) is not None for tensor in self._files)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What quantization_config asks for and is not done, for the user to know."""
-        return self._quantized_files.notes
+        return self._quantized.notes
 
     @property
     def text_folder(self) -> Path:
@@ -185,130 +173,34 @@ class ModelFolder:
             tensors.setdefault(file.path.name, []).append(name)
         return tensors
 
-    def dtype(self, name: str) -> str:
-        """A tensor's element type as stored, by safetensors' name, for example "BF16"."""
-        return self._file(name).dtype(self._tensor(name))
+    def find(self, name: str) -> StoredWeight | None:
+        """A weight by its name: a quantized one, a tensor as it is, or a part of a stack."""
+        quantized = self._quantized.find(name)
+        if quantized is not None or name not in self._files:
+            return quantized or self._stacks.find(name)
+        return FloatWeight(self._files, name, name)
 
-    def raw(self, name: str) -> npt.NDArray[Any]:
-        """A tensor's elements as stored; bfloat16 as uint16."""
-        tensor, part = self._place(name)
-        array = self._file(name).raw(tensor)
-        return self._stacks.oriented(array[part]) if part else array
+    def __getitem__(self, name: str) -> StoredWeight:
+        weight = self.find(name)
+        if weight is None:
+            raise CheckpointError(
+                f"{self.path}: {self._missing} {name!r}{nearest(name, self.names())}"
+            )
+        return weight
 
-    def has(self, name: str) -> bool:
-        """Whether there is a tensor, or a quantized weight, or a part of a stack, of that name."""
-        is_stored = name in self._files or self._quantized_files.holds(name)
-        return is_stored or self._stacks.find(name) is not None
+    def __contains__(self, name: str) -> bool:
+        return self.find(name) is not None
 
-    def holds_quantized(self, name: str) -> bool:
-        """Whether a weight is there and quantized."""
-        return self._quantized_files.holds(name)
+    def weight_in(self, tensor: str) -> StoredWeight | None:
+        """The weight that a stored tensor holds; None if it only belongs to a quantized one."""
+        if tensor.endswith(self._quantized.unused):
+            return None
+        owner = self._quantized.owner(tensor)
+        return self[tensor] if owner is None else owner if owner.tensor == tensor else None
 
-    def must_requantize(self, name: str) -> bool:
-        """Whether a weight is quantized in a form that no kernel has; ``float32`` gives it."""
-        return self._quantized_files.holds(name) and self._quantized_files.format(name) is None
-
-    def weight_of(self, tensor: str) -> str:
-        """The weight whose codes a stored tensor holds, or the tensor's own name."""
-        return self._quantized_files.weight_of(tensor)
-
-    def parts_of(self, tensor: str) -> list[str]:
-        """The weights that a tensor holds, where it is a stack of experts', be it of codes."""
-        return self._stacks.parts_of(tensor)
-
-    def whole_stack(self, tensor: str) -> tuple[str, tuple[int, ...]]:
-        """The name of such a tensor where it is of floats, and its dimensions there."""
-        return self._stacks.whole(tensor, self.weight_shape(self.parts_of(tensor)[0]))
-
-    def joined(self, tensor: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Such a tensor of floats, of the weights that it holds, in their order."""
-        return self._stacks.joined(parts, self.whole_stack(tensor)[1])
-
-    def is_companion(self, tensor: str) -> bool:
-        """Whether a stored tensor only belongs to a quantized weight."""
-        return self._quantized_files.is_companion(tensor)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's dimensions as stored, which for quantized weights are those of their codes."""
-        tensor, part = self._place(name)
-        own = self._stacks.shape(name) if part else None
-        return own or self._file(name).shape(tensor)
-
-    def weight_shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's dimensions, of a quantized weight those of the weight."""
-        holds = self._quantized_files.holds(name)
-        return self._quantized_files.shape(name) if holds else self.shape(name)
-
-    def float_dtype(self, name: str) -> str:
-        """A tensor's element type, of a quantized weight the one that it had before."""
-        holds = self._quantized_files.holds(name)
-        return self._quantized_files.float_dtype(name) if holds else self.dtype(name)
-
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor that is not quantized, or in a form that no kernel has, as float32."""
-        file = self._file(name)
-        if self._quantized_files.holds(name):
-            if form := self._quantized_files.format(name):
-                raise CheckpointError(f"{file.path}: {name!r} is stored as {form.name}, not floats")
-            return self._quantized_files.float32(name)
-        refuse_unknown(self._files, self._tensor(name))
-        tensor, part = self._place(name)
-        array = file.float32(tensor, part)
-        array = self._stacks.oriented(array) if part else array
-        return self._checked(name, array, file.path)
-
-    def dequantized(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor as float32, quantized or not; errors as for ``float32`` and ``quantized``."""
-        stored = self.quantized(name)
-        return self.float32(name) if stored is None else stored.dequantize()
-
-    def _checked(
-        self, name: str, array: npt.NDArray[np.float32], path: Path
-    ) -> npt.NDArray[np.float32]:
-        """A tensor that is finite."""
-        # Both are NaN if any element is, and no temporary array is needed.
-        if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise _damaged(path, name)
-        return array
-
-    def is_mapped(self, name: str) -> bool:
-        """Whether ``quantized(name, mapped=True)`` leaves nearly all of a weight in its file."""
-        return self._quantized_files.holds(name) and self._quantized_files.is_mapped(name)
-
-    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
-        """A weight as it is stored, or None if it is not quantized."""
-        self._file(name)
-        if self._quantized_files.holds(name):
-            if not self._quantized_files.format(name):
-                return None
-            if mapped and self._quantized_files.is_mapped(name):
-                return self._quantized_files.read_mapped(name)
-            return self._quantized_files.read(name)
-        refuse_unknown(self._files, self._tensor(name))
-        return None
-
-    def is_bfloat16(self, name: str) -> bool:
-        """Whether a tensor of that name is there, stored as bfloat16."""
-        return name in self._files and self._files[name].dtype(name) == "BF16"
-
-    def bfloat16(self, name: str) -> npt.NDArray[np.uint16]:
-        """The bits of a tensor that is stored as bfloat16: a read-only view of its file."""
-        file = self._files[name]
-        bits: npt.NDArray[np.uint16] = file.raw(name)
-        flat = bits.reshape(-1)
-        for begin in range(0, flat.size, _PIECE):
-            piece = flat[begin : begin + _PIECE]
-            if has_nonfinite(piece):
-                raise _damaged(file.path, name)
-            let_go(piece)
-        return bits
-
-    def weight_format(self, name: str) -> WeightFormat | None:
-        """The format of ``quantized(name)``, without reading it; None if it is not quantized.
-
-        A form that no kernel has is None, too: such a weight is quantized anew.
-        """
-        return self._quantized_files.format(name) if self._quantized_files.holds(name) else None
+    def stack(self, tensor: str) -> ExpertStack | None:
+        """The weights that a stored tensor holds, where it is a stack of experts'."""
+        return self._stacks.stack(tensor)
 
     def start_fingerprint(self) -> None:
         """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""
@@ -343,31 +235,6 @@ class ModelFolder:
             return None
         return identity(self._files.values(), json.dumps(self.config, sort_keys=True))
 
-    def _tensor(self, name: str) -> str:
-        """The stored tensor of that name, or with a weight of that name in it."""
-        return self._place(name)[0]
-
-    def _place(self, name: str) -> tuple[str, tuple[int | slice, ...]]:
-        """A weight's stored tensor, and where in it the weight is: empty if it is all of it."""
-        if self._quantized_files.holds(name):
-            return self._quantized_files.stored(name), ()
-        found = None if name in self._files else self._stacks.find(name)
-        return found or (name, ())
-
-    def _file(self, name: str) -> SafetensorsFile:
-        try:
-            return self._files[self._tensor(name)]
-        except KeyError:
-            raise CheckpointError(
-                f"{self.path}: the checkpoint has no tensor {name!r}{nearest(name, self.names())}"
-            ) from None
-
-
-def _damaged(path: Path, name: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: tensor {name!r} holds NaN or infinity, so the model is damaged"
-    )
-
 
 def _find(text: str, *, weights: bool) -> Path:
     path = Path(text).expanduser()
@@ -390,7 +257,7 @@ def _find(text: str, *, weights: bool) -> Path:
 def _gguf(path: Path) -> ModelFolder:
     from qlora_wgpu.gguf.folder import GGUFFolder  # which is a ModelFolder itself
 
-    return GGUFFolder.of_path(path)
+    return GGUFFolder(GGUFFile(path))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

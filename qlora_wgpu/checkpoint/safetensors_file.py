@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import DIMENSIONS, HEADER_BYTES, TENSORS
-from qlora_wgpu.mapped_files import let_go, map_file, require_whole
+from qlora_wgpu.mapped_files import map_file, pieces
 
 # ---- files of another kind -----------------------------------------------------------------------
 
@@ -46,11 +45,10 @@ _KINDS = (
 
 
 def what_it_is(start: bytes) -> str | None:
-    """The end of a sentence about a file that is not a safetensors file, or None if it may be one.
+    """The end of a sentence about a file that is no safetensors file, by its first 64 bytes.
 
-    Args:
-        start: The first bytes; 64 are enough. A safetensors file starts with the length of its
-            header, 8 bytes of which the last four are zero, so none can be mistaken.
+    A safetensors file starts with the length of its header, 8 bytes of which the last four are
+    zero, so none can be mistaken.
     """
     for prefix, kind in _KINDS:
         if start.lstrip().startswith(prefix) and start[4:8] != bytes(4):
@@ -60,54 +58,17 @@ def what_it_is(start: bytes) -> str | None:
 
 # ---- names of the format -------------------------------------------------------------------------
 
-BITS = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "U16": 16,
-    "I16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "U32": 32,
-    "I32": 32,
-    "F32": 32,
-    "U64": 64,
-    "I64": 64,
-    "F64": 64,
-    "C64": 64,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-}
-"""Bits of an element, by the format's dtype names."""
-
 NUMPY_DTYPES = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "F8_E4M3": "u1",
-    "F8_E5M2": "u1",
-    "F8_E8M0": "u1",
-    "F8_E4M3FNUZ": "u1",
-    "F8_E5M2FNUZ": "u1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-}
+    "BOOL": "?", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
+    "F8_E4M3FNUZ": "u1", "F8_E5M2FNUZ": "u1", "U16": "<u2", "I16": "<i2", "F16": "<f2",
+    "BF16": "<u2", "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8",
+    "F64": "<f8", "C64": "<c8",
+}  # fmt: skip
 """What NumPy reads an element as: bfloat16 as uint16, 8-bit floats as uint8."""
+
+BITS = {name: 8 * np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPES.items()}
+BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+"""Bits of an element, by the format's dtype names."""
 
 TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 """PyTorch's names of the floating-point types that weights are stored in."""
@@ -125,40 +86,24 @@ INDEX = "model.safetensors.index.json"
 # ---- what is wrong with a header -----------------------------------------------------------------
 
 
-class _DamageError(Exception):
-    pass
+class HeaderError(Exception):
+    """What is wrong with a header, as the end of a sentence that starts with the file's name."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    begin: int
-    end: int
+Place = tuple[int, int]
+"""The first byte of a tensor, counted from the end of the header, and the byte after its last."""
 
 
-def damage(raw: bytes, data_bytes: int) -> str | None:
-    """What is wrong with a header, as the end of a sentence that starts with the file's name.
-
-    The library decides whether a file is refused; this looks for the reason.
-
-    Returns:
-        The reason, or None where nothing is seen.
-    """
-    try:
-        _check(raw, data_bytes)
-    except _DamageError as err:
-        return str(err)
-    return None
-
-
-def _check(raw: bytes, data_bytes: int) -> None:
+def check_header(raw: bytes, data_bytes: int) -> None:
+    """Looks for what is wrong with a header: whether it is refused, the library decides."""
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as err:
-        raise _DamageError(f"is damaged: its header is not UTF-8 at byte {8 + err.start}") from err
+        raise HeaderError(f"is damaged: its header is not UTF-8 at byte {8 + err.start}") from err
     except (RecursionError, ValueError) as err:
-        raise _DamageError(f"is damaged: its header is not JSON ({err})") from err
+        raise HeaderError(f"is damaged: its header is not JSON ({err})") from err
     if not isinstance(header, dict):
-        raise _DamageError("is damaged: its header is no JSON object")
+        raise HeaderError("is damaged: its header is no JSON object")
     _check_metadata(header.pop("__metadata__", None))
     places = {name: _place(name, value) for name, value in header.items()}
     _check_cover(places, data_bytes, 8 + len(raw))
@@ -168,7 +113,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise _DamageError(f"is damaged: its header lists {brief(twice)} twice")
+        raise HeaderError(f"is damaged: its header lists {brief(twice)} twice")
     return result
 
 
@@ -176,23 +121,23 @@ def _check_metadata(value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise _DamageError("is damaged: its metadata is no map of strings")
+        raise HeaderError("is damaged: its metadata is no map of strings")
 
 
-def _place(name: str, value: Any) -> _Place:
+def _place(name: str, value: Any) -> Place:
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
-        raise _DamageError(
+        raise HeaderError(
             f"is damaged: tensor {brief(name)} must have dtype, shape and data_offsets"
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise _DamageError(f"has tensor {brief(name)} of unknown dtype {brief(dtype)}")
+        raise HeaderError(f"has tensor {brief(name)} of unknown dtype {brief(dtype)}")
     if not _are_sizes(shape):
-        raise _DamageError(f"is damaged: tensor {brief(name)} has shape {str(shape)[:80]}")
+        raise HeaderError(f"is damaged: tensor {brief(name)} has shape {str(shape)[:80]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _DamageError(f"is damaged: tensor {brief(name)} has data_offsets {str(offsets)[:80]}")
+        raise HeaderError(f"is damaged: tensor {brief(name)} has data_offsets {str(offsets)[:80]}")
     _check_size(name, dtype, shape, offsets[1] - offsets[0])
-    return _Place(*offsets)
+    return offsets[0], offsets[1]
 
 
 def _check_size(name: str, dtype: str, shape: list[int], nbytes: int) -> None:
@@ -200,7 +145,7 @@ def _check_size(name: str, dtype: str, shape: list[int], nbytes: int) -> None:
     for size in shape:
         bits = min(bits * size, 2**80)  # a list of large numbers has no end otherwise
     if bits != 8 * nbytes:
-        raise _DamageError(
+        raise HeaderError(
             f"is damaged: tensor {brief(name)}, {dtype} {brief(shape)}, needs {-(-bits // 8)} "
             f"bytes, but its data_offsets give it {nbytes}"
         )
@@ -211,33 +156,28 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(x) is int and 0 <= x < 2**63 for x in value)
 
 
-def _check_cover(places: Mapping[str, _Place], data_bytes: int, header_bytes: int) -> None:
+def _check_cover(places: Mapping[str, Place], data_bytes: int, header_bytes: int) -> None:
     """Every byte belongs to exactly one tensor."""
     reached = 0
     last = ""
-    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if place.begin < reached:
-            raise _DamageError(f"is damaged: tensors {brief(last)} and {brief(name)} overlap")
-        if place.begin > reached:
-            raise _DamageError(
-                f"is damaged: {place.begin - reached} bytes before tensor {brief(name)} belong to "
-                "none"
+    for name, (begin, end) in sorted(places.items(), key=lambda item: item[1]):
+        if begin < reached:
+            raise HeaderError(f"is damaged: tensors {brief(last)} and {brief(name)} overlap")
+        if begin > reached:
+            raise HeaderError(
+                f"is damaged: {begin - reached} bytes before tensor {brief(name)} belong to none"
             )
-        reached, last = place.end, name
+        reached, last = end, name
     if reached > data_bytes:
-        raise _DamageError(
+        raise HeaderError(
             f"is truncated: its header says {header_bytes + reached} bytes, the file has "
             f"{header_bytes + data_bytes}; download or copy it again"
         )
     if reached < data_bytes:
-        raise _DamageError(f"is damaged: its last {data_bytes - reached} bytes belong to no tensor")
+        raise HeaderError(f"is damaged: its last {data_bytes - reached} bytes belong to no tensor")
 
 
 # ---- the header ----------------------------------------------------------------------------------
-
-
-class HeaderError(Exception):
-    """What is wrong with a header, as the end of a sentence that starts with the file's name."""
 
 
 @dataclass(frozen=True)
@@ -299,8 +239,8 @@ def _refusals(raw: bytes, data_bytes: int) -> Iterator[None]:
         # A panic of the library is no Exception; an interrupt must stay one.
         if not isinstance(err, Exception) and type(err).__name__ != "PanicException":
             raise
-        reason = damage(raw, data_bytes) or f"is damaged: {' '.join(str(err).split())[:300]}"
-        raise HeaderError(reason) from err
+        check_header(raw, data_bytes)
+        raise HeaderError(f"is damaged: {' '.join(str(err).split())[:300]}") from err
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -333,17 +273,8 @@ class SafetensorsFile:
     def __enter__(self) -> SafetensorsFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Forgets the map; arrays that ``raw`` gave out keep it alive as long as they need it."""
-        self._data = None
+    def __exit__(self, *exception: object) -> None:
+        self._data = None  # arrays that ``raw`` gave out keep the map as long as they need it
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -397,14 +328,11 @@ class SafetensorsFile:
                 f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
             )
         raw = self.raw(name)[part] if part else self.raw(name)
-        floats = np.empty(raw.size, np.float32)
-        flat = raw.reshape(-1)
-        for begin in range(0, raw.size, _PIECE):
-            piece = flat[begin : begin + _PIECE]
-            require_whole(piece)
+        floats, end = np.empty(raw.size, np.float32), 0
+        for piece in pieces(raw, _PIECE):
+            begin, end = end, end + piece.size
             with np.errstate(over="ignore"):
-                floats[begin : begin + _PIECE] = from_bfloat16(piece) if dtype == "BF16" else piece
-            let_go(piece)
+                floats[begin:end] = from_bfloat16(piece) if dtype == "BF16" else piece
         return floats.reshape(raw.shape)
 
     def _entry(self, name: str) -> TensorEntry:

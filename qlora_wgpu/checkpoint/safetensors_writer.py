@@ -7,8 +7,9 @@ gigabytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -36,40 +37,6 @@ _NAMES = {np.dtype(_OWN_TYPES.get(name, NUMPY_DTYPES.get(name))): name for name 
 _ALIGNMENT = 8
 
 
-def write_safetensors(
-    path: str | PathLike[str],
-    tensors: Mapping[str, npt.NDArray[np.generic]],
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Writes tensors as a safetensors file, atomically, without a copy of them all.
-
-    Args:
-        path: The file.
-        tensors: Arrays by name, which may be views of others.
-        metadata: Strings to store beside them; {"format": "pt"} if None, without which
-            transformers refuses a model's file.
-    """
-    write_pieces(path, _pieces(tensors, metadata or METADATA))
-
-
-def _pieces(
-    tensors: Mapping[str, npt.NDArray[np.generic]], metadata: Mapping[str, str]
-) -> Iterator[bytes | memoryview]:
-    names = {name: _NAMES[np.asarray(array).dtype] for name, array in tensors.items()}
-    ordered = sorted(tensors, key=lambda name: (_ORDER.index(names[name]), name))
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
-    end = 0
-    for name in ordered:
-        begin, end = end, end + tensors[name].nbytes
-        shape = list(tensors[name].shape)
-        header[name] = {"dtype": names[name], "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    yield len(text).to_bytes(8, "little") + text
-    for name in ordered:
-        yield np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data
-
-
 @dataclass(frozen=True)
 class Entry:
     """A tensor's element type by the format's name, and its dimensions."""
@@ -83,30 +50,33 @@ class Entry:
         return prod(self.shape) * BITS[self.dtype] // 8
 
 
+def write_safetensors(
+    path: str | PathLike[str],
+    tensors: Mapping[str, npt.NDArray[np.generic]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes tensors as a safetensors file, atomically, without a copy of them all.
+
+    Args:
+        path: The file.
+        tensors: Arrays by name, which may be views of others.
+        metadata: Strings to store beside them; {"format": "pt"} if None, without which
+            transformers refuses a model's file.
+    """
+    entries = {n: Entry(_NAMES[np.asarray(a).dtype], np.shape(a)) for n, a in tensors.items()}
+    ordered = sorted(entries, key=lambda name: (_ORDER.index(entries[name].dtype), name))
+    header = _header({name: entries[name] for name in ordered}, metadata or METADATA)
+    arrays = (np.ascontiguousarray(tensors[name]).reshape(-1) for name in ordered)
+    write_pieces(path, chain([header], (array.view(np.uint8).data for array in arrays)))
+
+
 def write_stream(
     path: Path, entries: Mapping[str, Entry], data: Callable[[str], npt.NDArray[Any]]
 ) -> None:
-    """Writes a file that transformers opens.
-
-    Args:
-        path: The file; not atomic, so write into a folder that is not finished yet.
-        entries: Type and shape of each tensor, by name.
-        data: Gives a tensor's bytes, in an array of any type.
-    """
-    header: dict[str, Any] = {"__metadata__": METADATA}
-    end = 0
-    for name, entry in entries.items():
-        begin, end = end, end + entry.nbytes
-        header[name] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    """Writes a file that transformers opens; not atomic. ``data`` gives a tensor's bytes."""
     try:
         with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(_header(entries, METADATA))
             for name, entry in entries.items():
                 raw = np.ascontiguousarray(data(name)).view(np.uint8).reshape(-1)
                 if raw.size != entry.nbytes:
@@ -114,3 +84,15 @@ def write_stream(
                 file.write(raw.data)
     except OSError as err:
         raise CheckpointError(f"{final_name(path)} cannot be written: {reason(err)}") from err
+
+
+def _header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    end = 0
+    for name, entry in entries.items():
+        begin, end = end, end + entry.nbytes
+        offsets = [begin, end]
+        header[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

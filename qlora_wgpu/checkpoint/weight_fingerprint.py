@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.mapped_files import let_go
+from qlora_wgpu.mapped_files import let_go, sha256
 
 _SAMPLED = 256  # tensors of a file, at most
 _SAMPLE = 4096  # bytes of each
-_PIECE = 1 << 24  # bytes that are hashed at a time
 
 
 class HashedFile(Protocol):
@@ -50,7 +49,7 @@ class WeightFingerprint:
         """Watches what is read from now on."""
         self._files = files
         self._pool = ThreadPoolExecutor(1, "fingerprint")
-        self._hashes: dict[str, Future[bytes]] = {}
+        self._hashes: dict[str, Future[Any]] = {}
         for file in set(files.values()):
             file.on_read = self._add
 
@@ -67,14 +66,14 @@ class WeightFingerprint:
         """The hash over everything; waits for it."""
         whole = hashlib.sha256()
         for name in sorted(self._hashes):
-            whole.update(self._hashes[name].result())
+            whole.update(self._hashes[name].result().digest())
         return whole.hexdigest()
 
     def _add(self, name: str) -> None:
         if name not in self._hashes:
             file = self._files[name]
-            about = repr((name, file.dtype(name), file.shape(name)))
-            self._hashes[name] = self._pool.submit(_hash_of, about, file.stored_bytes(name))
+            about = repr((name, file.dtype(name), file.shape(name))).encode()
+            self._hashes[name] = self._pool.submit(sha256, file.stored_bytes(name), about)
 
 
 def identity(files: Iterable[HashedFile], about: str) -> str:
@@ -99,13 +98,3 @@ def state_of(path: Path) -> tuple[str, int, int]:
     except OSError as err:
         raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
     return path.name, status.st_size, status.st_mtime_ns
-
-
-def _hash_of(about: str, data: npt.NDArray[np.uint8]) -> bytes:
-    digest = hashlib.sha256(about.encode())
-    for begin in range(0, data.size, _PIECE):
-        piece = data[begin : begin + _PIECE]
-        view: Any = piece.data
-        digest.update(view)
-        let_go(piece)
-    return digest.digest()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import click
 
-from qlora_wgpu.cli._terminal import Terminal, write_what_can_be_written
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cli._verbs import Verbs
-from qlora_wgpu.errors import DeviceError, QLoRAError, reason
-from qlora_wgpu.gpu.driver import overdue_call
+from qlora_wgpu.errors import ERROR, DeviceError, QLoRAError, reason
+from qlora_wgpu.gpu import driver
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import ERROR, MORE_MEMORY, address_space
-from qlora_wgpu.supervision.streams import NamedStream, drop_closed
+from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space
+from qlora_wgpu.supervision.streams import drop_unwritable, guard_streams
 from qlora_wgpu.version import __version__
 
 _NO_MEMORY = (
@@ -31,7 +31,9 @@ _SAID = {
 }
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(__version__, prog_name="qlora-wgpu")
 def commands() -> None:
     """Fine-tune language models with QLoRA on any GPU, through WebGPU.
@@ -43,20 +45,17 @@ def commands() -> None:
 def run_command(journal: Journal | None = None) -> None:
     """Runs a command; a user's mistake is one sentence on stderr and exit code 2.
 
-    Args:
-        journal: Where a supervised process notes how far it is.
+    A supervised process notes in the journal how far it is.
     """
     if journal is not None:
         # Imports NumPy, which what only tells of the program does without.
-        from qlora_wgpu.gpu import driver
         from qlora_wgpu.mapped_files import map_listeners
 
-        end_if_hung(overdue_call)
+        end_if_hung(driver.overdue_call)
         driver.listeners.append(journal.note_under_way)
         map_listeners.append(journal.note_mapped)
-    write_what_can_be_written()
+    guard_streams()
     warnings.showwarning = _tell
-    sys.stdout = cast(TextIO, NamedStream(sys.stdout, "the standard output"))
     try:
         _run_command(journal)
     except SystemExit as end:
@@ -64,7 +63,7 @@ def run_command(journal: Journal | None = None) -> None:
             journal.note_done()  # without it, an exit code of 0 is a driver's, not the command's
         raise
     finally:
-        drop_closed()
+        drop_unwritable()
 
 
 def _run_command(journal: Journal | None) -> None:
@@ -82,9 +81,7 @@ def _run_command(journal: Journal | None) -> None:
             raise
         text, code = sentences[0], ERROR
     # Told behind the handler: what the traceback holds is free by then.
-    Terminal(stderr=True, soft_wrap=True).print(
-        f"error: {text}", style="red", markup=False, highlight=False
-    )
+    Terminal(stderr=True, soft_wrap=True).print(f"error: {text}", style="red")
     sys.exit(code)
 
 
@@ -105,20 +102,17 @@ def _under_limits(err: QLoRAError) -> str:
 def _of_the_system(err: OSError) -> str:
     """A failure of the operating system's, with the file that it is about."""
     names = [str(name) for name in (err.filename, err.filename2) if name is not None]
-    if not names and _was_removed():
-        return "the working directory was removed: change to one that is there"
+    if not names:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return "the working directory was removed: change to one that is there"
     return ": ".join((*(names or ["input or output failed"]), reason(err)))
 
 
-def _was_removed() -> bool:
-    """Whether the working directory is not there any more."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return True
-    return False
-
-
-def _tell(message: Warning | str, *where: Any, **options: Any) -> None:
+def _tell(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
     """Shows a warning as a sentence; where in the code it arose says nothing to a user."""
-    Terminal(stderr=True, soft_wrap=True).print(f"warning: {message}", style="yellow")
+    from qlora_wgpu.config.problems import RenamedKeyWarning
+
+    console = Terminal(stderr=True, soft_wrap=True)
+    (console.note if issubclass(category, RenamedKeyWarning) else console.warning)(message)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -107,7 +106,7 @@ class Display(Observer):
     It is entered before anything is told, so that no moving line outlives an error.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._console = console
         self._status: Status | None = None
         self._loading: Progress | None = None
@@ -127,11 +126,11 @@ class Display(Observer):
 
     def note(self, text: str) -> None:
         """Prints a line."""
-        self._console.print(f"note: {text}", style="yellow", highlight=False)
+        self._console.note(text)
 
     def warning(self, text: str) -> None:
         """Prints a line."""
-        self._console.print(f"warning: {text}", style="yellow", highlight=False)
+        self._console.warning(text)
 
     def activity(self, text: str) -> None:
         """Shows it with a spinner, until it is over."""
@@ -147,15 +146,15 @@ class Display(Observer):
 
     def planned(self, memory: Counter[str]) -> None:
         """Prints a line."""
-        self._console.print(memory_line(memory), highlight=False)
+        self._console.print(memory_line(memory))
 
     def planned_on_host(self, memory: Counter[str], mapped: int) -> None:
         """Prints a line."""
-        self._console.print(host_line(memory, mapped), highlight=False)
+        self._console.print(host_line(memory, mapped))
 
     def tuned(self, notes: Sequence[str]) -> None:
         """Prints a line."""
-        self._console.print(f"kernels as timed on this GPU: {'; '.join(notes)}", highlight=False)
+        self._console.print(f"kernels as timed on this GPU: {'; '.join(notes)}")
 
     def loading(self, name: str, done: int, total: int) -> None:
         """Moves a bar that goes when all is there."""
@@ -187,7 +186,6 @@ class TrainingDisplay(Display):
 
     def __init__(self, console: Terminal) -> None:
         super().__init__(console)
-        self._terminal = console
         self._progress = Progress(
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
@@ -212,7 +210,7 @@ class TrainingDisplay(Display):
 
     def setup(self, setup: RunSetup) -> None:
         """Prints a table."""
-        self._terminal.facts(_setup_rows(setup))
+        self._console.facts(_setup_rows(setup))
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """Begins the bar."""
@@ -225,7 +223,7 @@ class TrainingDisplay(Display):
 
     def resumed(self, checkpoint: Path, step: int) -> None:
         """Says where from."""
-        self._console.print(f"goes on from {checkpoint.name}", highlight=False)
+        self._console.print(f"goes on from {checkpoint.name}")
 
     def workers(self, workers: Sequence[WorkerFigures]) -> None:
         """Keeps them for the next line; one that is new or gone is shown at once."""
@@ -256,13 +254,13 @@ class TrainingDisplay(Display):
             self._print_what_fits([f"step {row['step']:>5}", learnt, norm, rate, speed])
             if self._workers and row["step"] - self._told_at >= _SELDOM:
                 self._told_at = row["step"]
-                self._console.print(_workers_line(self._workers), highlight=False)
+                self._console.print(_workers_line(self._workers))
 
     def _print_what_fits(self, parts: list[str]) -> None:
         """Prints a line, on a narrow screen without its last parts, which the bar shows, too."""
         while len(parts) > 2 and len("  ".join(parts)) > self._console.width:
             parts.pop()
-        self._console.print("  ".join(parts), highlight=False)
+        self._console.print("  ".join(parts))
 
     def activity(self, text: str) -> None:
         """Shows it on the bar, if there is one."""
@@ -277,17 +275,17 @@ class TrainingDisplay(Display):
         line += _answers(row, "eval_")
         if (hits := row.get("eval_mean_token_accuracy")) is not None:
             line += f"  token accuracy {hits:.1%}"
-        self._console.print(line, style="bold", highlight=False)
+        self._console.print(line, style="bold")
 
     def written(self, step: int, texts: Sequence[Written]) -> None:
         """Prints each in two lines: the prompt's end, and what follows it."""
-        self._console.print(f"step {step:>5}  texts", style="bold", highlight=False)
+        self._console.print(f"step {step:>5}  texts", style="bold")
         for each in texts:
             prompt, text = " ".join(each.prompt.split()), " ".join(each.text.split())
             shown = prompt if len(prompt) <= _PROMPT else f"…{prompt[-_PROMPT:]}"
             said = text if len(text) <= _ANSWER else f"{text[:_ANSWER]}…"
-            self._console.print(f"  {shown}", highlight=False, style="dim")
-            self._console.print(f"    {said or '(nothing)'}", highlight=False)
+            self._console.print(f"  {shown}", style="dim")
+            self._console.print(f"    {said or '(nothing)'}")
 
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import click
-from rich.console import Console
 
-from qlora_wgpu.cli._model import (
+from qlora_wgpu.cli._opening import (
     Opening,
-    open_adapted,
     opening_options,
     prompt_format,
     require_template,
-    sampling_options,
     stream,
 )
+from qlora_wgpu.cli._options import chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError, QLoRAError
@@ -26,8 +25,8 @@ from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_set import LoadedAdapter
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.resolve import adapter_in
+from qlora_wgpu.runs.workload import GenerationWorkload
 
 _CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
 _END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
@@ -41,19 +40,9 @@ _TEXT_ONLY = (
 @click.command()
 @opening_options()
 @click.option("--system", help="System message that the conversation begins with.")
-@click.option(
-    "--chat-template",
-    "template_name",
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
-)
+@chat_template_option
 @sampling_options
-def chat(
-    opening: Opening,
-    system: str | None,
-    template_name: str | None,
-    **sampling: Any,
-) -> None:
+def chat(opening: Opening, system: str | None, template_name: str | None, **sampling: Any) -> None:
     """Talk with what a run has trained, or with any model and adapter.
 
     RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
@@ -65,16 +54,18 @@ def chat(
     """
     console = Terminal(stderr=True)
     source = OpenedModel.open(opening.model)
-    formats = _Formats(source, template_name)
-    prompt = formats.of(opening.adapter)
+
+    def prompt_of(adapter: str | None) -> PromptFormat:
+        return require_template(prompt_format(source, adapter, template_name))
+
+    prompt = prompt_of(opening.adapter)
     texts = GenerationWorkload.of(source.pretrained, _CONVERSATION, sampling["max_new_tokens"])
-    model = open_adapted(console, source, opening, texts)
+    model = opening.load(console, source, texts)
     if prompt.kind == "text":
-        console.print(_TEXT_ONLY, style="yellow", highlight=False)
-    console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)
-    answers = _Answers(model, prompt, sampling, has_adapter=opening.adapter is not None)
-    adapters = _Adapters(model, answers, formats)
-    talk = _Conversation(system)
+        console.print(_TEXT_ONLY, style="yellow")
+    console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}")
+    talk = _Conversation(model, prompt_of, sampling, system)
+    talk.use(prompt, has_adapter=opening.adapter is not None)
     while (line := _read(console)) is not None:
         word, _, rest = line.partition(" ")
         if not line:
@@ -82,101 +73,65 @@ def chat(
         if word in ("/exit", "/quit"):
             break
         if word == "/reset":
-            talk = _Conversation(talk.system)
+            talk.begin(talk.system)
         elif word == "/system":
-            talk = _Conversation(rest or None)
+            talk.begin(rest or None)
         elif word == "/adapter":
-            console.print(adapters.told(rest), style="dim", highlight=False)
+            console.print(talk.adapter(rest), style="dim")
         elif word.startswith("/"):
-            console.print(_HELP, style="dim", highlight=False)
+            console.print(_HELP, style="dim")
         else:
-            _take_turn(console, answers, talk, line)
+            try:
+                talk.answer(line)
+            except DataError as err:
+                console.print(f"{err}: /reset begins anew", style="yellow")
+            except KeyboardInterrupt:
+                write("\n")
 
 
-def _take_turn(console: Console, answers: _Answers, talk: _Conversation, line: str) -> None:
-    """Answers a line, and keeps both; an answer that is cut short is not kept."""
-    try:
-        answer = answers.stream(talk.asked(line), turn=len(talk.messages))
-    except DataError as err:
-        console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)
-    except KeyboardInterrupt:
-        write("\n")
-    else:
-        talk.answered(line, answer)
-
-
-class _Answers:
-    """Writes what the model says next to stdout."""
+class _Conversation:
+    """What was said so far, and the model and adapter that answer."""
 
     def __init__(
-        self,
-        model: QLoRAModel,
-        prompt: PromptFormat,
-        sampling: dict[str, Any],
-        *,
-        has_adapter: bool,
-    ) -> None:
-        self.adapter_on = self._has_adapter = has_adapter
-        self._model = model
-        self._prompt = prompt
-        self._sampling = sampling
+        self, model: QLoRAModel, prompt_of: Callable[[str | None], PromptFormat],
+        sampling: dict[str, Any], system: str | None,
+    ) -> None:  # fmt: skip
+        self._model, self._prompt_of, self._sampling = model, prompt_of, sampling
+        self.begin(system)
 
-    def switch_adapter(self, *, on: bool) -> None:
-        """Turns the adapter, if there is one, on or off from the next answer on."""
-        self.adapter_on = on and self._has_adapter
+    def begin(self, system: str | None) -> None:
+        """Forgets all that was said, but for the system message."""
+        self.system = system
+        self._messages = [] if system is None else [{"role": "system", "content": system}]
 
     def use(self, prompt: PromptFormat, *, has_adapter: bool) -> None:
         """Answers with another adapter from now on, which is on."""
         self._prompt = prompt
-        self.adapter_on = self._has_adapter = has_adapter
+        self._is_on = self._has_adapter = has_adapter
 
-    def stream(self, messages: list[dict[str, Any]], turn: int) -> str:
-        """The answer, written as it comes."""
-        sampling = {**self._sampling, "seed": self._sampling["seed"] + turn}
-        with self._adapter():
+    def answer(self, line: str) -> None:
+        """Answers a line, and keeps both; an answer that is cut short is not kept."""
+        asked = [*self._messages, {"role": "user", "content": line}]
+        sampling = {**self._sampling, "seed": self._sampling["seed"] + len(self._messages)}
+        is_off = self._has_adapter and not self._is_on
+        with self._model.disable_adapter() if is_off else nullcontext():
             tokens = generate(
                 self._model,
-                self._prompt.ids(messages),
+                self._prompt.ids(asked),
                 stop_ids=self._prompt.stop_ids,
                 max_length=self._model.max_length,
                 **sampling,
             )
-            return stream(self._prompt.tokenizer, tokens, self._prompt.stop_text)
+            answer = stream(self._prompt.tokenizer, tokens, self._prompt.stop_text)
+        self._messages = [*asked, {"role": "assistant", "content": answer}]
 
-    def _adapter(self) -> AbstractContextManager[None]:
-        if self._has_adapter and not self.adapter_on:
-            return self._model.disable_adapter()
-        return nullcontext()
-
-
-class _Formats:
-    """How prompts are written for each adapter."""
-
-    def __init__(self, source: OpenedModel, template_name: str | None) -> None:
-        self._source = source
-        self._template_name = template_name
-
-    def of(self, adapter: str | None) -> PromptFormat:
-        """For an adapter's folder, or for the base."""
-        return require_template(prompt_format(self._source, adapter, self._template_name))
-
-
-class _Adapters:
-    """What ``/adapter`` does."""
-
-    def __init__(self, model: QLoRAModel, answers: _Answers, formats: _Formats) -> None:
-        self._model = model
-        self._answers = answers
-        self._formats = formats
-
-    def told(self, what: str) -> str:
-        """Does what is asked for, and says what is so then."""
-        answers = self._answers
+    def adapter(self, what: str) -> str:
+        """Does what ``/adapter`` asks for, and says what is so then."""
         if what in ("on", "off"):
-            answers.switch_adapter(on=what == "on")
-            return f"the adapter is {'on' if answers.adapter_on else 'off'}"
+            self._is_on = what == "on" and self._has_adapter
+            return f"the adapter is {'on' if self._is_on else 'off'}"
         try:
-            return self._chosen(what) if what else self._all()
+            return self._chosen(what) if what else self._listed()
         except QLoRAError as err:
             return str(err)
 
@@ -184,19 +139,18 @@ class _Adapters:
         model = self._model
         if name not in model.adapters:
             folder = adapter_in(name) or name
-            self._formats.of(folder)  # before anything is taken
+            self._prompt_of(folder)  # before anything is taken
             model.load_adapter(folder, name)
         model.set_adapter(name)
         now = model.adapters[name]
-        self._answers.use(self._formats.of(now.path), has_adapter=now.path is not None)
+        self.use(self._prompt_of(now.path), has_adapter=now.path is not None)
         return f"answers come from {_in_words(now)}"
 
-    def _all(self) -> str:
-        each = [
+    def _listed(self) -> str:
+        return "\n".join(
             ("* " if name == self._model.active_adapter else "  ") + _in_words(adapter)
             for name, adapter in self._model.adapters.items()
-        ]
-        return "\n".join(each)
+        )
 
 
 def _in_words(adapter: LoadedAdapter) -> str:
@@ -207,30 +161,8 @@ def _in_words(adapter: LoadedAdapter) -> str:
     return f"{adapter.name}{where}: r {adapter.config.r}, {size}"
 
 
-class _Conversation:
-    """A conversation's messages so far."""
-
-    def __init__(self, system: str | None) -> None:
-        self.system = system
-        self.messages: list[dict[str, Any]] = []
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
-
-    def asked(self, text: str) -> list[dict[str, Any]]:
-        """All of it, with a new turn of the user's."""
-        return [*self.messages, {"role": "user", "content": text}]
-
-    def answered(self, text: str, answer: str) -> None:
-        """Keeps a turn and its answer."""
-        self.messages = [*self.asked(text), {"role": "assistant", "content": answer}]
-
-
-def _read(console: Console) -> str | None:
-    """A line, or None at the end.
-
-    Raises:
-        DataError: If it is not text.
-    """
+def _read(console: Terminal) -> str | None:
+    """A line, or None at the end."""
     try:
         if sys.stdin.isatty():
             return console.input("[bold]> [/bold]").strip()

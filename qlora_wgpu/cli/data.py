@@ -15,15 +15,16 @@ from rich.text import Text
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import read_settings
-from qlora_wgpu.cli._terminal import Terminal, has_characters, write_json
+from qlora_wgpu.cli._options import overrides_argument
+from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.dataset import DatasetPart
-from qlora_wgpu.data.row_source import SAID, EncodedAnswer
+from qlora_wgpu.data.row_source import SAID
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
+from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import preparation, source_figures
 from qlora_wgpu.visible import visible
@@ -36,14 +37,8 @@ _LEARNT = "bold green"
 
 @click.command()
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option(
-    "--samples",
-    default=3,
-    show_default=True,
-    type=click.IntRange(0),
-    help="How many samples to show.",
-)
+@overrides_argument
+@click.option("--samples", default=3, type=click.IntRange(0), help="How many samples to show.")
 @click.option("--eval", "held_out", is_flag=True, help="Show the held-out data instead.")
 @click.option(
     "--json",
@@ -60,7 +55,7 @@ def data(
     Samples with their learnt tokens in colour, how long rows are, and how much is cut, masked and
     packed. Nothing is trained, and no weights are read; the model's folder needs its tokenizer.
     """
-    settings = read_settings(config, overrides)
+    settings = as_config(config, overrides)
     if as_json:
         _write_json(settings, held_out=held_out)
         return
@@ -73,9 +68,9 @@ def data(
     if samples:
         how = "stand in {+ +}" if _is_colorless(console) else "are green"
         console.print(f"learnt tokens {how}", style="dim")
-    bars = _BLOCKS if has_characters(console, _BLOCKS) else "#-"
+    bars = _BLOCKS if console.has_characters(_BLOCKS) else "#-"
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length, bars))
-    console.print(_figures(settings, prepared, held_out=held_out), highlight=False)
+    console.print(_figures(settings, prepared, held_out=held_out))
 
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
@@ -97,7 +92,7 @@ def _show_sample(console: Terminal, text: Text, title: str) -> None:
     if console.is_terminal:
         console.print(Panel(text, title=title, title_align="left"))
     else:
-        console.print(f"--- {title}", text, sep="\n", highlight=False)
+        console.print(f"--- {title}", text, sep="\n")
 
 
 def _is_colorless(console: Terminal) -> bool:
@@ -133,7 +128,7 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
         if chosen is None or (content_digest(sample.ids) in chosen) == held_out:
             text = tokenizer.decode(sample.ids, False) if sample.text is None else sample.text
             row = {"text": text, "input_ids": sample.ids, "labels": sample.labels}
-            answer = {"answer": sample.said} if isinstance(sample, EncodedAnswer) else {}
+            answer = {"answer": sample.said} if sample.said else {}
             write_json(row | answer)
 
 

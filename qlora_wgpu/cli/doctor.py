@@ -10,19 +10,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from qlora_wgpu.cli._model import gpu_option
+from qlora_wgpu.cli._options import gpu_option
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, DeviceError
-from qlora_wgpu.gpu.adapters import (
-    FoundAdapter,
-    cards,
-    installed_backends,
-    list_adapters,
-    no_gpu,
-)
+from qlora_wgpu.gpu.adapters import FoundAdapter, cards, installed_backends, list_adapters, no_gpu
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
-from qlora_wgpu.runs.machine import of_several, what_it_means
+from qlora_wgpu.runs.estimation import of_several, what_it_means
 from qlora_wgpu.runs.opening import faster_through_dawn
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks
 from qlora_wgpu.tuning.cache import choices_for
@@ -42,7 +36,6 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--backend",
     default="auto",
-    show_default=True,
     type=click.Choice(["auto", "wgpu", "dawn"]),
     help="WebGPU implementation to check.",
 )
@@ -67,8 +60,7 @@ def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
         f"qlora-wgpu {__version__}, {packages}, "
-        f"Python {platform.python_version()}, {sys.platform} {platform.machine()}",
-        highlight=False,
+        f"Python {platform.python_version()}, {sys.platform} {platform.machine()}"
     )
     by_backend = [list_adapters(backend.name) for backend in backends]
     if not any(by_backend):
@@ -78,47 +70,42 @@ def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None
     automatic = (gpu, backend) == ("auto", "auto")
     for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
-            console.print(f"{each.package} finds no GPU that it can use", highlight=False)
+            console.print(f"{each.package} finds no GPU that it can use")
         for index, adapter in enumerate(adapters):
             chosen = automatic and index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     _show_choice(console, device, gpu)
     if quick:
         skipped = "how fast it trains" if device.is_cpu else "which models fit"
-        console.print(f"\nskipped with --quick: {skipped}", highlight=False)
+        console.print(f"\nskipped with --quick: {skipped}")
     else:
         doing = "measuring how fast it trains"
         with console.status(doing), under_way(doing):
             meaning = what_it_means(device)
-        console.print(f"\n{meaning}", style="bold", highlight=False)
+        console.print(f"\n{meaning}", style="bold")
     if text := faster_through_dawn(device, backend):
-        console.print(text, style="yellow", highlight=False)
+        console.print(text, style="yellow")
     if text := of_several(len(cards())):
-        console.print(text, highlight=False)
+        console.print(text)
 
 
 def _show_choice(console: Console, device: Device, gpu: str) -> None:
     """Shows which device a ``device.gpu`` opens, and what is known of it."""
     kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
-    console.print(
-        f"device.gpu: {gpu} opens {device.name} through {device.backend.package}: {kind}",
-        highlight=False,
-    )
+    console.print(f"device.gpu: {gpu} opens {device.name} through {device.backend.package}: {kind}")
     if device.profile.textures:
         console.print(
             "operands are read from textures, by subgroups of "
             f"{device.profile.subgroup_size}: both "
-            "gave the right values here",
-            highlight=False,
+            "gave the right values here"
         )
     for note in device.notes:
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow")
     for entry in choices_for(device):
         shape = entry["shape"]
         console.print(
             f"timed for hidden {shape['hidden_size']}, batch {entry['batch']} x {entry['seq']}: "
-            f"{'; '.join(entry['notes'])}",
-            highlight=False,
+            f"{'; '.join(entry['notes'])}"
         )
 
 
@@ -126,8 +113,7 @@ def _check(console: Console, device: Device) -> None:
     """Shows every check's error, and fails if one is too large."""
     console.print(
         f"{device.name}, {device.gpu.info['description'] or 'driver not told'}, through "
-        f"{device.backend.package}",
-        highlight=False,
+        f"{device.backend.package}"
     )
     results: dict[tuple[str, str], dict[str, Result]] = {}
     total = num_checks(device)
@@ -136,7 +122,7 @@ def _check(console: Console, device: Device) -> None:
             shown = f"{result.check}, {result.variant}, {result.dtype}"
             status.update(f"checking {done}/{total}: {shown}")
             results.setdefault((result.check, result.variant), {})[result.dtype] = result
-    console.print(_errors(results), highlight=False)
+    console.print(_errors(results))
     console.print("errors are the largest, relative to the largest value", style="dim")
     _judge(console, device, results)
 
@@ -157,19 +143,12 @@ def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
 def _judge(
     console: Console, device: Device, results: dict[tuple[str, str], dict[str, Result]]
 ) -> None:
-    """Names the checks that failed.
-
-    Raises:
-        DeviceError: If one of them is of kernels that this device would use.
-    """
+    """Names the checks that failed."""
     wrong = [r for by_dtype in results.values() for r in by_dtype.values() if not r.good]
     for result in wrong:
         reason = f": {result.refusal}" if result.refusal else ""
         console.print(
-            f"wrong: {result.check}, {result.variant}, {result.dtype}{reason}",
-            style="red",
-            highlight=False,
-            markup=False,
+            f"wrong: {result.check}, {result.variant}, {result.dtype}{reason}", style="red"
         )
     own = [r for r in wrong if r.variant == "own"]
     if own:

@@ -7,25 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu import runs
-from qlora_wgpu.cli._model import (
+from qlora_wgpu.cli._options import (
+    DTYPE,
+    FILE_OR_FOLDER,
+    ReadBy,
+    counted,
+    json_option,
+    one_of,
+    overrides_argument,
     read_bytes,
-    read_settings,
-    target_file,
-    whole_number,
     write_figures,
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError, DeviceError
+from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
-from qlora_wgpu.runs.machine import of_several
-from qlora_wgpu.runs.workload import FLOPS, MOST_TOKENS, CardPlan
+from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, CardPlan, of_several
+from qlora_wgpu.runs.settings import as_config
 
 # ---- cards and budgets ---------------------------------------------------------------------------
 
@@ -110,8 +113,6 @@ def in_json(plan: CardPlan) -> dict[str, Any]:
 
 # ---- the command ---------------------------------------------------------------------------------
 
-_DTYPES = ("bfloat16", "float32")
-_SCHEMES = ("nf4", "none")
 _SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
 _BESIDE = (
     "of the longest step; train plans by its data what texts, evaluations and batches of other "
@@ -120,11 +121,15 @@ _BESIDE = (
 
 
 @click.command()
-@click.argument("target")
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--batch", metavar="N", show_default="the run's, or 1", help="Rows of a micro-batch.")
-@click.option("--seq", metavar="N", show_default="the run's, or 1024", help="Tokens of a row.")
-@click.option("--rank", metavar="N", show_default="the run's, or 16", help="Rank of the adapter.")
+@click.argument("target", type=FILE_OR_FOLDER)
+@overrides_argument
+@click.option(
+    "--batch", type=counted(), show_default="the run's, or 1", help="Rows of a micro-batch."
+)
+@click.option("--seq", type=counted(), show_default="the run's, or 1024", help="Tokens of a row.")
+@click.option(
+    "--rank", type=counted(RANK), show_default="the run's, or 16", help="Rank of the adapter."
+)
 @click.option(
     "--checkpointing/--no-checkpointing",
     default=None,
@@ -133,36 +138,27 @@ _BESIDE = (
 )
 @click.option(
     "--scheme",
-    metavar="|".join(_SCHEMES),
+    type=one_of("nf4", "none"),
     show_default="the run's, or nf4",
     help="How frozen layers are stored.",
 )
 @click.option(
     "--dtype",
-    metavar="|".join(_DTYPES),
+    "compute_dtype",
+    type=DTYPE,
     show_default="the run's, or bfloat16",
     help="Type of matmul operands.",
 )
 @click.option(
     "--budget",
-    metavar="SIZE",
+    type=ReadBy("SIZE", read_bytes),
     show_default="the run's device.memory",
     help="Memory there is, such as 8GiB: shows what fits.",
 )
 @click.option("--cards", is_flag=True, help="Plan it for cards from 4 to 80 GB, too.")
-@click.option("--json", "json_file", metavar="FILE", help="File to write the figures to.")
+@json_option("File to write the figures to.")
 def estimate(
-    target: str,
-    overrides: tuple[str, ...],
-    batch: str | None,
-    seq: str | None,
-    rank: str | None,
-    checkpointing: bool | None,
-    scheme: str | None,
-    dtype: str | None,
-    budget: str | None,
-    cards: bool,
-    json_file: str | None,
+    target: str, overrides: tuple[str, ...], json_file: Path | None, **workload: Any
 ) -> None:
     """Show how much memory training will take, without reading weights or using a GPU.
 
@@ -170,54 +166,32 @@ def estimate(
     name on the hub, or a shape's name, as for bench. The figures are the sum of the plan that
     training runs.
     """
-    file = None if json_file is None else target_file("--json", json_file)
     what: Config | str = target
     if Path(target).suffix in (".yaml", ".yml"):
-        what, overrides = read_settings(target, overrides), ()
+        what, overrides = as_config(target, overrides), ()
     console = Terminal()
     with console.status("planning"):  # cards and budgets take up to a minute
-        result = runs.estimate(
-            what,
-            overrides=overrides,
-            batch=None if batch is None else whole_number("--batch", batch),
-            seq=None if seq is None else whole_number("--seq", seq),
-            rank=None if rank is None else whole_number("--rank", rank, RANK),
-            checkpointing=checkpointing,
-            scheme=_one_of("--scheme", scheme, _SCHEMES),
-            compute_dtype=_one_of("--dtype", dtype, _DTYPES),
-            budget=None if budget is None else read_bytes("--budget", budget),
-            by_data=True,
-            cards=cards,
-        )
+        result = runs.estimate(what, overrides=overrides, by_data=True, **workload)
     _show(console, target, result)
     if (there := result.on_cluster) is not None:
         console.print(
             f"on a cluster: {_size(there.worker)} on the GPU of each worker, {_size(there.owner)} "
-            "on that of the owner, which may be one of these GPUs",
-            highlight=False,
+            "on that of the owner, which may be one of these GPUs"
         )
-    if file is not None:
-        _write(file, result)
+    if json_file is not None:
+        _write(json_file, result)
 
 
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> Any:
-    if value is not None and value not in allowed:
-        raise ConfigError(f"{option} must be {' or '.join(allowed)}, got {value!r}")
-    return value
-
-
-def _show(console: Console, target: str, result: runs.Estimate) -> None:
+def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
     workload = result.workload
     checkpointed = ", gradient checkpointing" if workload.checkpointing else ""
     scheme = workload.pretrained.scheme(workload.quant)
     console.print(
         f"{target}: batch {workload.batch}, sequence {workload.seq}, rank {workload.lora.r}, "
-        f"{scheme}, {workload.compute_dtype}{checkpointed}; planned for {result.device}",
-        highlight=False,
-        markup=False,
+        f"{scheme}, {workload.compute_dtype}{checkpointed}; planned for {result.device}"
     )
     for text in workload.pretrained.notes:
-        console.print(f"note: {text}", style="yellow", highlight=False, markup=False)
+        console.note(text)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("on the device")
     table.add_column("MiB", justify="right")
@@ -227,32 +201,31 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         table.add_row(kind, f"{nbytes / 2**20:,.1f}")
     table.add_row("total", f"{result.total / 2**20:,.1f}", style="bold")
     console.print(table)
-    console.print(_BESIDE, style="dim", highlight=False, soft_wrap=True)
+    console.print(_BESIDE, style="dim", soft_wrap=True)
     if result.budget is not None and result.fits is not None:
-        console.print(_verdict(result, result.budget, result.fits), highlight=False)
+        console.print(_verdict(result, result.budget, result.fits))
     elif result.device_memory is not None:
         verdict = "fits" if result.remedy is None else "does not fit"
         size = _size(result.device_memory)
-        console.print(f"{result.device} has {size}: {verdict}", highlight=False)
+        console.print(f"{result.device} has {size}: {verdict}")
     if result.text_copies:
         more = _size(result.text_copies)
         console.print(
             f"texts that are generated later (generate, chat, serve) take {more} more, for copies "
             "of the weights; with --memory they do without",
-            highlight=False,
             soft_wrap=True,
         )
     if text := of_several(len(_gpus())):
-        console.print(text, highlight=False)
+        console.print(text)
     if result.fitted is not None:
         room = result.device_memory if result.budget is None else result.budget
         text = f"train keeps within {_size(room or 0)} all the same: {result.fitted.in_words()}"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     if result.cards:
         console.print()
         console.print(cards_table(result.cards, workload.batch, workload.seq))
     if result.remedy is not None:
-        console.print(_remedy(result.remedy), style="yellow", highlight=False, soft_wrap=True)
+        console.print(_remedy(result.remedy), style="yellow", soft_wrap=True)
 
 
 def _gpus() -> list[str]:

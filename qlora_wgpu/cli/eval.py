@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,18 +11,32 @@ from rich.table import Table
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import renamed_keys_told, target_file
+from qlora_wgpu.cli._options import (
+    FILE_OR_FOLDER,
+    TargetFile,
+    batch_option,
+    max_new_tokens_option,
+    overrides_argument,
+)
 from qlora_wgpu.cli._terminal import Terminal, write_json
-from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
-from qlora_wgpu.runs.exact_match import GenerationEval
+from qlora_wgpu.runs.evaluation import Evaluation, GenerationEval, HeldOutLoss
 from qlora_wgpu.visible import visible_json
 
 
 @click.command("eval")
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--adapter", help="Folder of a PEFT adapter; by default the one the run has written.")
-@click.option("--data", "data_path", help="Held-out data to measure on instead of data.eval.")
+@overrides_argument
+@click.option(
+    "--adapter",
+    type=FILE_OR_FOLDER,
+    help="Folder of a PEFT adapter; by default the one the run has written.",
+)
+@click.option(
+    "--data",
+    "data_path",
+    type=FILE_OR_FOLDER,
+    help="Held-out data to measure on instead of data.eval.",
+)
 @click.option(
     "--generate",
     "answers",
@@ -30,25 +45,13 @@ from qlora_wgpu.visible import visible_json
 )
 @click.option(
     "--predictions",
-    "predictions_path",
-    type=click.Path(),
+    "file",
+    type=TargetFile(),
     help="File for the answers: prompt, reference, prediction and exact_match of each row, and "
     "the base's answer as base_prediction. Implies --generate.",
 )
-@click.option(
-    "--max-new-tokens",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Most tokens of an answer.",
-)
-@click.option(
-    "--batch",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many answers are generated at a time.",
-)
+@max_new_tokens_option
+@batch_option("How many answers are generated at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(
     config: str,
@@ -56,7 +59,7 @@ def evaluate(
     adapter: str | None,
     data_path: str | None,
     answers: bool,
-    predictions_path: str | None,
+    file: Path | None,
     max_new_tokens: int,
     batch: int,
     as_json: bool,
@@ -69,13 +72,10 @@ def evaluate(
     overrides take precedence.
     """
     console = Terminal(stderr=as_json)
-    file = None
-    if predictions_path is not None:
-        file = target_file("--predictions", predictions_path)
-    with renamed_keys_told(), Display(console) as display:
+    with Display(console) as display:
         result = runs.evaluate(
             config, display, adapter=adapter, data=data_path, overrides=overrides,
-            generate=GenerationEval(max_new_tokens, batch) if answers or file is not None else None,
+            generate=GenerationEval(max_new_tokens, batch) if answers or file is not None else None
         )  # fmt: skip
     _show(console, result, as_json=as_json)
     if file is not None:  # last, so that what is shown is not lost with it
@@ -114,7 +114,7 @@ def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
         share = f"{row.token_accuracy or 0.0:.1%}"
         figures_of = [f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}"]
         table.add_row(name, *figures_of, *([f"{matches[name]:.1%}"] if matches else []))
-    console.print(table, highlight=False)
+    console.print(table)
 
 
 def _matches(result: Evaluation) -> dict[str, float]:
@@ -155,4 +155,4 @@ def _print_answers(console: Terminal, losses: dict[str, HeldOutLoss]) -> None:
     for name in names:
         table.add_row(name, *(f"{row.metrics.get(name, 0.0):.4f}" for row in losses.values()))
     table.add_row("answers or pairs", *(f"{row.tokens:,}" for row in losses.values()))
-    console.print(table, highlight=False)
+    console.print(table)

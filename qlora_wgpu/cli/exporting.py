@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import Opening, opening_options
+from qlora_wgpu.cli._opening import Opening, opening_options
+from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import find_run
@@ -34,24 +35,25 @@ from qlora_wgpu.shell_words import shell_word
 _base_option = click.option(
     "--base",
     default="original",
-    show_default=True,
     type=click.Choice(["original", "dequantized"]),
     help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
 )
-_BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
+_BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+Base = Literal["original", "dequantized"]
 
 
 @click.command()
 @opening_options(needs_adapter=True)
-@click.option("--out", show_default="merged, in RUN", help="The new model's folder.")
+@click.option(
+    "--out", type=FILE_OR_FOLDER, show_default="merged, in RUN", help="The new model's folder."
+)
 @_base_option
 @click.option(
     "--check/--no-check",
     default=True,
-    show_default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
-def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
+def merge(opening: Opening, out: str | None, base: Base, check: bool) -> None:
     """Merge an adapter into its base model.
 
     RUN is a run's folder, such as runs/first, or an adapter's.
@@ -70,50 +72,49 @@ def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
             opening.model,
             opening.adapter,
             out,
-            base="dequantized" if base == "dequantized" else "original",
+            base=base,
             quant=settings.quant,
             progress=progress,
         )
-    console.print(f"merged into {out}", highlight=False)
+    console.print(f"merged into {out}")
     if check:
-        console.print(_drift(console, opening, settings, out), highlight=False)
+        console.print(_drift(console, opening, settings, out))
 
 
 @click.command()
-@click.option("--model", "model_path", required=True, help="Folder or hub name of the model.")
-@click.option("--out", required=True, help="The new folder.")
+@click.option(
+    "--model",
+    "model_path",
+    required=True,
+    type=FILE_OR_FOLDER,
+    help="Folder or hub name of the model.",
+)
+@click.option("--out", required=True, type=FILE_OR_FOLDER, help="The new folder.")
 @click.option(
     "--blocksize",
-    default="64",
-    show_default=True,
+    default=64,
     type=click.Choice(_BLOCKSIZES),
     help="Number of weights that share a scale.",
 )
 @click.option(
-    "--double-quant/--no-double-quant",
-    default=True,
-    show_default=True,
-    help="Store the scales in 8 bits, too.",
+    "--double-quant/--no-double-quant", default=True, help="Store the scales in 8 bits, too."
 )
 @click.option(
     "--experts/--no-experts",
     default=False,
-    show_default=True,
     help="Quantize experts, too: a quarter of their size, but transformers cannot open it.",
 )
-def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, experts: bool) -> None:
+def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, experts: bool) -> None:
     """Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.
 
     Training from the new folder gives the same result and starts sooner; transformers with
     bitsandbytes opens it, too. For that, experts stay in 16 bits, in training as well.
     """
     console = Terminal()
-    settings = QuantConfig.model_validate(
-        {"blocksize": int(blocksize), "double_quant": double_quant}
-    )
+    settings = QuantConfig.model_validate({"blocksize": blocksize, "double_quant": double_quant})
     with _progress(console, "quantizing") as progress:
         quantize_folder(model_path, out, settings, experts=experts, progress=progress)
-    console.print(f"quantized into {out}", highlight=False)
+    console.print(f"quantized into {out}")
 
 
 @click.command()
@@ -121,6 +122,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 @click.option(
     "--gguf",
     "gguf_file",
+    type=FILE_OR_FOLDER,
     metavar="FILE",
     show_default="model.gguf, or adapter.gguf, in RUN",
     help="The file to write.",
@@ -136,7 +138,6 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 @click.option(
     "--check/--no-check",
     default=True,
-    show_default=True,
     help="Whether to measure how far the file's logits drift, and to keep none that is wrong.",
 )
 def export(
@@ -144,7 +145,7 @@ def export(
     gguf_file: str | None,
     type_name: str | None,
     adapter_only: bool,
-    base: str,
+    base: Base,
     check: bool,
 ) -> None:
     """Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.
@@ -165,7 +166,7 @@ def export(
                 "--type is for whole models, and --adapter-only writes float32: leave one out"
             )
         count = export_adapter(opening.model, opening.adapter, gguf_file)
-        console.print(f"{count} layers written to {gguf_file}", highlight=False)
+        console.print(f"{count} layers written to {gguf_file}")
         return
     with Display(console) as display, _progress(console, "writing") as progress:
         settings = opening.settings(display)
@@ -174,28 +175,24 @@ def export(
             opening.adapter,
             gguf_file,
             type_name=type_name,
-            base="dequantized" if base == "dequantized" else "original",
+            base=base,
             quant=settings.quant,
             settings=settings if check else None,
             observer=display,
             progress=progress,
         )
     for note in done.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False)
+        console.note(note)
     size = f"{done.nbytes / 1e9:.2f} GB" if done.nbytes >= 1e7 else f"{done.nbytes:,} bytes"
-    console.print(f"{size} in {done.type_name} written to {done.path}", highlight=False)
+    console.print(f"{size} in {done.type_name} written to {done.path}")
     modelfile = shell_word(str(modelfile_of(done.path)))
-    console.print(f"for Ollama: ollama create NAME -f {modelfile}", highlight=False)
+    console.print(f"for Ollama: ollama create NAME -f {modelfile}")
     if done.drift is not None:
-        console.print(f"drift from base and adapter, as trained, {done.drift}", highlight=False)
+        console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
 def _beside(adapter: str, name: str, option: str) -> str:
-    """A name in the folder of the adapter's run.
-
-    Raises:
-        ConfigError: If the adapter belongs to no run, or nothing can be written there.
-    """
+    """A name in the folder of the adapter's run."""
     if find_run(adapter) is None:
         raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
     run = run_around(Path(adapter))  # as the user has written it
@@ -205,12 +202,12 @@ def _beside(adapter: str, name: str, option: str) -> str:
 
 
 @contextmanager
-def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
+def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
     with console.status(verb) as status:
         yield lambda name: status.update(f"{verb} {name}")
 
 
-def _drift(console: Console, opening: Opening, settings: Config, out: str) -> str:
+def _drift(console: Terminal, opening: Opening, settings: Config, out: str) -> str:
     """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
     with Display(console) as display, on_a_device(f"{out} is whole, but its drift is unknown: "):

@@ -8,23 +8,23 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._model import (
+from qlora_wgpu.cli._opening import (
     Opening,
-    open_adapted,
     opening_options,
     prompt_format,
     require_template,
-    sampling_options,
     stream,
 )
+from qlora_wgpu.cli._options import batch_option, chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import generate as generate_tokens
+from qlora_wgpu.generation.generate import complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.batch_generate import generate_rows, prompts_of, read_prompts
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
+from qlora_wgpu.runs.batch_generate import prompts_of, read_prompts
+from qlora_wgpu.runs.workload import GenerationWorkload
 
 
 def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,13 +50,7 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
     help="File of prompts instead: rows of prompt, messages or text. Each row is printed as JSON, "
     "with its completion and why that ended.",
 )
-@click.option(
-    "--batch",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many prompts of the file are computed at a time; each is as if it were alone.",
-)
+@batch_option("How many prompts of the file are computed at a time; each is as if it were alone.")
 @click.option(
     "--chat/--no-chat",
     default=None,
@@ -64,12 +58,7 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Whether the prompt is put into the chat template as a user's turn (or into Alpaca's "
     "prompt, where RUN was trained on that), or continued as it is.",
 )
-@click.option(
-    "--chat-template",
-    "template_name",
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
-)
+@chat_template_option
 @sampling_options
 def generate(
     opening: Opening,
@@ -87,17 +76,19 @@ def generate(
     """
     source = OpenedModel.open(opening.model)
     written = prompt_format(source, opening.adapter, template_name)
-    answered = _is_answered(written, opening) if chat is None else chat
+    is_trained = opening.by_run and opening.adapter is not None  # whose prompts are turns
+    answered = (is_trained and written.template is not None) if chat is None else chat
     if prompt is None:
         assert file is not None
         _complete_file(source, opening, written, file, batch, sampling, answered=answered)
         return
-    ids = _prompt_ids(written, prompt, answered=answered)
+    form = written if answered else PromptFormat.text(written.tokenizer)
+    ids = require_template(form).ids([{"role": "user", "content": prompt}])
     texts = GenerationWorkload.of(source.pretrained, len(ids), sampling["max_new_tokens"])
-    model = open_adapted(Terminal(stderr=True), source, opening, texts)
+    model = opening.load(Terminal(stderr=True), source, texts)
     if not answered:
         write(prompt)
-    stops = written if answered or template_name else PromptFormat.text(written.tokenizer)
+    stops = written if template_name else form
     tokens = generate_tokens(
         model, ids, stop_ids=stops.stop_ids, max_length=model.max_length, **sampling
     )
@@ -121,21 +112,10 @@ def _complete_file(
     prompts = prompts_of(rows, written, answered=answered)
     longest = max(len(prompt.ids) for prompt in prompts)
     texts = GenerationWorkload.of(source.pretrained, longest, count, min(batch, len(prompts)))
-    model = open_adapted(Terminal(stderr=True), source, opening, texts)
-    made = generate_rows(
-        model, written, [row for _, row in rows], prompts, Sampling(**sampling),
-        max_new_tokens=count, max_length=model.max_length, batch=batch,
+    model = opening.load(Terminal(stderr=True), source, texts)
+    made = complete(
+        model, written.tokenizer, prompts, max_new_tokens=count, batch=batch,
+        sampling=Sampling(**sampling), max_length=model.max_length,
     )  # fmt: skip
-    for row in made:
-        write_json(row)
-
-
-def _is_answered(written: PromptFormat, opening: Opening) -> bool:
-    """Whether a prompt is a turn, where nobody says it."""
-    return opening.by_run and opening.adapter is not None and written.template is not None
-
-
-def _prompt_ids(written: PromptFormat, prompt: str, *, answered: bool) -> list[int]:
-    if not answered:
-        written = PromptFormat.text(written.tokenizer)
-    return require_template(written).ids([{"role": "user", "content": prompt}])
+    for (_, row), each in zip(rows, made, strict=True):
+        write_json({**row, "completion": each.text, "finish_reason": each.finish_reason})

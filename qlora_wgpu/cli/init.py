@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
+from qlora_wgpu.cli._options import FILE_OR_FOLDER, ReadBy
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.config.dialects.draft import Taken
@@ -25,20 +25,9 @@ from qlora_wgpu.shell_words import shell_word
 
 
 def converted(
-    path: str, model: str | None, data: str | None, held_out: str | None, console: Console
+    path: str, model: str | None, data: str | None, held_out: str | None, console: Terminal
 ) -> str:
-    """The run's YAML, after a line about what was taken over.
-
-    Args:
-        path: The other trainer's file.
-        model: The base to train instead of the file's.
-        data: The training data, likewise.
-        held_out: The held-out data, likewise.
-        console: Where the line is printed.
-
-    Raises:
-        ConfigError: If the file cannot be read or converted.
-    """
+    """The run's YAML from another trainer's file, after a line about what was taken over."""
     given = {"model.path": model, "data.train": data, "data.eval": held_out}
     conversion = convert_file(
         Path(path), {key: value for key, value in given.items() if value}, _num_layers
@@ -47,12 +36,10 @@ def converted(
     console.print(
         f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
         f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where it "
-        "comes from, or why it is left out.",
-        highlight=False,
-        markup=False,
+        "comes from, or why it is left out."
     )
     for note in conversion.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        console.note(note)
     template = _template(conversion.taken)
     return replace(conversion, taken={**conversion.taken, **template}).text()
 
@@ -91,20 +78,27 @@ def _num_layers(model: str) -> int | None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
+def _column(option: str, text: str) -> tuple[str, str]:
+    key, equals, column = text.partition("=")
+    if not (key and equals and column):
+        raise ConfigError(f"{option} {text!r} must be KEY=COLUMN, such as prompt=question")
+    return key, column
+
+
 @click.command()
-@click.option("--model", "model_path", help="Folder or hub name of the base.")
+@click.option("--model", "model_path", type=FILE_OR_FOLDER, help="Folder or hub name of the base.")
 @click.option(
     "--data",
     "data_paths",
+    type=FILE_OR_FOLDER,
     multiple=True,
     help="File, folder or hub name of the data; several make a mixture.",
 )
-@click.option("--eval", "eval_path", help="Held-out data in the same form.")
+@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same form.")
 @click.option(
     "--columns",
-    "columns",
+    type=ReadBy("KEY=COLUMN", _column),
     multiple=True,
-    metavar="KEY=COLUMN",
     help="A column of the data that has another name, such as prompt=question; may be given "
     "several times.",
 )
@@ -114,13 +108,13 @@ def _num_layers(model: str) -> int | None:
     help="A file of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
     "the options above win over what it says.",
 )
-@click.option("--out", default="run.yaml", show_default=True, help="The file to write.")
+@click.option("--out", default="run.yaml", type=FILE_OR_FOLDER, help="The file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
 def init(
     model_path: str | None,
     data_paths: tuple[str, ...],
     eval_path: str | None,
-    columns: tuple[str, ...],
+    columns: tuple[tuple[str, str], ...],
     other: str | None,
     out: str,
     overwrite: bool,
@@ -153,25 +147,14 @@ def init(
             eval_path = data_paths[0]
         with console.status("looking at the data"):
             text = commented_yaml(
-                *recommend_config(model_path, data_paths, eval_path, columns=_named(columns))
+                *recommend_config(model_path, data_paths, eval_path, columns=dict(columns))
             )
     write_file(file, text.encode())
     typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
     console.print(
         f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
-        f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`.",
-        highlight=False,
+        f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`."
     )
-
-
-def _named(columns: tuple[str, ...]) -> dict[str, str]:
-    named = {}
-    for text in columns:
-        key, equals, column = text.partition("=")
-        if not (key and equals and column):
-            raise ConfigError(f"--columns {text!r} must be KEY=COLUMN, such as prompt=question")
-        named[key] = column
-    return named
 
 
 def _check_text(option: str, name: str) -> None:

@@ -7,7 +7,8 @@ import sys
 import click
 
 from qlora_wgpu.checkpoint.hub import name_on_hub
-from qlora_wgpu.cli._model import located
+from qlora_wgpu.cli._opening import located
+from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.hub_upload import UploadBundle
@@ -20,11 +21,15 @@ from qlora_wgpu.runs.resolve import base_of
 @click.argument("name")
 @click.option("--base", help="The base's name on the hub, if it was trained on a folder.")
 @click.option("--merged", metavar="FOLDER", help="Send this merged model in place of the adapter.")
-@click.option("--gguf", metavar="FILE", help="Send this GGUF file in place of the adapter.")
+@click.option(
+    "--gguf",
+    type=FILE_OR_FOLDER,
+    metavar="FILE",
+    help="Send this GGUF file in place of the adapter.",
+)
 @click.option(
     "--private/--public",
     default=True,
-    show_default=True,
     help="Whether a new repository is visible to its owner alone or to everybody.",
 )
 @click.option("--yes", is_flag=True, help="Send it without asking.")
@@ -54,32 +59,27 @@ def push(
             f"note: it was trained on the folder {base_of(adapter)}, which nobody else has: name "
             "the same model on the hub with --base",
             style="yellow",
-            highlight=False,
         )
 
     def agree(parcel: UploadBundle) -> bool:
         who = "you alone" if parcel.private else "everybody"
-        console.print(f"{parcel.name} on the hub, seen by {who} where it is new:", highlight=False)
+        console.print(f"{parcel.name} on the hub, seen by {who} where it is new:")
         for file, content in parcel.files.items():
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            console.print(f"  {file}  {size:,} bytes", highlight=False, soft_wrap=True)
+            console.print(f"  {file}  {size:,} bytes", soft_wrap=True)
         return yes or _asked(f"Send {parcel.nbytes / 1e6:,.1f} MB?")
 
     page = push_to_hub(
         adapter, name, base=base, private=private, merged=merged, gguf=gguf, agree=agree
     )
     if page is None:
-        console.print("nothing was sent", highlight=False)
+        console.print("nothing was sent")
         return
-    console.print(f"sent to {page}", highlight=False, soft_wrap=True)
+    console.print(f"sent to {page}", soft_wrap=True)
 
 
 def _asked(question: str) -> bool:
-    """What the user says.
-
-    Raises:
-        ConfigError: If there is nobody to ask.
-    """
+    """What the user says."""
     if not sys.stdin.isatty():
         raise ConfigError(
             "push asks before anything leaves this machine, and nobody is at the terminal: add "

@@ -5,20 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from qlora_wgpu.cli._model import (
-    MOST_PORTS,
-    Opening,
-    open_adapted,
-    opening_options,
-    prompt_format,
-    require_template,
-    whole_number,
-)
+from qlora_wgpu.cli._opening import Opening, opening_options, prompt_format, require_template
+from qlora_wgpu.cli._options import PORT, chat_template_option, counted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, reason
 from qlora_wgpu.generation import QLoRAModel
@@ -26,10 +20,9 @@ from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.presence import exists
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
-from qlora_wgpu.serving.extra import require_server
+from qlora_wgpu.runs.workload import GenerationWorkload
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer
 
@@ -37,35 +30,25 @@ from qlora_wgpu.serving.writer import Writer
 @click.command()
 @opening_options()
 @click.argument("others", nargs=-1, metavar="[[NAME=]RUN]...")
-@click.option("--port", default="8000", show_default=True, metavar="N", help="Port to listen on.")
+@click.option("--port", default=8000, type=PORT, help="Port to listen on.")
 @click.option("--name", help="The model's name for clients.", show_default="RUN's, or the model's")
 @click.option(
-    "--context",
-    default="2048",
-    show_default=True,
-    metavar="N",
-    help="Most tokens of a conversation and its answer.",
+    "--context", default=2048, type=counted(), help="Most tokens of a conversation and its answer."
 )
 @click.option(
     "--batch",
-    default="4",
-    show_default=True,
-    metavar="N",
+    default=4,
+    type=counted(),
     help="How many answers are written at a time; others wait.",
 )
-@click.option(
-    "--chat-template",
-    "template_name",
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
-)
+@chat_template_option
 def serve(
     opening: Opening,
     others: tuple[str, ...],
-    port: str,
+    port: int,
     name: str | None,
-    context: str,
-    batch: str,
+    context: int,
+    batch: int,
     template_name: str | None,
 ) -> None:
     """Serve what a run has trained to clients of OpenAI's API, on this machine's loopback address.
@@ -74,10 +57,9 @@ def serve(
     clients is http://127.0.0.1:8000/v1, and any key will do. Further runs, or adapters of the same
     base, are served beside it by their names, which requests choose by `model`.
     """
-    require_server()
+    _require_server()
     console = Terminal(stderr=True)
-    place = _listening(whole_number("--port", port, MOST_PORTS))
-    count, capacity = whole_number("--batch", batch), whole_number("--context", context)
+    place = _listening(port)
     source = OpenedModel.open(opening.model)
     shown = name or _name_of(opening.adapter or opening.model)
     folders = {shown: opening.adapter, **_named(others, shown)}
@@ -87,10 +69,10 @@ def serve(
     }
     beside = [folder for each, folder in folders.items() if each != shown and folder is not None]
     texts = replace(
-        GenerationWorkload.of(source.pretrained, capacity, 0, count),
+        GenerationWorkload.of(source.pretrained, context, 0, batch),
         others=configs_of(source, beside),
     )
-    model = open_adapted(console, source, opening, texts)
+    model = opening.load(console, source, texts)
     models = {shown: Served(model.active_adapter, written[shown])}
     for each, folder in folders.items():
         if each != shown and folder is not None:
@@ -98,16 +80,20 @@ def serve(
             model.load_adapter(folder, inside)
             models[each] = Served(inside, written[each])
     if beside:
-        console.print(_room_of(model), highlight=False)
-    writer = Writer(Engine(model, count, texts.capacity), model)
+        console.print(_room_of(model))
+    writer = Writer(Engine(model, batch, texts.capacity), model)
     names = ", ".join(models)
-    console.print(
-        f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C", highlight=False
-    )
+    console.print(f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C")
     try:
         _run(models, writer, place)
     finally:
         writer.close()
+
+
+def _require_server() -> None:
+    missing = [n for n in ("starlette", "uvicorn") if find_spec(n) is None]
+    if missing:
+        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'qlora-wgpu[serve]'")
 
 
 def _room_of(model: QLoRAModel) -> str:
@@ -123,11 +109,7 @@ def _room_of(model: QLoRAModel) -> str:
 
 
 def _listening(port: int) -> socket.socket:
-    """A socket that is bound before the model is loaded.
-
-    Raises:
-        ConfigError: If the port cannot be used.
-    """
+    """A socket that is bound before the model is loaded."""
     place = socket.socket()
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -158,11 +140,7 @@ def _name_of(place: str) -> str:
 
 
 def _named(others: Sequence[str], first: str) -> dict[str, str]:
-    """Further adapters' folders by the names that clients give.
-
-    Raises:
-        ConfigError: If there is no adapter, or two would have one name.
-    """
+    """Further adapters' folders by the names that clients give."""
     folders: dict[str, str] = {}
     for each in others:
         name, equals, place = each.partition("=")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
-from qlora_wgpu.cli._model import read_settings
+from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.config import Config
 from qlora_wgpu.data import prompt_kind
-from qlora_wgpu.runs.settings import require_own_peers
+from qlora_wgpu.runs.settings import as_config, require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
@@ -23,7 +25,7 @@ from qlora_wgpu.visible import without_empty_lines
 
 @click.command()
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@overrides_argument
 @click.option("--overwrite", is_flag=True, help="Replace a run that output.dir already holds.")
 @click.option(
     "--resume",
@@ -44,26 +46,33 @@ def train(
     the run's folder, continues it with the overrides it was begun with.
     """
     console = Terminal(lasting=True)
-    settings = read_settings(config, overrides)
+    settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
     again, noted = _command(config, overrides, "--resume"), Noted(journal)
     try:
-        with TrainingDisplay(console) as display:
-            events = Events()
-            events.subscribe(display)
-            events.subscribe(noted)
-            result = runs.train(settings, events, overwrite=overwrite, resume=resume)
+        result = shown_run(console, settings, noted, overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
         if (noted.has_folder or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             left = f"stopped; what was saved before is kept, and `{again}` goes on"
         else:  # what is to be replaced is still there
             anew = _command(config, overrides, "--overwrite") if overwrite else again
             left = f"stopped before anything was saved; `{anew}` begins the run"
-        console.print(left, style="yellow", highlight=False, soft_wrap=True)
+        console.print(left, style="yellow", soft_wrap=True)
         raise
     show_result(console, result, again)
     if result.stop_signal is not None:
         sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
+
+
+def shown_run(
+    console: Terminal, settings: Config, *observers: Observer, **options: Any
+) -> TrainResult:
+    """Trains, and shows it; the observers are told after what is shown."""
+    with TrainingDisplay(console) as display:
+        events = Events()
+        for each in (display, *observers):
+            events.subscribe(each)
+        return runs.train(settings, events, **options)
 
 
 def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
@@ -72,15 +81,11 @@ def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
 
 
 class Noted(Observer):
-    """Notes what a run could go on from, also for the supervising process if there is one.
-
-    Attributes:
-        has_folder: Whether ``output.dir`` is the run's own: what is there until then is of the run
-            that it replaces.
-    """
+    """Notes what a run could go on from, also for the supervising process if there is one."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
+        # Whether output.dir is the run's own: till then it may hold one that is to be replaced.
         self.has_folder = False
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
@@ -100,39 +105,24 @@ class Noted(Observer):
 
 
 def show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
-    """Prints what a run has come to.
-
-    Args:
-        console: Where.
-        result: The run's.
-        again: What goes on with a run that was stopped.
-    """
+    """Prints what a run has come to, and what goes ``again`` on with one that was stopped."""
     if result.was_finished:
-        console.print(
-            "to go on with it, raise train.num_train_epochs or train.max_steps", highlight=False
-        )
+        console.print("to go on with it, raise train.num_train_epochs or train.max_steps")
     console.facts(_figures(result))
     if result.reports:
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)
-        console.print(f"{page}{named} written", highlight=False)
+        console.print(f"{page}{named} written")
     if result.interrupted:
         console.print(
             f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
             style="yellow",
-            highlight=False,
             soft_wrap=True,  # a command that is copied is in one piece
         )
     else:
-        console.print(_next_command(result), highlight=False, soft_wrap=True)
-
-
-def _next_command(result: TrainResult) -> str:
-    """The line that shows what the run has learnt."""
-    run = shell_word(str(result.run_dir))
-    if prompt_kind(result.adapter_dir) == "text":
-        return f'qlora-wgpu generate {run} --prompt "..."'
-    return f"qlora-wgpu chat {run}"
+        run, kind = shell_word(str(result.run_dir)), prompt_kind(result.adapter_dir)
+        verb = f'generate {run} --prompt "..."' if kind == "text" else f"chat {run}"
+        console.print(f"qlora-wgpu {verb}", soft_wrap=True)
 
 
 def _figures(result: TrainResult) -> dict[str, str]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.report.charts import MARK, Points, dots, smoothed
 from qlora_wgpu.report.page import points
-from qlora_wgpu.runs.run_status import RunStatus, read_run
+from qlora_wgpu.runs.history import RunStatus
 from qlora_wgpu.training.observers import Row
 
 _HEIGHT, _WIDEST = 10, 100  # characters of a drawing
@@ -23,8 +23,9 @@ _STYLES = ("green", "yellow")
 @click.command()
 @click.argument("run", type=click.Path())
 @click.option("--once", is_flag=True, help="Show it once, instead of following it.")
-@click.option("--every", default=2.0, show_default=True, help="Seconds between updates.",
-              type=click.FloatRange(min=0.2))  # fmt: skip
+@click.option(
+    "--every", default=2.0, type=click.FloatRange(min=0.2), help="Seconds between updates."
+)
 def watch(run: str, once: bool, every: float) -> None:
     """Show a run's progress, curves and texts, from the folder that another process writes.
 
@@ -32,7 +33,7 @@ def watch(run: str, once: bool, every: float) -> None:
     does not stop the run. Without a terminal it is shown once.
     """
     console = Terminal()
-    view = read_run(run)
+    view = RunStatus(run)
     if once or not console.is_terminal:
         console.print(shown(view, min(console.width, _WIDEST)))
         return
@@ -43,16 +44,11 @@ def watch(run: str, once: bool, every: float) -> None:
             if view.is_running is False:
                 return
             time.sleep(every)
-            view = read_run(run)
+            view = RunStatus(run)
 
 
 def shown(view: RunStatus, width: int) -> RenderableType:
-    """A run for the terminal.
-
-    Args:
-        view: The run.
-        width: Columns that there are.
-    """
+    """A run for a terminal of so many columns."""
     parts: list[RenderableType] = [_head(view), _figures(view)]
     loss = smoothed(points(view.steps, "loss"))
     parts += _drawing("loss", loss, points(view.evaluations, "eval_loss"), width)
@@ -114,7 +110,7 @@ def _drawing(title: str, trained: Points, held_out: Points, width: int) -> list[
 
 
 def _texts(view: RunStatus) -> list[RenderableType]:
-    shown_rows = view.latest_texts
+    shown_rows = view.latest_samples
     if not shown_rows:
         return []
     text = Text(f"\ntexts after step {shown_rows[0]['step']:,}", style="bold")

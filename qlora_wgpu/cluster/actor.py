@@ -1,94 +1,49 @@
-"""The one actor of a worker's process, and what objectives over answers have workers compute."""
-
-from __future__ import annotations
+"""What a worker's process holds: one Dask actor, and in it the worker that computes."""
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.cluster.blocks import (
-    FloatArray,
-    RemoteWorker,
-    RunningSums,
-    Specification,
-    Sums,
-    WrongAnswerError,
-)
-from qlora_wgpu.model.steps import PreferenceInputs
-from qlora_wgpu.training.executor import Done, MicroBatch
+from qlora_wgpu.cluster.blocks import WrongAnswerError
 
-# ---- objectives over answers ---------------------------------------------------------------------
-
-# A worker keeps nothing of them: what the reference says of a micro-batch's answers, and KTO's
-# divergence over all of a step's or an evaluation's rows, come with each call. So workers may come
-# and go here as well.
-
-_AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed
-
-Arguments = tuple[Any, ...]
-Compute = Callable[[str, list[Arguments], Callable[[Sums], None]], bool]
-"""Has workers compute blocks by a method of theirs, and takes what they give in their order."""
+# ---- a worker ------------------------------------------------------------------------------------
 
 
-def said(compute: Compute, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
-    """The summed log probability of each answer, a micro-batch at a time."""
-    count, given = 0, ((*_tokens(b), len(_samples(b).references)) for b in batches)
+@dataclass(frozen=True)
+class Identity:
+    """What a worker is, once it has opened the model."""
 
-    def add(sums: Sums) -> None:
-        assert sums.answers is not None
-        done(count + len(logps))
-        logps.append(sums.answers)
-
-    while some := list(islice(given, _AT_ONCE)):
-        logps: list[FloatArray] = []
-        compute("answer_logps", some, add)
-        count += len(some)
-        yield from logps
+    device: str  # its GPU's name
+    driver: str  # its driver
+    kernels: str  # how its kernels are cut; workers that differ may differ in the last bits
+    memory: int  # bytes on its device
+    version: str  # the package's
+    base: dict[str, str]  # hashes of the base's config.json and weights
+    adapter: dict[str, tuple[int, ...]]  # names and shapes of the adapter's tensors
+    notes: tuple[str, ...] = ()  # what it has to say
 
 
-def summed(compute: Compute, batches: Iterable[MicroBatch], done: Done) -> RunningSums:
-    """Loss and metrics of an evaluation; what is measured beforehand comes first."""
-    total, count = RunningSums(), 0
+@dataclass(frozen=True)
+class Specification:
+    """What a worker opens."""
 
-    def add(sums: Sums) -> None:
-        nonlocal count
-        done(count)
-        count += 1
-        total.add(sums)
-
-    for is_measured, group in groupby(batches, lambda batch: batch.is_measured):
-        while some := list(islice(group, _AT_ONCE)):
-            if is_measured:
-                measure(compute, some, add)
-            else:
-                given = [(*_tokens(b), _samples(b), total.divergence) for b in some]
-                compute("answer_loss", given, add)
-    return total
+    settings: dict[str, Any]  # the run's, as plain data
+    length: int  # tokens of its longest row
+    version: str  # the owner's version of the package
+    # All that the run computes, as plain data, from which its memory is planned
+    shapes: dict[str, Any]
+    gpu: str | None = None  # the worker's GPU; None where it decides itself
 
 
-def measure(compute: Compute, batches: list[MicroBatch], add: Callable[[Sums], None]) -> bool:
-    """The divergence of some micro-batches' answers from the reference; whether all was done."""
-    return compute("divergence", [(*_tokens(b), _samples(b)) for b in batches], add)
+WorkerClass = Callable[[Specification], Any]
+"""Opens the model in a worker's process; ``runs.worker.Worker`` has the methods that are called.
 
-
-def learnt(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
-    """What goes to a worker of a micro-batch whose gradient is asked for."""
-    of_answers = () if batch.samples is None else (batch.samples, divergence)
-    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
-
-
-def _tokens(batch: MicroBatch) -> Arguments:
-    return batch.ids, batch.targets, batch.mask
-
-
-def _samples(batch: MicroBatch) -> PreferenceInputs:
-    assert batch.samples is not None
-    return batch.samples
+Each but ``identity``, ``refused`` and ``write`` gets an ``Asked`` first.
+"""
 
 
 # ---- the actor -----------------------------------------------------------------------------------
@@ -111,7 +66,7 @@ class Actor:
     read, and whoever waits for it would wait on.
     """
 
-    def __init__(self, worker_class: type[RemoteWorker], specification: Specification) -> None:
+    def __init__(self, worker_class: WorkerClass, specification: Specification) -> None:
         """Makes the worker, which opens the model."""
         self._worker = worker_class(specification)
 
@@ -144,7 +99,7 @@ def unpacked(answer: Any) -> Any:
     return value
 
 
-def made(worker_class: type[RemoteWorker], specification: Specification) -> bytes:
+def made(worker_class: WorkerClass, specification: Specification) -> bytes:
     """A pickle that makes an actor where it is loaded.
 
     The scheduler, which looks into tasks, sees bytes: it needs neither this package nor a GPU.

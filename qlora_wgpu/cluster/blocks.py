@@ -1,12 +1,10 @@
 """What goes to a worker and comes back: arrays and numbers alone, held to what is expected."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,72 +68,6 @@ class Sums:
         with np.errstate(all="ignore"):
             square = np.dot(self.gradient, self.gradient)  # fast; it may overflow by itself
         return bool(np.isfinite(square)) or bool(np.isfinite(self.gradient).all())
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a worker is, once it has opened the model."""
-
-    device: str  # its GPU's name
-    driver: str  # its driver
-    kernels: str  # how its kernels are cut; workers that differ may differ in the last bits
-    memory: int  # bytes on its device
-    version: str  # the package's
-    base: dict[str, str]  # hashes of the base's config.json and weights
-    adapter: dict[str, tuple[int, ...]]  # names and shapes of the adapter's tensors
-    notes: tuple[str, ...] = ()  # what it has to say
-
-
-@dataclass(frozen=True)
-class Specification:
-    """What a worker opens."""
-
-    settings: dict[str, Any]  # the run's, as plain data
-    length: int  # tokens of its longest row
-    version: str  # the owner's version of the package
-    # All that the run computes, as plain data, from which its memory is planned
-    shapes: dict[str, Any]
-    gpu: str | None = None  # the worker's GPU; None where it decides itself
-
-
-class RemoteWorker(Protocol):
-    """What a worker does; one instance of a class of this form lives in each worker process."""
-
-    def __init__(self, specification: Specification) -> None:
-        """Opens the model."""
-
-    def identity(self) -> Identity:
-        """What it is."""
-
-    def refused(self, sentence: str) -> None:
-        """Is told why it gets nothing to do."""
-
-    def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing."""
-
-    def write(self, version: int, parameters: FloatArray) -> None:
-        """Takes the adapter's parameters."""
-
-    def gradient(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes a micro-batch: ids, targets, mask, the dropout key, weights.
-
-        Of answers also their samples, and the divergence so far and over how many it is summed.
-        """
-
-    def loss(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes the loss of a batch: ids, labels and mask."""
-
-    def divergence(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes how far answers are from the reference: ids, targets, mask, samples."""
-
-    def answer_loss(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes the loss over answers: as ``divergence``, and the divergence so far."""
-
-    def answer_logps(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes log probabilities of answers: ids, targets, mask, how many answers."""
-
-    def text(self, version: int, *details: Any) -> list[int]:
-        """Continues a text: its ids, how many more, what ends it, and the longest."""
 
 
 # ---- sums ----------------------------------------------------------------------------------------

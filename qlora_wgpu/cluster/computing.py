@@ -1,25 +1,23 @@
 """A run's micro-batches on the workers of a cluster, summed on the owner's own device."""
 
-from __future__ import annotations
-
+import itertools
 import queue
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
-from qlora_wgpu.cluster import actor
+from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass
 from qlora_wgpu.cluster.blocks import (
     Expected,
     FloatArray,
-    Identity,
-    RemoteWorker,
     RunningSums,
-    Specification,
     Sums,
+    check_parameters,
+    check_text,
     expected,
 )
 from qlora_wgpu.cluster.connection import Connection, LoopThread, connect
@@ -28,7 +26,7 @@ from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.steps import LossSums, StepKind
+from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import add_to
 from qlora_wgpu.training.executor import Arrays, Done, MicroBatch
@@ -81,6 +79,31 @@ class GradientSum:
         self.model.write_stats(self.sums.stats, self.sums.saturated)
 
 
+# ---- what goes to a worker -----------------------------------------------------------------------
+
+# A worker keeps nothing of objectives over answers: what the reference says of a micro-batch's
+# answers, and KTO's divergence over all of a step's or an evaluation's rows, come with each call.
+# So workers may come and go here as well.
+
+_AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed
+
+Arguments = tuple[Any, ...]
+
+
+def _tokens(batch: MicroBatch) -> Arguments:
+    return batch.ids, batch.targets, batch.mask
+
+
+def _samples(batch: MicroBatch) -> PreferenceInputs:
+    assert batch.samples is not None
+    return batch.samples
+
+
+def _learnt(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
+    of_answers = () if batch.samples is None else (batch.samples, divergence)
+    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
+
+
 # ---- the workers ---------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
@@ -95,10 +118,12 @@ class Cluster:
     device would give it.
     """
 
+    _sum: GradientSum  # once the adapter is there
+
     def __init__(
         self,
         settings: ClusterConfig,
-        worker_class: type[RemoteWorker],
+        worker_class: WorkerClass,
         specify: Callable[[str], Specification],
         check: Callable[[Identity], str | None],
         warn: Callable[[str], None],
@@ -107,15 +132,9 @@ class Cluster:
     ) -> None:
         """Connects, and begins to have workers open the model.
 
-        Args:
-            settings: Where they are, and how they share the work.
-            worker_class: What each worker process gets an instance of.
-            specify: What a worker of a name opens.
-            check: A sentence about what is wrong with a worker, or None.
-            warn: Told of workers that come, go and fail, in the caller's thread.
-            processes: How many are started with ``local``.
+        ``specify`` says what a worker of a name opens, ``check`` what is wrong with one, or None;
+        ``warn`` is told in the caller's thread. ``processes`` are started with ``local``.
         """
-        self._settings = settings
         self._warn = warn
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._devices: set[tuple[str, str]] = set()
@@ -127,60 +146,45 @@ class Cluster:
             return problem
 
         self._thread = LoopThread()
-        self._connection: Connection | None = None
-        self._engine: Engine | None = None
-        self._sum: GradientSum | None = None
         try:
             self._connection = self._thread.run(
                 connect(settings, processes, self._told.put), self._tell
             )
-            self._engine = Engine(
-                self._connection, worker_class, specify, checked, self._told.put,
-                fixed=settings.division == "fixed", patience=settings.patience,
-            )  # fmt: skip
         except BaseException:
-            self.close()
+            self._end()
             raise
-
-    def __enter__(self) -> Self:
-        """Closes it in the end."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Lets go of the workers; those that were started here end."""
-        self.close()
+        self._engine = Engine(
+            self._connection, worker_class, specify, checked, self._told.put,
+            fixed=settings.division == "fixed", patience=settings.patience,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Lets go of the workers; those that were started here end."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            work: Future[None] = self._thread.submit(_ended(self._engine, connection))
-            try:
-                work.result(_END)
-            except Exception:  # the run is over; nothing is left to be told
-                work.cancel()
+        work: Future[None] = self._thread.submit(_ended(self._engine, self._connection))
+        try:
+            work.result(_END)
+        except Exception:  # the run is over; nothing is left to be told
+            work.cancel()
+        self._end()
+
+    def _end(self) -> None:
         self._tell()
         self._thread.stop(_END)
 
     @property
     def dashboard(self) -> str | None:
         """The address of Dask's dashboard, where there is one."""
-        return None if self._connection is None else self._connection.dashboard
+        return self._connection.dashboard
 
     def wait_for(self, count: int) -> dict[str, Identity]:
         """Waits until so many workers have opened the model; what they are, by name."""
-        engine = self._own_engine()
-        self._run(engine.begin(count))
-        return engine.identities
+        self._run(self._engine.begin(count))
+        return self._engine.identities
 
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing, as the first worker has it."""
-        return self._run(self._own_engine().neutral(self._own_sum().model.adapter.length))
+        """A flat adapter that does nothing, as a worker has it."""
+        length = self._sum.model.adapter.length
+        return self._ask("neutral", check=lambda values: check_parameters(values, length))
 
     def take(self, model: AdapterModel) -> None:
         """The adapter whose gradient is summed from now on, on the device that it is on."""
@@ -200,16 +204,15 @@ class Cluster:
         blocks = list(batches)
         if is_stopped() or not blocks:
             return not is_stopped()
-        total = self._own_sum()
+        total = self._sum
         total.begin()
         self._publish()
         compute = partial(self._compute, is_stopped=is_stopped)
         if measured := [block for block in blocks if block.is_measured]:
-            if not actor.measure(compute, measured, total.sums.add):
+            given = [(*_tokens(b), _samples(b)) for b in measured]
+            if not compute("divergence", given, total.sums.add):
                 return False
-            self.figures()  # what is told is of gradients
-        divergence = total.sums.divergence
-        learnt = [actor.learnt(b, divergence) for b in blocks if not b.is_measured]
+        learnt = [_learnt(b, total.sums.divergence) for b in blocks if not b.is_measured]
         done = compute("gradient", learnt, total.add)
         if done:
             total.end()
@@ -221,68 +224,85 @@ class Cluster:
         self._publish()
         total = RunningSums()
         self._compute("loss", arguments, total.add)
-        self.figures()  # what is told is of training steps
         loss, tokens, correct = (total.stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
         return LossSums(float(loss), int(tokens), int(correct))
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
         """The summed log probability of each answer, a micro-batch at a time."""
         self._publish()
-        yield from actor.said(self._compute, batches, done)
-        self.figures()
+        count, given = 0, ((*_tokens(b), len(_samples(b).references)) for b in batches)
+
+        def add(sums: Sums) -> None:
+            assert sums.answers is not None
+            done(count + len(logps))
+            logps.append(sums.answers)
+
+        while some := list(islice(given, _AT_ONCE)):
+            logps: list[FloatArray] = []
+            self._compute("answer_logps", some, add)
+            count += len(some)
+            yield from logps
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
-        """Loss and metrics summed over some micro-batches of answers, as ``stats`` has them."""
+        """Loss and metrics summed over some micro-batches of answers, as ``stats`` has them.
+
+        What is measured beforehand comes first.
+        """
         self._publish()
-        total = actor.summed(self._compute, batches, done)
-        self.figures()
+        total, numbers = RunningSums(), itertools.count()
+
+        def add(sums: Sums) -> None:
+            done(next(numbers))
+            total.add(sums)
+
+        for is_measured, group in itertools.groupby(batches, lambda batch: batch.is_measured):
+            while some := list(islice(group, _AT_ONCE)):
+                given = [(*_tokens(b), _samples(b)) for b in some]
+                if is_measured:
+                    self._compute("divergence", given, add)
+                else:
+                    of_all = total.divergence
+                    self._compute("answer_loss", [(*each, of_all) for each in given], add)
         return total.stats
 
     def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
         """A text's continuation by the adapter as it is, greedily."""
         self._publish()
-        vocab_size = self._own_sum().model.architecture.vocab_size
-        text = self._own_engine().text(ids, more, stop_ids, longest, vocab_size=vocab_size)
-        return self._run(text)
+        vocab_size = self._sum.model.architecture.vocab_size
+
+        def check(written: Any) -> list[int]:
+            return check_text(written, more, vocab_size)
+
+        return self._ask("text", ids, more, stop_ids, longest, check=check)
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """What each worker has done since the last call."""
-        work = self._run(self._own_engine().work())
-        return tuple(
-            WorkerFigures(
-                name, each.tokens, each.timed_tokens, each.seconds, answers=not each.is_suspect
-            )
-            for name, each in work.items()
-        )
+        return self._run(self._engine.figures())
 
     # -- within ----------------------------------------------------------------------------
 
-    def _own_engine(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
-    def _own_sum(self) -> GradientSum:
-        assert self._sum is not None
-        return self._sum
-
-    def _expected(self, method: str, given: actor.Arguments) -> Expected:
-        model = self._own_sum().model
+    def _expected(self, method: str, given: Arguments) -> Expected:
+        model = self._sum.model
         return expected(method, given, model.adapter.length, model.options.objective.preference)
+
+    def _ask(self, method: str, *given: Any, check: Callable[[Any], _T]) -> _T:
+        answer: _T = self._run(self._engine.ask(method, *given, check=check))
+        return answer
 
     def _publish(self) -> None:
         """Blocks are computed with the adapter as it is now."""
-        self._own_engine().publish(self._own_sum().parameters())
+        self._engine.publish(self._sum.parameters())
 
     def _compute(
-        self, method: str, arguments: list[actor.Arguments], add: Callable[[Sums], None],
+        self, method: str, arguments: list[Arguments], add: Callable[[Sums], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:  # fmt: skip
         """Computes blocks and adds what they give in their order; False where it was stopped."""
         results: queue.SimpleQueue[tuple[int, Sums]] = queue.SimpleQueue()
         early: dict[int, Sums] = {}
         sizes = [given[0].size for given in arguments]  # a block's token ids come first
-        blocks = [Block(given, self._expected(method, given)) for given in arguments]
-        work = self._own_engine().compute(
+        blocks = [Block(given, self._expected(method, given).check) for given in arguments]
+        work = self._engine.compute(
             method, blocks, sizes, lambda block, sums: results.put((block, sums))
         )
         future = self._thread.submit(work)
@@ -314,8 +334,7 @@ class Cluster:
             self._warn(self._told.get())
 
 
-async def _ended(engine: Engine | None, connection: Connection) -> None:
+async def _ended(engine: Engine, connection: Connection) -> None:
     """Ends both, and the engine first: what the end does to workers is not told."""
-    if engine is not None:
-        await engine.stop()
+    await engine.stop()
     await connection.close()

@@ -18,8 +18,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qlora_wgpu.cluster.extra import require_extra
-from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
+from qlora_wgpu.cluster.security import (
+    LOOPBACK,
+    Address,
+    connection_security,
+    require_extra,
+    temporary_security,
+)
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.errors import ClusterError, ConfigError
 
@@ -332,9 +337,7 @@ async def _client(address: str, security: Any, *, direct: bool = True) -> Any:
         set_as_default=direct,
     )  # fmt: skip
     try:
-        return await asyncio.wait_for(
-            _opened(client), _REACHED
-        )  # a greeting has no limit of Dask's
+        return await asyncio.wait_for(client, _REACHED)  # a greeting has no limit of Dask's
     except (OSError, TimeoutError) as err:
         await _ended(client)
         raise ClusterError(
@@ -354,7 +357,7 @@ async def _local(processes: int) -> Connection:
         silence_logs=logging.CRITICAL,
     )  # fmt: skip
     try:
-        await asyncio.wait_for(_opened(cluster), _STARTED)
+        await asyncio.wait_for(cluster, _STARTED)
         address = cluster.scheduler_address
         return Connection(await _client(address, security), address, security, cluster)
     except asyncio.CancelledError:  # by Ctrl-C
@@ -379,7 +382,3 @@ def _reason(error: OSError) -> str:
     """What Dask was told by the system, without what it makes of it."""
     cause = error.__cause__ or error.__context__ or error
     return " ".join(str(cause).split()) or type(cause).__name__
-
-
-async def _opened(each: Any) -> Any:
-    return await each

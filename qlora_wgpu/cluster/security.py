@@ -11,19 +11,31 @@ import os
 import re
 import ssl
 import stat
+from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qlora_wgpu.cluster.certificates import AUTHORITY, CERTIFICATE, KEY
-from qlora_wgpu.cluster.extra import require_extra
+from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import file_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509
     from distributed import Security
+
+_NEEDED = ("distributed", "cryptography")
+
+
+def require_extra() -> None:
+    """Tells how the extra is installed where it is not."""
+    if any(find_spec(package) is None for package in _NEEDED):
+        raise ConfigError(
+            "several GPUs and machines need the extra: pip install 'qlora-wgpu[cluster]'"
+        )
+
 
 # ---- addresses -----------------------------------------------------------------------------------
 
@@ -65,7 +77,113 @@ class Address:
             return False
 
 
-# ---- certificates --------------------------------------------------------------------------------
+# ---- certificates that are made ------------------------------------------------------------------
+
+AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
+_CLOCKS_APART = timedelta(hours=24)  # of machines whose clocks or time zones are set wrongly
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made."""
+
+    folder: Path  # where ca.pem, cert.pem and key.pem are
+    until: datetime  # the last moment at which the certificate is valid
+
+
+def make_certificates(folder: str | Path, days: int) -> Made:
+    """Makes a certificate that all machines of a cluster share, and the authority that signed it.
+
+    The authority's own key is forgotten at once: nobody can sign another certificate for this
+    cluster, and whoever is to be let in gets a copy of the folder.
+    """
+    require_extra()
+    folder = Path(folder)
+    begin = datetime.now(UTC).replace(microsecond=0)
+    until = begin + timedelta(days=days)
+    contents = _signed_pair(begin - _CLOCKS_APART, until)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_new(folder, contents)
+    except FileExistsError as err:
+        raise ConfigError(
+            f"{err.filename} is there already, and certificates are never overwritten: name "
+            "another folder, or delete it if no machine uses it any more"
+        ) from None
+    except OSError as err:
+        raise ConfigError(f"certificates cannot be written to {folder}: {err.strerror}") from err
+    return Made(folder, until)
+
+
+def _write_new(folder: Path, contents: dict[str, bytes]) -> None:
+    """Writes all files or none; those with a key can be read by their owner alone."""
+    for name in contents:  # before anything is written
+        if os.path.lexists(folder / name):
+            raise FileExistsError(None, None, str(folder / name))
+    with ExitStack() as files:  # they get their names once all are written
+        for name, content in contents.items():
+            unfinished = files.enter_context(atomic_file(folder / name))
+            mode = 0o600 if name == KEY else 0o644
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+
+
+def _signed_pair(begin: datetime, until: datetime) -> dict[str, bytes]:
+    """An authority, the certificate that it signed, and the key of that."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
+
+    def certificate(
+        subject: str, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
+    ) -> bytes:
+        builder = x509.CertificateBuilder().serial_number(x509.random_serial_number())
+        builder = (
+            builder.not_valid_before(begin).not_valid_after(until).public_key(key.public_key())
+        )
+        builder = builder.subject_name(name(subject)).issuer_name(name("qlora-wgpu authority"))
+        for extension, is_critical in extensions:
+            builder = builder.add_extension(extension, critical=is_critical)
+        return builder.sign(authority_key, hashes.SHA256()).public_bytes(pem)
+
+    def usage(*, signs_certificates: bool) -> x509.KeyUsage:
+        return x509.KeyUsage(
+            digital_signature=not signs_certificates, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False,
+            key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+            encipher_only=False, decipher_only=False,
+        )  # fmt: skip
+
+    pem = serialization.Encoding.PEM
+    authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    signer = authority_key.public_key()
+    sides = [x509.oid.ExtendedKeyUsageOID.SERVER_AUTH, x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    return {
+        KEY: key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+        CERTIFICATE: certificate(
+            "qlora-wgpu cluster", key,
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (usage(signs_certificates=False), True),
+            (x509.ExtendedKeyUsage(sides), False),
+            (x509.SubjectAlternativeName([x509.DNSName("qlora-wgpu-cluster")]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), False),
+        ),
+        AUTHORITY: certificate(
+            "qlora-wgpu authority", authority_key,
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (usage(signs_certificates=True), True),
+            (x509.SubjectKeyIdentifier.from_public_key(signer), False),
+        ),
+    }  # fmt: skip
+
+
+# ---- certificates that are there -----------------------------------------------------------------
 
 _MOST = 1 << 20  # bytes of such a file
 _MAKE = "`qlora-wgpu certificates FOLDER` makes such a folder"

@@ -1,7 +1,5 @@
 """Which workers there are: they come, are taken in or refused, open the model, and go."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import pickle
@@ -10,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from qlora_wgpu.cluster.actor import made, unpacked
-from qlora_wgpu.cluster.blocks import Identity, RemoteWorker, Specification, WrongAnswerError
+from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass, made, unpacked
+from qlora_wgpu.cluster.blocks import WrongAnswerError
 from qlora_wgpu.cluster.connection import Connection
-from qlora_wgpu.cluster.scheduler import Division, in_order
+from qlora_wgpu.cluster.scheduler import Scheduler, in_order
 from qlora_wgpu.errors import ClusterError, QLoRAError
 
 # ---- progress ------------------------------------------------------------------------------------
@@ -35,7 +33,12 @@ class Progress:
         """Begins something that goes on by itself."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)  # nothing may hang for a thing that was not thought of
 
     async def stop(self) -> None:
         """Ends all that goes on by itself: from now on nothing is told."""
@@ -112,7 +115,7 @@ class Member:
         return self.identity is None and self.is_reached and not self.is_out
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the ``RemoteWorker``."""
+        """Calls a method of the worker."""
         if self.actor is None or self.gone.is_set():
             raise Gone
         try:
@@ -124,7 +127,7 @@ class Member:
 
     async def unless_gone(self, answer: Any) -> Any:
         """Waits for an answer, or for the worker to be gone."""
-        asked = asyncio.ensure_future(_awaited(answer))
+        asked = asyncio.ensure_future(answer)
         waiting = asyncio.ensure_future(self.gone.wait())
         try:
             await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,65 +136,7 @@ class Member:
             raise Gone
         finally:
             waiting.cancel()
-            if not asked.done():
-                asked.cancel()
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer
-
-
-Specify = Callable[[str], Specification]
-
-
-class Opening:
-    """Makes the actors of workers."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        worker_class: type[RemoteWorker],
-        specify: Specify,
-        tell: Callable[[str], None],
-    ) -> None:
-        """Has made none yet."""
-        self._connection = connection
-        self._worker_class = worker_class
-        self._specify = specify
-        self._tell = tell
-        self._told: set[str] = set()
-
-    async def open(self, member: Member) -> Identity:
-        """What a worker is, once it has opened the model."""
-        specification = self._specify(member.name)
-        client = self._connection.client
-        if (why := await self._connection.unreached(member.address)) is not None:
-            client = await self._connection.passing()
-            self._tell_once(
-                f"worker {member.name} cannot be reached from here ({why}): the scheduler passes "
-                "on what goes there and comes back"
-            )
-        future = client.submit(
-            pickle.loads, made(self._worker_class, specification), actor=True, pure=False,
-            workers=[member.address], allow_other_workers=False,
-        )  # fmt: skip
-        with client.as_current():  # the actor's calls go through the client that is, then
-            member.actor = await member.unless_gone(future)
-        identity = await member.call("identity")
-        if not isinstance(identity, Identity):
-            raise WrongAnswerError(f"it says that it is a {type(identity).__name__}")
-        return identity
-
-    def unreachable(self, member: Member, error: OSError) -> str:
-        """Tells that a worker cannot be reached; the sentence."""
-        text = f"worker {member.name} cannot be reached: {error}"
-        self._tell_once(f"{text}; it is tried again")
-        return text
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
+            asked.cancel()
 
 
 # ---- all workers ---------------------------------------------------------------------------------
@@ -209,29 +154,23 @@ class Members:
 
     def __init__(
         self,
-        client: Any,
-        opening: Opening,
+        connection: Connection,
+        worker_class: WorkerClass,
+        specify: Callable[[str], Specification],  # what a worker of a name opens
         check: Check,
         tell: Callable[[str], None],
-        division: Division,
+        scheduler: Scheduler,  # gets to know workers that may compute
         progress: Progress,
     ) -> None:
-        """Knows no worker yet.
-
-        Args:
-            client: An asynchronous Dask client.
-            opening: Has workers open the model.
-            check: A sentence about what is wrong with a worker, or None.
-            tell: Told of workers that come, go and fail.
-            division: Gets to know workers that may compute, and those that no longer may.
-            progress: Is told of all changes.
-        """
-        self._client = client
-        self._opening = opening
+        """Knows no worker yet."""
+        self._connection = connection
+        self._worker_class = worker_class
+        self._specify = specify
         self._check = check
         self._tell = tell
-        self._division = division
+        self._scheduler = scheduler
         self._progress = progress
+        self._told: set[str] = set()
         self._members: dict[str, Member] = {}  # by address
         self._met: set[str] = set()  # names
         self._heard = time.monotonic()
@@ -266,23 +205,21 @@ class Members:
         """Looks again and again which workers there are."""
         while True:
             try:
-                if self._client.scheduler is None:
+                if self._connection.client.scheduler is None:
                     raise OSError("the connection to the scheduler is lost")
                 async with asyncio.timeout(_SILENCE):
-                    info = await self._client.scheduler.identity()
+                    info = await self._connection.client.scheduler.identity()
                 self._heard = time.monotonic()
                 self._meet(info["workers"])
             except (OSError, TimeoutError):
                 self._look_for_scheduler(min(_SILENCE, silence))
-            except Exception as err:  # nothing may hang for a thing that was not thought of
-                self._progress.fail(err)
             self._progress.notify()
             await asyncio.sleep(_LOOK)
 
     def _look_for_scheduler(self, limit: float) -> None:
         """Notes that the scheduler is lost, once it has been for too long."""
         silent = time.monotonic() - self._heard
-        if silent > limit or self._client.status == "closed":
+        if silent > limit or self._connection.client.status == "closed":
             self._progress.fail(
                 ClusterError(f"the scheduler has not answered for {silent:.0f} seconds")
             )
@@ -330,7 +267,7 @@ class Members:
             self.leave_out(member, problem)
             return
         member.identity = identity
-        self._division.add(member.name)
+        self._scheduler.add(member.name)
         self._progress.advance()
         self._tell_of(member, identity)
         self._progress.notify()
@@ -339,16 +276,42 @@ class Members:
         """What a worker is, once it has opened the model; one not reached is tried again."""
         while True:
             try:
-                return await self._opening.open(member)
+                return await self.open(member)
             except OSError as err:
                 member.is_reached = False
-                self.last_reason = self._opening.unreachable(member, err)
+                self.last_reason = f"worker {member.name} cannot be reached: {err}"
+                self._tell_once(f"{self.last_reason}; it is tried again")
                 self._progress.notify()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN):
                     await member.gone.wait()
                 raise Gone
             member.is_reached = True
+
+    async def open(self, member: Member) -> Identity:
+        """Makes a worker's actor, which opens the model; what it says that it is."""
+        client = self._connection.client
+        if (why := await self._connection.unreached(member.address)) is not None:
+            client = await self._connection.passing()
+            self._tell_once(
+                f"worker {member.name} cannot be reached from here ({why}): the scheduler passes "
+                "on what goes there and comes back"
+            )
+        future = client.submit(
+            pickle.loads, made(self._worker_class, self._specify(member.name)), actor=True,
+            pure=False, workers=[member.address], allow_other_workers=False,
+        )  # fmt: skip
+        with client.as_current():  # the actor's calls go through the client that is, then
+            member.actor = await member.unless_gone(future)
+        identity = await member.call("identity")
+        if not isinstance(identity, Identity):
+            raise WrongAnswerError(f"it says that it is a {type(identity).__name__}")
+        return identity
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
     def _tell_of(self, member: Member, identity: Identity) -> None:
         for text in identity.notes:
@@ -371,7 +334,7 @@ class Members:
             del self._members[member.address]
         member.gone.set()
         if member.is_ready:
-            self._division.remove(member.name)
+            self._scheduler.remove(member.name)
             self._tell(f"worker {member.name}: {why}; its blocks go to others")
         self._progress.notify()
 
@@ -380,7 +343,7 @@ class Members:
         if member.is_out:
             return
         member.is_out = True
-        self._division.remove(member.name)
+        self._scheduler.remove(member.name)
         self.last_reason = f"worker {member.name}: {why}"
         self._tell(f"worker {member.name} is left out: {why}")
         member.actor = None

@@ -4,13 +4,15 @@ from qlora_wgpu.data.batches import Batch, bucket_length, collate, epoch_order
 from qlora_wgpu.data.chat_template import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,
-    RenderedChat,
+    closing_text,
+    end_of_turn,
     find_chat_template,
     render_chat,
     suitable_template,
 )
+from qlora_wgpu.data.columns import FORMATS
 from qlora_wgpu.data.dataset import (
-    Preparation,
+    chosen_template,
     content_digest,
     encoded_examples,
     load_dataset,
@@ -20,8 +22,7 @@ from qlora_wgpu.data.dataset import (
 )
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import is_dataset_name
-from qlora_wgpu.data.infer import chosen_template
-from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
+from qlora_wgpu.data.messages import alpaca_prompt
 from qlora_wgpu.data.prompts import (
     PromptFormat,
     PromptKind,
@@ -29,7 +30,8 @@ from qlora_wgpu.data.prompts import (
     read_prompt_files,
     save_prompt_files,
 )
-from qlora_wgpu.data.row_formats import FORMATS, RowEncoder, alpaca_prompt
+from qlora_wgpu.data.row_formats import RowEncoder
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 
@@ -45,11 +47,9 @@ __all__ = [
     "Preparation",
     "PromptFormat",
     "PromptKind",
-    "RenderedChat",
     "RowEncoder",
     "Tokenizer",
     "alpaca_prompt",
-    "assistant_spans",
     "bucket_length",
     "chosen_template",
     "closing_text",

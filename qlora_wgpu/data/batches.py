@@ -66,12 +66,7 @@ class PackedRows(Sequence[tuple[int, ...]]):
 
 
 def pack(lengths: npt.NDArray[np.int64], limit: int) -> list[tuple[int, ...]]:
-    """Puts examples into as few rows of ``limit`` tokens as best-fit decreasing finds.
-
-    Args:
-        lengths: Tokens of each example, at most ``limit``.
-        limit: Tokens of a row.
-    """
+    """Puts examples of so many tokens into as few rows as best-fit decreasing finds."""
     order = np.argsort(-lengths, kind="stable")
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # what is left of each row, ascending
@@ -107,13 +102,10 @@ class Batch:
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """The order in which an epoch visits ``n`` examples.
+    """The order in which an epoch visits ``n`` examples: a permutation of ``range(n)``.
 
     Philox is counter-based: the order follows from (seed, epoch) alone, so a resumed run needs no
     replay. Its raw bits are sorted here, because only they are the same in all versions of NumPy.
-
-    Returns:
-        A permutation of ``range(n)``, int64.
     """
     if n < 0 or seed < 0 or epoch < 0:
         raise ShapeError(f"n, seed and epoch must not be negative, got {n}, {seed} and {epoch}")

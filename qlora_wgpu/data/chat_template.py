@@ -6,31 +6,24 @@ assistant writes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
-from qlora_wgpu.data.canonical_messages import REASONING_KEYS, TemplateForms
+from qlora_wgpu.data import masking
+from qlora_wgpu.data.conversations import Conversation
+from qlora_wgpu.data.marker_words import unused
+from qlora_wgpu.data.masking import Masked, Masking, Sources, mask_many
+from qlora_wgpu.data.rendering import RenderedChat, without_span_marks
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError, reason
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import TEMPLATE_BYTES
-from qlora_wgpu.sandbox.process import ChildProcess, Stopped
-from qlora_wgpu.sandbox.templates import (
-    SPAN_END,
-    SPAN_START,
-    marks_assistant,
-    render,
-    render_many,
-    render_with_prefixes,
-)
+from qlora_wgpu.sandbox.process import ChildProcess, Stopped, error_of
+from qlora_wgpu.sandbox.templates import marks_assistant
 
 # ---- built-in templates --------------------------------------------------------------------------
 
@@ -104,37 +97,17 @@ def _for_all(source: str) -> str:
 
 # ---- rendering -----------------------------------------------------------------------------------
 
-_MOST_OTHERS = 64  # templates with options that are remembered
-
-
-class Conversation(NamedTuple):
-    """A conversation."""
-
-    messages: Sequence[Mapping[str, Any]]  # its messages
-    # The JSON schemas of functions that the model may call
-    tools: Sequence[Mapping[str, Any]] | None = None
-    first: int = 0  # the first message that is no part of the prompt
-    # What else the chat template is given, by name
-    options: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class RenderedChat:
-    """A rendered conversation."""
-
-    text: str  # the text that the model reads
-    # Half-open character ranges of what the assistant writes, or None where the template does not
-    # mark it with ``{% generation %}``
-    spans: list[tuple[int, int]] | None
-
 
 class ChatTemplate:
-    """A compiled chat template with the special tokens it may print.
+    """A chat template with the special tokens it may print, rendered in a process of its own.
+
+    This package's own templates are rendered in this one.
 
     Attributes:
         source: The template's Jinja source.
         tool_source: That of the template for conversations with tools, if it is another one.
         marks_assistant: Whether it has ``{% generation %}`` blocks.
+        sources: What the process that renders it is given.
     """
 
     def __init__(
@@ -143,155 +116,84 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any] | None = None,
         tool_source: str | None = None,
     ) -> None:
-        """Compiles a template.
-
-        Args:
-            source: Jinja source.
-            special_tokens: Texts by name, such as ``{"bos_token": "<s>"}``, and what else the
-                template is given.
-            tool_source: That of the template for conversations with tools, if it is another one.
-        """
+        """Compiles a template, which is given texts by name, such as ``{"bos_token": "<s>"}``."""
         self.source = source
         self.tool_source = tool_source
+        self.sources = Sources(source, tool_source, dict(special_tokens or {}))
+        self._is_own = all(map(is_built_in, {source, tool_source or source}))
         self._stopped = ""
         self.marks_assistant: bool = self._call(marks_assistant, source)
-        self._special_tokens = dict(special_tokens or {})
-        self._ahead = _Ahead((), None, ())
-        self._ready: dict[int, tuple[Conversation, Any]] = {}
-        self._looks_ahead = not is_built_in(source)
-        self._forms = TemplateForms(source, self._tried)
-        self._others: dict[str, ChatTemplate] = {}
-
-    def suited(self, conversation: Conversation) -> ChatTemplate:
-        """The template that writes a conversation, with the options that it gives.
-
-        As in transformers, it is the one for tools where there are any.
-        """
-        has_tools = conversation.tools and self.tool_source is not None
-        source = self.tool_source if has_tools and self.tool_source else self.source
-        if source == self.source and not conversation.options:
-            return self
-        key = json.dumps([source, dict(conversation.options)], sort_keys=True, default=str)
-        if key not in self._others:
-            if len(self._others) >= _MOST_OTHERS:
-                self._others.clear()
-            variables = {**self._special_tokens, **_plain(conversation.options)}
-            self._others[key] = ChatTemplate(source, variables)
-        return self._others[key]
-
-    def _tried(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
-        """The text of messages as they are, or None where the template refuses them."""
-        try:
-            text, _ = self._call(render, self.source, self._special_tokens, messages, None, False)
-        except QLoRAError:
-            return None
-        return str(text)
-
-    def _given(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Messages as the template is given them."""
-        return [_plain(_with_reasoning(self._forms.adapted(message))) for message in messages]
-
-    def look_ahead(self, conversations: Sequence[Conversation]) -> None:
-        """Renders conversations that ``render`` will be asked for soon, in a single call.
-
-        Calling another process for each would cost more than rendering it. What goes wrong is told
-        when the conversation is asked for.
-
-        Args:
-            conversations: The very objects that will be given to ``render``.
-        """
-        self._ready = {}
-        if not self._looks_ahead or self._stopped or not conversations:
-            return
-        plain = [(self._given(each.messages), _plain(each.tools)) for each in conversations]
-        try:
-            rendered = templates_process().call(
-                render_many, self.source, self._special_tokens, plain
-            )
-        except Exception:  # one by one, each has its own time and its own error
-            self._looks_ahead = False
-            return
-        pairs = zip(conversations, rendered, strict=True)
-        self._ready = {id(c.messages): (c, r) for c, r in pairs if r is not None}
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
-        """Renders a conversation.
+        """Renders a conversation, with the header of an assistant's turn at the end if asked."""
+        conversation = _plain(Conversation(messages, tools, 0, options or {}))
+        with _cannot_be_handed_over():
+            text, spans = self._call(
+                masking.render_chat, self.sources, conversation, add_generation_prompt
+            )
+        return RenderedChat(text, spans and [(first, end) for first, end in spans])
 
-        Args:
-            messages: Mappings with ``role`` and ``content``.
-            add_generation_prompt: Whether to end with the header of an assistant turn.
-            tools: JSON schemas of functions that the model may call.
-        """
-        text = self._ahead.text_of(messages, add_generation_prompt, tools)
-        if text is not None:
-            return RenderedChat(text, None)
-        (text, spans), prefixes = self._rendered(messages, add_generation_prompt, tools)
-        if prefixes:
-            self._ahead = _Ahead(messages, tools, prefixes)
-        marked = [(int(first), int(end)) for first, end in spans]
-        return RenderedChat(text, marked if self.marks_assistant else None)
+    def left_out(self, conversation: Conversation) -> frozenset[str]:
+        """What of a conversation the template leaves out, in words."""
+        return frozenset(self._call(masking.left_out, self.sources, _plain(conversation)))
 
-    def _rendered(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> Any:
-        """The text with its marks, and what ``render_with_prefixes`` gives beside it."""
-        conversation, ready = self._ready.get(id(messages), (Conversation(()), None))
-        is_same = conversation.messages is messages and conversation.tools is tools
-        if is_same and not add_generation_prompt:
-            return ready
-        given = self.source, self._special_tokens, self._given(messages), _plain(tools)
+    def mask_many(
+        self, conversations: Sequence[Conversation], how: Masking
+    ) -> list[Masked | QLoRAError]:
+        """Each conversation's text with what is learnt of it, or what is wrong with it."""
+        given = list(map(_plain, conversations))
+        messages = sum(len(each.messages) for each in given)
+        if len(given) > 1 and not self._stopped:
+            try:
+                return _masked(self._ask(mask_many, self.sources, given, how, answers=messages))
+            except Exception:  # one by one, each has its own time and its own error
+                return [self.mask_many([each], how)[0] for each in given]
         try:
-            if add_generation_prompt or self.marks_assistant:
-                return self._call(render, *given, add_generation_prompt), ()
-            return self._call(render_with_prefixes, *given)
-        except QLoRAError:
-            raise
-        except Exception as err:  # what cannot be handed to another process
-            raise DataError(f"the chat template cannot render this conversation: {err}") from err
+            with _cannot_be_handed_over():
+                return _masked(self._call(mask_many, self.sources, given, how, answers=messages))
+        except QLoRAError as err:
+            return [err] * len(given)
 
-    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function of the sandbox: here for templates of this package's own."""
-        if is_built_in(self.source):
+    def _ask(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+        """Calls a function where the template may be rendered."""
+        if self._is_own:
             return function(*args)
-        if self._stopped:  # once is enough
-            raise TokenizerError(self._stopped)
-        try:
-            return templates_process().call(function, *args)
-        except Stopped as err:
-            self._stopped = f"the chat template is stopped: it {err}"
-            raise TokenizerError(self._stopped) from err
+        return templates_process().call(function, *args, answers=answers)
+
+    def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+        """Calls a function, unless the template has been stopped: once is enough."""
+        if not self._stopped:
+            try:
+                return self._ask(function, *args, answers=answers)
+            except Stopped as err:
+                self._stopped = f"the chat template is stopped: it {err}"
+        raise TokenizerError(self._stopped)
 
 
-class _Ahead:
-    """Beginnings of the conversation rendered last: asked for next, and not worth another call."""
+def _plain(conversation: Conversation) -> Conversation:
+    return Conversation(*map(without_span_marks, conversation))
 
-    def __init__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: object,
-        prefixes: Iterable[tuple[int, bool, str | None]],
-    ) -> None:
-        self._messages = list(messages)
-        self._tools = tools
-        self._texts = {(length, prompt): text for length, prompt, text in prefixes}
 
-    def text_of(
-        self, messages: Sequence[Mapping[str, Any]], prompt: bool, tools: object
-    ) -> str | None:
-        """The text of the very same messages, if it is known."""
-        text = self._texts.get((len(messages), prompt))
-        if text is None or tools is not self._tools:
-            return None
-        same = all(a is b for a, b in zip(messages, self._messages, strict=False))
-        return text if same else None
+def _masked(answers: Sequence[Sequence[Any]]) -> list[Masked | QLoRAError]:
+    """What a child process answers, which has an error as its name and message."""
+    return [Masked(*each) if len(each) > 2 else error_of(*each) for each in answers]
+
+
+@contextmanager
+def _cannot_be_handed_over() -> Iterator[None]:
+    """Tells of values that cannot be handed to another process."""
+    try:
+        yield
+    except QLoRAError:
+        raise
+    except Exception as err:
+        raise DataError(f"the chat template cannot render this conversation: {err}") from err
 
 
 def render_chat(
@@ -306,15 +208,9 @@ def render_chat(
 
 
 def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template that a run uses.
+    """The template that a run uses, by ``data.chat_template``; None if there is none at all.
 
-    Args:
-        setting: ``data.chat_template``: a built-in name, the template itself, a file, or None for
-            the tokenizer's own.
-        tokenizer: Gives its template and its special tokens.
-
-    Returns:
-        The template, or None if there is none at all.
+    The setting is a built-in name, the template itself, a file, or None for the tokenizer's own.
     """
     if setting is None:
         source = tokenizer.chat_template
@@ -331,7 +227,7 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
 @lru_cache(maxsize=1)
 def templates_process() -> ChildProcess:
     """The process that renders the templates of strangers, one for all."""
-    return ChildProcess("templates")
+    return ChildProcess("data.masking")
 
 
 def _read_template(path: Path) -> str:
@@ -346,19 +242,22 @@ def _read_template(path: Path) -> str:
         raise TokenizerError(f"the chat template {path} cannot be read: {reason(err)}") from err
 
 
-def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
-    if reasoning is None:
-        return dict(message)
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+# ---- how a turn ends -----------------------------------------------------------------------------
 
 
-def _plain(value: Any) -> Any:
-    """A copy of JSON values without the marks that only this module may set."""
-    if isinstance(value, str):
-        return value.replace(SPAN_START, "\ufffd").replace(SPAN_END, "\ufffd")
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+    """Id of the special token that the template writes after an assistant's turn, or None."""
+    name = tokenizer.first_special(tokenizer.encode(closing_text(template), False))
+    return None if name is None else tokenizer.token_id(name)
+
+
+def closing_text(template: ChatTemplate) -> str:
+    """The text that a template writes after an assistant's last turn, stripped of white space."""
+    answer = unused("")
+    try:
+        text = template.render(
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        ).text
+    except (DataError, TokenizerError):  # told where a row is rendered
+        return ""
+    return text.rpartition(answer)[2].strip()

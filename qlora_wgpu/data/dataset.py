@@ -1,4 +1,4 @@
-"""Reading a data file, folder or hub name into a data set, and rows that are held out of it."""
+"""Reading a file, folder, hub name or rows into a data set, and rows that are held out of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from datetime import date
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,19 @@ import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.config.paths import DataPlace
-from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template
+from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template, suitable_template
+from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
-from qlora_wgpu.data.prepared import cache_folder, prepare
-from qlora_wgpu.data.row_formats import Encoded, is_blank
+from qlora_wgpu.data.preferences import JUDGED, PAIRS, format_of
+from qlora_wgpu.data.prepared import cache_folder, key_of, prepare
+from qlora_wgpu.data.row_formats import Encoded
 from qlora_wgpu.data.row_source import (
-    AnswersInMemory,
     AnswerSource,
-    RowsInMemory,
     RowSource,
     lasting,
+    rows_in_memory,
+    rows_of_files,
     unit_of,
 )
 from qlora_wgpu.data.row_stats import Preparation
@@ -35,9 +38,6 @@ from qlora_wgpu.data.splits import RowSlice, Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.presence import exists
-
-__all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
-
 
 # ---- reading -------------------------------------------------------------------------------------
 
@@ -83,13 +83,12 @@ def load_dataset(
         )
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.from_folder(tokenizer)
-    if not isinstance(path, str | os.PathLike):
-        return encode_rows(path, tokenizer, how)
-    source = _open(path, tokenizer, how, progress, held_out=held_out)
-    keeps = cache and cache_problem() is None
-    folder = cache_folder() / source.key if keeps else None
+    selection, source = _open(path, tokenizer, how, progress, held_out=held_out)
+    folder = None
+    if cache and selection is not None and cache_problem() is None:
+        folder = cache_folder() / _key(selection, source)
     dataset = prepare(folder, source.fill)
-    dataset.left_out = source.left_out
+    dataset.left_out = {} if selection is None else selection.left_out
     dataset.unit = unit_of(how)
     return dataset
 
@@ -99,17 +98,9 @@ def encode_rows(
 ) -> Dataset:
     """Encodes rows that are in memory, as ``load_dataset`` does those of a file.
 
-    Args:
-        rows: Mappings of one of the formats in ``qlora_wgpu.data.row_formats``.
-        tokenizer: The model's tokenizer.
-        how: Settings of the preparation.
-        name: For messages: ``rows[0]``.
-
-    Raises:
-        DataError: If a row is wrong, or there is nothing to learn.
-        TokenizerError: If the chat template is broken.
+    Messages call a row by the name, such as ``rows[0]``.
     """
-    dataset = prepare(None, _in_memory(rows, tokenizer, how, name).fill)
+    dataset = prepare(None, _open(rows, tokenizer, how, name=name)[1].fill)
     dataset.unit = unit_of(how)
     return dataset
 
@@ -120,13 +111,8 @@ def encoded_examples(
     """Yields what ``load_dataset`` would read, with the text of each example.
 
     Rows with nothing to learn are yielded, too, which it leaves out.
-
-    Raises:
-        DataError: If a file cannot be read or a row is wrong.
-        TokenizerError: If the chat template is broken.
     """
-    source = _open(path, tokenizer, how, lambda rows: None, held_out=held_out)
-    return source.examples(empty=True)
+    return _open(path, tokenizer, how, held_out=held_out)[1].examples()
 
 
 def row_format(
@@ -134,63 +120,68 @@ def row_format(
     tokenizer: Tokenizer,
     how: Preparation,
 ) -> str:
-    """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents.
-
-    Raises:
-        DataError: If a file cannot be read or its first row is wrong.
-    """
-    if not isinstance(path, str | os.PathLike):
-        return _in_memory(path, tokenizer, how, "rows").row_format
-    return _open(path, tokenizer, how, lambda rows: None).row_format
-
-
-def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The first row of a file, folder or name that holds anything; None of documents.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
-    files = _select(path, held_out=False).files
-    if holds_documents(list(files)):
-        return None
-    rows = (row for file in files for _, row in read_rows(file))
-    return next((row for row in rows if not is_blank(row)), None)
+    """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents."""
+    return _open(path, tokenizer, how)[1].row_format
 
 
 def _open(
-    path: str | os.PathLike[str],
+    data: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     how: Preparation,
-    progress: Callable[[int], None],
+    progress: Callable[[int], None] = lambda rows: None,
     *,
     held_out: bool = False,
-) -> RowSource:
-    template = _template(how, tokenizer)
-    selection = _select(path, held_out=held_out)
+    name: str = "rows",
+) -> tuple[Selection | None, RowSource]:
+    """What reads the rows of files, or of a program, and which files these are."""
     kind = RowSource if how.objective == "sft" else AnswerSource
-    source = kind(selection.name, list(selection.files), tokenizer, template, how, progress)
-    source.left_out, source.root = selection.left_out, selection.root
-    source.slice = selection.rows
-    if selection.rows is not None and holds_documents(list(selection.files)):
+    if not isinstance(data, str | os.PathLike):
+        rows = partial(rows_in_memory, _listed(data, name), name)
+        return None, kind(name, rows, (), tokenizer, _template(how, tokenizer), how, progress)
+    template = _template(how, tokenizer)
+    selection = _select(data, held_out=held_out)
+    documents = selection.files if holds_documents(selection.files) else ()
+    if selection.rows is not None and documents:
         raise DataError(
-            f"{path} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
+            f"{data} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
         )
-    return source
+    rows = partial(rows_of_files, selection)
+    source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
+    return selection, source
 
 
-def _in_memory(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
-) -> RowsInMemory:
+def _listed(rows: Any, name: str) -> Any:
     rows = lasting(rows)
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     if not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
         raise DataError(f"{name} must be a path or a list of rows, got {type(rows).__name__}")
-    template = _template(how, tokenizer)
-    kind = RowsInMemory if how.objective == "sft" else AnswersInMemory
-    source = kind(name, [Path(name)], tokenizer, template, how, lambda rows: None)
-    source.rows = rows
-    return source
+    return rows
+
+
+def _key(selection: Selection, source: RowSource) -> str:
+    """A hash of the files and of everything besides them that decides what the examples are."""
+    how, tokenizer, template = source.how, source.tokenizer, source.template
+    text = template.source if template is not None else ""
+    tool_source = template.tool_source if template is not None else None
+    settings = {
+        "max_seq_length": how.max_seq_length,
+        "row_format": how.row_format,
+        "columns": dict(how.columns),
+        "train_on": how.train_on,
+        "truncation": how.truncation,
+        "template": text,
+        **({"tool_template": tool_source} if tool_source else {}),
+        # Some templates write the date.
+        "date": date.today().isoformat() if "strftime_now" in text else "",
+        "tokenizer": tokenizer.fingerprint,
+        "special_tokens": tokenizer.special_tokens,
+        "ends": sorted(tokenizer.eos_token_ids),
+        **({"as_chats": True} if how.as_chats else {}),
+        **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
+        **({"slice": selection.rows.text} if selection.rows is not None else {}),
+    }
+    return key_of(list(selection.files), settings)
 
 
 def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -210,6 +201,50 @@ def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
     return select_files(Path(path), held_out=held_out)
 
 
+# ---- what a first row tells ----------------------------------------------------------------------
+
+_FOR = {PAIRS: "dpo", JUDGED: "kto"}
+
+
+def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The first row of a file, folder or name that holds anything; None of documents."""
+    files = _select(path, held_out=False).files
+    if holds_documents(files):
+        return None
+    rows = (row for file in files for _, row in read_rows(file))
+    return next((row for row in rows if not is_blank(row)), None)
+
+
+def chosen_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
+    """``dpo`` for pairs of answers, ``kto`` for judged ones, else ``sft``."""
+    row = first_row(data_path)
+    if row is None:
+        return "sft"
+    row = with_columns(row, columns or {})
+    try:
+        return _FOR[format_of(row, "kto")]
+    except DataError:
+        return "sft"
+
+
+def chosen_template(
+    data_path: str,
+    tokenizer: Tokenizer,
+    objective: str = "sft",
+    columns: Mapping[str, str] | None = None,
+) -> str | None:
+    """The name of the template that a run on some data needs besides the tokenizer.
+
+    None where the tokenizer has a template, or the rows are no chats.
+    """
+    if tokenizer.chat_template is not None:
+        return None
+    how = Preparation(max_seq_length=2, objective=objective, columns=columns or {})
+    if row_format(data_path, tokenizer, how) not in CHATS:
+        return None
+    return suitable_template(tokenizer)
+
+
 # ---- rows that are held out ----------------------------------------------------------------------
 
 
@@ -219,13 +254,7 @@ class DatasetPart(Dataset):
     def __init__(
         self, whole: Dataset, numbers: npt.NDArray[np.int64], counts: Counts | None = None
     ) -> None:
-        """Chooses examples.
-
-        Args:
-            whole: The data set.
-            numbers: Those of its examples that are chosen, rising.
-            counts: Counts of what became of the source's rows; by default each example is a row.
-        """
+        """Chooses examples by their rising numbers; by default each counts as a row."""
         super().__init__((), counts or Counts(rows=len(numbers)))
         self._whole = whole
         self._numbers = numbers
@@ -283,21 +312,11 @@ class DatasetPart(Dataset):
 
 
 def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Parts a data set in two, by the contents of its examples and a seed alone.
+    """Parts a data set in what is left and what is held out, by its contents and a seed alone.
 
-    The same rows are held out whatever their order and the machine. Rows that are equal stay
-    together, and so do the windows of a text, so that no row is learnt and measured.
-
-    Args:
-        dataset: The examples.
-        size: How many rows are held out, or which share of them where it is below 1.
-        seed: Another one holds out others.
-
-    Returns:
-        What is left, and what is held out: at least ``size``.
-
-    Raises:
-        DataError: If nothing would be left to learn from.
+    The size is a number of rows, or a share of them where it is below 1; at least so many are held
+    out. The same ones are whatever their order and the machine. Rows that are equal stay together,
+    and so do the windows of a text, so that no row is learnt and measured.
     """
     texts, row_of = np.unique(dataset.text_numbers, return_inverse=True)
     rows = len(texts)

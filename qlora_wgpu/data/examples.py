@@ -25,13 +25,9 @@ _SEAM = re.compile(r"\n(?=\S)")
 
 
 def pieces_of(parts: Iterable[str]) -> Iterator[str]:
-    """Cuts a text into pieces for a tokenizer: one, unless it is large.
+    """Cuts a text, which comes in parts, into pieces for a tokenizer: one, unless it is large.
 
-    Args:
-        parts: The text, cut anywhere.
-
-    Yields:
-        Pieces of at most ``MAX_AT_ONCE`` bytes that end where a line does, if there is one.
+    They have at most ``MAX_AT_ONCE`` bytes and end where a line does, if there is one.
     """
     rest = ""
     for part in parts:
@@ -46,13 +42,9 @@ def pieces_of(parts: Iterable[str]) -> Iterator[str]:
 def document_ids(
     tokenizer: Tokenizer, parts: Iterable[str], add_special_tokens: bool = True
 ) -> Iterator[list[int]]:
-    """Token ids of a document, piece by piece.
+    """Token ids of a document, which comes in any parts, piece by piece.
 
-    Args:
-        tokenizer: The model's tokenizer.
-        parts: The text, cut anywhere.
-        add_special_tokens: Whether the document, not every piece, begins and ends as the tokenizer
-            says.
+    With ``add_special_tokens`` the document, not every piece, begins and ends as tokenizers do.
     """
     pieces = pieces_of(parts)
     piece = next(pieces)
@@ -188,16 +180,9 @@ class Dataset(Sequence[Example]):
         weights: npt.NDArray[np.float32] | None = None,
         goes_on: npt.NDArray[np.uint8] | None = None,
     ) -> Dataset:
-        """Takes all ids and labels, one example after the other.
+        """Takes all ids and labels, one example after the other, and where each ends.
 
-        Args:
-            ids: Token ids.
-            labels: Labels.
-            ends: Where each example ends.
-            counts: Counts of what became of the source's rows.
-            warnings: About it.
-            weights: Each example's weight; by default 1.
-            goes_on: 1 where an example goes on with the text of the one before; by default none.
+        ``goes_on`` is 1 where an example goes on with the text of the one before.
         """
         dataset = cls((), counts, warnings)
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends

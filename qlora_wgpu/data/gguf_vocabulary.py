@@ -100,20 +100,12 @@ def vocabulary_keys(
     prompt: str | None = None,
     joins_pairs: bool = False,
 ) -> dict[str, Any]:
-    """The keys.
+    """The keys of a tokenizer of a folder, with a token for each row of the embedding.
 
-    llama.cpp puts nothing around a prompt but what they say: what it begins with goes by the
-    prompts that were trained, and nothing ends it.
-
-    Args:
-        tokenizer: The tokenizer.
-        folder: The folder that it was read from.
-        vocab_size: Rows of the embedding, each of which has a token in the file.
-        where: What messages call tokenizer.json.
-        prompt: A prompt as the chat template writes it; None where prompts are plain text, around
-            which the tokenizer puts its own special tokens.
-        joins_pairs: Whether llama.cpp has a vocabulary with bytes for what is no token joined by
-            its merges, as it has Gemma 4's, instead of by scores.
+    llama.cpp puts nothing around a prompt but what they say: what it begins with goes by a prompt
+    as the chat template writes it (None where prompts are plain text, around which the tokenizer
+    puts its own special tokens), and nothing ends it. With ``joins_pairs`` it joins a vocabulary
+    with bytes for what is no token by its merges, as Gemma 4's, instead of by scores.
     """
     path = folder / "tokenizer.json"
     stored = json.loads(file_bytes(path, TOKENIZER_BYTES))

@@ -36,13 +36,9 @@ Splits = Mapping[str, Sequence[str]]
 def choose_converted(
     name: str, files: Sequence[str], asked: str | None, *, held_out: bool
 ) -> tuple[str, dict[str, list[str]]]:
-    """A split of a configuration.
+    """A split of a configuration, of files named as ``CONFIGURATION/SPLIT/0000.parquet``.
 
-    Args:
-        name: The data set's, for messages.
-        files: All of the branch, named as ``CONFIGURATION/SPLIT/0000.parquet``.
-        asked: ``CONFIGURATION/SPLIT`` or ``SPLIT``; None for what is usual.
-        held_out: Whether it is read to be measured on.
+    Asked for is ``CONFIGURATION/SPLIT`` or ``SPLIT``, or what is usual.
     """
     *folders, split = (asked or "").split("/")
     configurations = _configurations(files)
@@ -119,15 +115,11 @@ def is_dataset_name(text: str) -> bool:
 def download(text: str, *, held_out: bool = False) -> Selection:
     """The files of a split in the local cache, downloaded if they are not there yet.
 
-    They are those that its README.md lists, else their names tell them. Where neither does, or no
-    such file can be read, they are those of the branch on which the hub keeps its configurations as
+    The text is ``owner/name``, whose split is ``train`` (or that to be measured on);
+    ``owner/name:validation``; or with a folder or a configuration ``owner/name:main/test``. Files
+    are those that the README.md lists, else their names tell them. Where neither does, or no such
+    file can be read, they are those of the branch on which the hub keeps its configurations as
     Parquet.
-
-    Args:
-        text: ``owner/name``, whose split is ``train`` (or that to be measured on);
-            ``owner/name:validation``; or with a folder or a configuration of the data set,
-            ``owner/name:main/test``.
-        held_out: Whether it is read to be measured on.
     """
     # By name: what the package offers lazily is there only where somebody else has asked for it.
     from huggingface_hub import errors

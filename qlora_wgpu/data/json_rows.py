@@ -8,72 +8,16 @@ import re
 from collections.abc import Iterator
 from io import IncrementalNewlineDecoder
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import open_file
-from qlora_wgpu.limits import MAX_COLUMNS, MAX_DEPTH, MAX_LINE
+from qlora_wgpu.limits import JSON_LIST_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_LINE
 from qlora_wgpu.visible import quoted
 
 # ---- text files ----------------------------------------------------------------------------------
 
 _CHUNK = 1 << 20  # bytes
-
-
-class TextFile:
-    """A UTF-8 file, with or without a mark at its beginning, whose errors name a line."""
-
-    def __init__(self, path: Path) -> None:
-        """Opens the file."""
-        self.name = path.name
-        self._path = path
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._line_ends = 0
-        try:
-            self._file = open_file(path)
-        except OSError as err:
-            raise self._unreadable(err) from err
-
-    def __enter__(self) -> TextFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
-    def read(self) -> str:
-        """The next characters; none at the end."""
-        text = ""
-        while not text:
-            raw = self._read_bytes()
-            text = self._decoded(raw)
-            if not raw:
-                break
-        self._line_ends += text.count("\n")
-        return text
-
-    def _read_bytes(self) -> bytes:
-        try:
-            return self._file.read(_CHUNK)
-        except OSError as err:
-            raise self._unreadable(err) from err
-
-    def _decoded(self, raw: bytes) -> str:
-        try:
-            return self._decode(raw, not raw)
-        except UnicodeDecodeError as err:
-            line = 1 + self._line_ends + bytes(err.object[: err.start]).count(b"\n")
-            raise DataError(
-                f"{self.name} line {line} is not UTF-8 text: save the file as UTF-8"
-            ) from err
-
-    def _unreadable(self, err: OSError) -> DataError:
-        return DataError(f"the data file {self._path} cannot be read: {err.strerror or err}")
 
 
 def file_parts(path: Path) -> Iterator[str]:
@@ -82,10 +26,27 @@ def file_parts(path: Path) -> Iterator[str]:
     So a text has the same tokens whatever system it was written on.
     """
     line_ends = IncrementalNewlineDecoder(None, translate=True)
-    with TextFile(path) as file:
-        while part := file.read():
-            yield line_ends.decode(part)
-        yield line_ends.decode("", final=True)
+    for part in _decoded_parts(path):
+        yield line_ends.decode(part)
+    yield line_ends.decode("", final=True)
+
+
+def _decoded_parts(path: Path) -> Iterator[str]:
+    """A UTF-8 file, with or without a mark at its beginning, whose errors name a line."""
+    decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+    line, raw = 1, b"\n"
+    try:
+        with open_file(path) as file:
+            while raw:
+                raw = file.read(_CHUNK)
+                part = decode(raw, not raw)
+                line += part.count("\n")
+                yield part
+    except UnicodeDecodeError as err:
+        where = f"{path.name} line {line + bytes(err.object[: err.start]).count(10)}"
+        raise DataError(f"{where} is not UTF-8 text: save the file as UTF-8") from err
+    except OSError as err:
+        raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -99,12 +60,7 @@ class _Refused(ValueError):
 
 
 def parse_json(text: str, first_line: int | None = None) -> Any:
-    """The value of a text.
-
-    Args:
-        text: All of it is the value.
-        first_line: Number of its first line in a file; None for text of one line alone.
-    """
+    """The value that a text is; its first line has a number in a file, or it is one line alone."""
     decoder = _decoder()
     try:
         value, end = decoder.raw_decode(text, skip_space(text, 0))
@@ -204,8 +160,6 @@ def _has_lone_surrogate(value: Any) -> bool:
 # ---- rows ----------------------------------------------------------------------------------------
 
 _LIST = "a row must be a JSON object, not a list: a file that is one list must end in .json"
-_NEAR_THE_END = 16  # characters: what is cut off within a number, an escape or a word
-_FIRST_TRY = 1 << 16  # characters that a row is first looked for in
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
@@ -260,25 +214,37 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 
 def json_list(path: Path) -> Rows:
     """Yields where a row stands and the row, from a file that holds one list."""
-    with TextFile(path) as file:
-        text = _Window(file)
-        if text.peek() != "[":
-            yield from _one_after_another(text, path.name)
-            return
-        text.take()
-        number = 0
-        while number or text.peek() != "]":
-            number += 1
-            yield f"{path.name} row {number}", _row(text.value(), f"{path.name} row {number}")
-            if text.peek() == "]":
-                break
-            text.expect(",")
-        text.take()
-        if text.peek():
-            raise text.error("Extra data")
+    text = _Values(path.name, _whole(path))
+    if text.peek() != "[":
+        yield from _one_after_another(text, path.name)
+        return
+    text.expect("[")
+    number = 0
+    while number or text.peek() != "]":
+        number += 1
+        yield f"{path.name} row {number}", _row(text.value(), f"{path.name} row {number}")
+        if text.peek() == "]":
+            break
+        text.expect(",")
+    text.expect("]")
+    if text.peek():
+        raise text.error("Extra data")
 
 
-def _one_after_another(text: _Window, name: str) -> Rows:
+def _whole(path: Path) -> str:
+    parts, left = [], JSON_LIST_BYTES
+    for part in _decoded_parts(path):
+        left -= len(part)
+        if left < 0:
+            raise DataError(
+                f"{path.name} is larger than {JSON_LIST_BYTES >> 30} GiB, and a .json file is read "
+                "whole: write its rows as JSON Lines, one object per line, into a .jsonl file"
+            )
+        parts.append(part)
+    return "".join(parts)
+
+
+def _one_after_another(text: _Values, name: str) -> Rows:
     """The rows of JSON lines, which many keep in a file called ``.json``; maybe one alone."""
     if not text.peek():
         raise _no_list(name)
@@ -311,97 +277,55 @@ def _no_list(name: str) -> DataError:
     return DataError(f"{name} must hold a list of rows, or one object per line")
 
 
-class _Window:
-    """The part of a text that is looked at, of which what is done with is forgotten."""
+class _Values:
+    """A text, of whose values one after the other is read."""
 
-    def __init__(self, file: TextFile) -> None:
-        self._file = file
-        self._text = ""
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
         self._at = 0
-        self._lines_before = 0
-        self._column = 0  # of the window's first character within its line
-        self._ended = False
-
-    def _fill(self, size: int) -> None:
-        """Reads until so many characters are there, or all."""
-        while not self._ended and len(self._text) - self._at < size:
-            more = self._file.read()
-            self._ended = not more
-            self._forget()
-            self._text += more
-
-    def _forget(self) -> None:
-        done = self._text[: self._at]
-        self._lines_before += done.count("\n")
-        self._column = len(done) - done.rfind("\n") - 1 + (0 if "\n" in done else self._column)
-        self._text, self._at = self._text[self._at :], 0
 
     def peek(self) -> str:
         """The next character that is no white space; empty at the end."""
-        while True:
-            self._fill(1)
-            self._at = skip_space(self._text, self._at)
-            if self._at < len(self._text) or self._ended:
-                return self._text[self._at : self._at + 1]
-
-    def take(self) -> None:
-        """Goes past the character that was peeked at."""
-        self._at += 1
+        self._at = skip_space(self._text, self._at)
+        return self._text[self._at : self._at + 1]
 
     def expect(self, character: str) -> None:
         """Goes past a character, which must be there."""
         if self.peek() != character:
             raise self.error(f"Expecting {character!r} delimiter")
-        self.take()
+        self._at += 1
 
     def value(self) -> Any:
         """Goes past a value, which it returns."""
         self.peek()
-        size = _FIRST_TRY
-        while True:
-            self._fill(size)
-            try:
-                value, end = raw_decode(self._text, self._at)
-            except json.JSONDecodeError as err:
-                if self._ended or not self._is_cut_off(err):
-                    raise self.error(err.msg, err.pos) from err
-            except (ValueError, RecursionError) as err:
-                raise DataError(f"{self._file.name}: {refusal(err)}") from err
-            else:
-                if end - self._at > MAX_LINE:
-                    raise self._too_long()
-                if self._ended or end < len(self._text):
-                    return self._past(value, end)
-            if size > MAX_LINE:
-                raise self._too_long()
-            size *= 2
-
-    def _too_long(self) -> DataError:
-        return DataError(
-            f"{self._file.name}: the row at {self._place(self._at)} is longer than "
-            f"{MAX_LINE >> 20} MiB: cut it into several"
-        )
-
-    def _past(self, value: Any, end: int) -> Any:
-        source = self._text[self._at : end]
+        begin = self._at
         try:
-            checked(value, source)
+            value, self._at = raw_decode(self._text, begin)
+        except json.JSONDecodeError as err:
+            if err.pos - begin > MAX_LINE:
+                raise self._too_long(begin) from err
+            raise self.error(err.msg, err.pos) from err
+        except (ValueError, RecursionError) as err:
+            raise DataError(f"{self._name}: {refusal(err)}") from err
+        if self._at - begin > MAX_LINE:
+            raise self._too_long(begin)
+        try:
+            return checked(value, self._text[begin : self._at])
         except DataError as err:
-            raise DataError(f"{self._file.name}: {err} at {self._place(self._at)}") from err
-        self._at = end
-        return value
-
-    def _is_cut_off(self, err: json.JSONDecodeError) -> bool:
-        """Whether more text may mend it."""
-        near = len(self._text) - err.pos <= _NEAR_THE_END
-        return near or err.msg.startswith("Unterminated string")
+            raise DataError(f"{self._name}: {err} at {self._place(begin)}") from err
 
     def error(self, reason: str, at: int | None = None) -> DataError:
         """The sentence for what is wrong at a place, by default the present one."""
         place = self._place(self._at if at is None else at)
-        return DataError(f"{self._file.name}: not valid JSON ({reason} at {place})")
+        return DataError(f"{self._name}: not valid JSON ({reason} at {place})")
+
+    def _too_long(self, begin: int) -> DataError:
+        return DataError(
+            f"{self._name}: the row at {self._place(begin)} is longer than "
+            f"{MAX_LINE >> 20} MiB: cut it into several"
+        )
 
     def _place(self, at: int) -> str:
-        before = self._text[:at]
-        column = len(before) - before.rfind("\n") + (0 if "\n" in before else self._column)
-        return f"line {self._lines_before + before.count(chr(10)) + 1} column {column}"
+        line_begins = self._text.rfind("\n", 0, at) + 1
+        return f"line {self._text.count(chr(10), 0, at) + 1} column {at - line_begins + 1}"

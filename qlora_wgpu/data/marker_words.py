@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qlora_wgpu.data.canonical_messages import REASONING_KEYS
-from qlora_wgpu.data.chat_template import ChatTemplate, Conversation
+from qlora_wgpu.data.conversations import REASONING_KEYS, Conversation, Message, Span, Tools
+from qlora_wgpu.data.rendering import Template
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.visible import quoted
-
-Message = Mapping[str, Any]
-Span = tuple[int, int]
 
 # ---- conversations with marks --------------------------------------------------------------------
 
@@ -63,7 +60,7 @@ class MarkedConversation:
 
     text: str
     messages: list[Message]  # the messages
-    tools: Sequence[Mapping[str, Any]] | None = None  # the tools, marked or not
+    tools: Tools = None  # the tools, marked or not
     # The message whose content is exchanged as a whole, if one's is; then a template need not keep
     # all of it
     whole: int | None = None
@@ -92,8 +89,7 @@ class MarkedConversation:
     def places(self, marked: str | None) -> dict[int, list[Place]]:
         """Where the parts of messages stand in the conversation's own text, in order.
 
-        Args:
-            marked: The text of these messages; None where the template refuses them.
+        Nowhere where the template refuses the marked ones.
         """
         if marked is None:
             return {}
@@ -255,7 +251,7 @@ class LeftOut:
     shape one is looked at.
     """
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: Template) -> None:
         """Has looked at none."""
         self._template = template
         self._known: dict[Any, tuple[Set[Part], Set[Part]]] = {}

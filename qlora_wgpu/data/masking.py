@@ -1,28 +1,73 @@
-"""Which characters of a rendered conversation the assistant wrote, and which tokens they are."""
+"""Which characters of a conversation are learnt: by whose turns they are, and what turns say.
+
+Finding turns takes several renderings, so all of this runs where the template does: for those of
+strangers in the child process, which is asked for a batch of rows at once.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from qlora_wgpu.data.conversations import (
+    ASKS_FLAGS,
+    REASONING_KEYS,
+    USUAL_ROLES,
+    Conversation,
+    Message,
+    Span,
+    Tools,
+    is_asked_for,
+    is_spared,
+    roles_in_words,
+    text_of,
+)
+from qlora_wgpu.data.marker_words import (
+    LeftOut,
+    MarkedConversation,
+    Part,
+    Place,
+    common_prefix,
+    unused,
+)
+from qlora_wgpu.data.rendering import RenderedChat, Template
+from qlora_wgpu.errors import DataError, QLoRAError
 
-from qlora_wgpu.data.canonical_messages import REASONING_KEYS, text_of
-from qlora_wgpu.data.chat_template import ChatTemplate
-from qlora_wgpu.data.marker_words import MarkedConversation, Part, Place, common_prefix, unused
-from qlora_wgpu.data.messages import USUAL_ROLES
-from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, TokenizerError
+TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
-Span = tuple[int, int]
+
+_TEMPLATES = 64  # with options, that are remembered
+
+
+class Masking(NamedTuple):
+    """What is learnt of conversations."""
+
+    train_on: TrainOn = "auto"
+    eos_token: str | None = None  # text that some templates put after the very last turn only
+    heeds_flags: bool = True  # whether messages, and ``{% generation %}``, decide
+
+
+class Masked(NamedTuple):
+    """A conversation as text, and what is learnt of it."""
+
+    text: str
+    spans: Sequence[Span]  # ascending character ranges
+    is_spared: bool  # whether turns that would be learnt say that they are not
+    left_out: Sequence[str]  # what of it the template leaves out, in words
+
+
+@lru_cache(maxsize=_TEMPLATES)
+def flags_count(source: str, marks_assistant: bool, how: Masking) -> bool:
+    """Whether what messages say counts: not where a template marks what is learnt by it."""
+    knows_better = marks_assistant and ASKS_FLAGS.search(source) is not None
+    return how.heeds_flags and (how.train_on == "all" or not knows_better)
+
 
 # ---- spans ---------------------------------------------------------------------------------------
-
-_NOWHERE = (1 << 62, 1 << 62)
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
@@ -45,44 +90,15 @@ def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
     return left
 
 
-def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
-    """Marks tokens that stand, at least in part, for characters in one of the spans.
-
-    Args:
-        offsets: For each token its character range; ``(0, 0)`` for added special tokens. Spaces
-            that a tokenizer leaves out of its ranges belong to the token after them.
-        spans: Ascending, disjoint character ranges.
-    """
-    flat = chain.from_iterable(offsets)  # as pairs, NumPy takes three times as long
-    starts, ends = np.fromiter(flat, np.int64, 2 * len(offsets)).reshape(-1, 2).T
-    firsts, lasts = np.array([*spans, _NOWHERE], np.int64).T
-    covered = np.maximum.accumulate(np.append(0, ends))[:-1]
-    begins = np.minimum(starts, covered)
-    # The first span that ends behind where tokens have begun so far.
-    nearest = np.searchsorted(lasts[:-1], np.maximum.accumulate(begins), "right")
-    inside: npt.NDArray[np.bool_] = np.maximum(begins, firsts[nearest]) < np.minimum(
-        ends, lasts[nearest]
-    )
-    return inside
-
-
 # ---- turns ---------------------------------------------------------------------------------------
-
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]] | None
 
 _WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to where no special token is cut in two
 _FEW_TURNS = 16
 _ASKED: Message = {"role": "user", "content": "?"}
 
 
-def assistant_spans(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Tools = None,
-    eos_token: str | None = None,
-) -> tuple[str, list[Span]]:
-    """Renders a conversation and finds the assistant's turns in it.
+class RenderedTurns:
+    """A rendered conversation, and which of its characters are whose turn.
 
     A turn includes what the template writes after it, up to the next turn: the end-of-turn token.
     If the template marks the assistant's text with ``{% generation %}``, the marks decide. If not,
@@ -90,62 +106,23 @@ def assistant_spans(
     the rendering up to and with it, provided that both begin the whole text. Templates that treat
     earlier turns differently (Qwen3 leaves their thoughts out) break this; then the turn is found
     by marker words in what it says, and may be in several pieces.
-    """
-    return spans_from(template, messages, 0, tools, eos_token)
-
-
-def last_turn_spans(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Tools = None,
-    eos_token: str | None = None,
-) -> tuple[str, list[Span]]:
-    """Renders a conversation and finds the assistant's last turn, the last message, in it."""
-    return spans_from(template, messages, len(messages) - 1, tools, eos_token)
-
-
-def spans_from(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    first: int,
-    tools: Tools = None,
-    eos_token: str | None = None,
-) -> tuple[str, list[Span]]:
-    """Renders a conversation and finds the assistant's turns in it from one message on."""
-    turns = {i for i, message in enumerate(messages) if message["role"] == "assistant"}
-    kept = {i for i in turns if i >= first}
-    rendered = RenderedTurns(template, messages, tools, eos_token)
-    return rendered.text, rendered.spans_of(kept)
-
-
-class RenderedTurns:
-    """A rendered conversation, and which of its characters are whose turn.
 
     Attributes:
         text: The text.
     """
 
     def __init__(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Message],
-        tools: Tools = None,
-        eos_token: str | None = None,
-        *,
-        heeds: bool = True,
-    ) -> None:
+        self, template: Template, messages: Sequence[Message], tools: Tools, eos_token: str | None,
+        *, heeds_generation: bool = True,
+    ) -> None:  # fmt: skip
         """Renders a conversation.
 
-        Args:
-            template: The chat template.
-            messages: The conversation.
-            tools: JSON schemas of functions that the model may call.
-            eos_token: Text that some templates put after the very last turn only.
-            heeds: Whether ``{% generation %}`` decides what the assistant's turns are.
+        The end token is one that some templates put after the very last turn only. Without
+        ``heeds_generation``, ``{% generation %}`` does not decide what the assistant's turns are.
         """
         rendered = template.render(messages, tools=tools)
         self.text = rendered.text
-        self._marked = rendered.spans if heeds else None
+        self._marked = rendered.spans if heeds_generation else None
         self._template = template
         self._messages = list(messages)
         self._tools = tools
@@ -466,22 +443,108 @@ class Exchanged(NamedTuple):
         return None if end is None else text[end:]
 
 
-# ---- how a turn ends -----------------------------------------------------------------------------
+# ---- what is learnt ------------------------------------------------------------------------------
 
 
-def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
-    """Id of the special token that the template writes after an assistant's turn, or None."""
-    name = tokenizer.first_special(tokenizer.encode(closing_text(template), False))
-    return None if name is None else tokenizer.token_id(name)
-
-
-def closing_text(template: ChatTemplate) -> str:
-    """The text that a template writes after an assistant's last turn, stripped of white space."""
-    answer = unused("")
+def _masked(
+    template: Template, left_out: LeftOut, conversation: Conversation, how: Masking
+) -> Masked:
+    """Renders a conversation and finds what is learnt of it."""
+    messages = conversation.messages
     try:
-        text = template.render(
-            [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-        ).text
-    except (DataError, TokenizerError):  # told where a row is rendered
-        return ""
-    return text.rpartition(answer)[2].strip()
+        text, spans, is_spared, learnt = learnt_turns(template, conversation, how)
+    except DataError as err:
+        roles = {message["role"] for message in messages}
+        if roles <= USUAL_ROLES:
+            raise
+        raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
+    unseen = left_out.of(conversation, text, learnt if how.train_on != "all" else frozenset())
+    return Masked(text, spans, is_spared, sorted(unseen))
+
+
+def learnt_turns(
+    template: Template, conversation: Conversation, how: Masking
+) -> tuple[str, list[Span], bool, set[int]]:
+    """The text, what is learnt of it, whether turns are spared, and the assistant's learnt ones."""
+    messages = conversation.messages
+    first, is_whole = _first_learnt(conversation, how), how.train_on == "all"
+    own = {i for i, m in enumerate(messages) if i >= first and m["role"] == "assistant"}
+    spared = {i for i in (range(len(messages)) if is_whole else own) if is_spared(messages[i])}
+    rendered = RenderedTurns(
+        template, messages, conversation.tools, how.eos_token, heeds_generation=how.heeds_flags
+    )
+    heeds = flags_count(template.source, template.marks_assistant, how)
+    silent = spared if heeds else set()
+    if is_whole:
+        holes = rendered.turns_of_anyone(sorted(silent)) if silent else []
+        spans = without([(0, len(rendered.text))], holes)
+    else:
+        spans = rendered.spans_of(own - silent)
+    if heeds and how.train_on in ("auto", "assistant"):
+        others = set(range(first, len(messages))) - own
+        if asked := [i for i in sorted(others) if is_asked_for(messages[i])]:
+            spans = joined([*spans, *rendered.turns_of_anyone(asked)])
+    return rendered.text, spans, bool(spared), own - silent
+
+
+def _first_learnt(conversation: Conversation, how: Masking) -> int:
+    """The first message that may be learnt."""
+    is_last = how.train_on == "last_turn"
+    if is_last or (how.train_on == "completion" and not conversation.first):
+        return len(conversation.messages) - 1
+    return conversation.first
+
+
+# ---- what the child process is asked for ---------------------------------------------------------
+
+
+class Sources(NamedTuple):
+    """The templates of a tokenizer, and the special tokens that they may print."""
+
+    source: str
+    tool_source: str | None  # of the template for conversations with tools, if it is another one
+    variables: Mapping[str, Any]
+
+    def suited(self, conversation: Conversation) -> tuple[Template, LeftOut]:
+        """The template that writes a conversation, with the options that it gives.
+
+        As in transformers, it is the one for tools where there are any.
+        """
+        source = self.tool_source if conversation.tools and self.tool_source else self.source
+        variables = {**self.variables, **conversation.options}
+        return _opened(source, json.dumps(variables, default=str))
+
+
+@lru_cache(maxsize=_TEMPLATES)
+def _opened(source: str, variables: str) -> tuple[Template, LeftOut]:
+    template = Template(source, json.loads(variables))
+    return template, LeftOut(template)
+
+
+def render_chat(
+    sources: Sources, conversation: Conversation, add_generation_prompt: bool
+) -> RenderedChat:
+    """A conversation's text, and what the template marks of it."""
+    template, _ = sources.suited(conversation)
+    return template.render(conversation.messages, add_generation_prompt, conversation.tools)
+
+
+def left_out(sources: Sources, conversation: Conversation) -> list[str]:
+    """What of a conversation the template leaves out, in words."""
+    return sorted(sources.suited(conversation)[1].of(conversation, "", frozenset()))
+
+
+def mask_many(
+    sources: Sources, conversations: Sequence[Conversation], how: Masking
+) -> list[Masked | tuple[str, str]]:
+    """Each conversation's text with what is learnt; an error, by its name, in its place."""
+    return [_masked_or_error(sources, each, how) for each in conversations]
+
+
+def _masked_or_error(
+    sources: Sources, conversation: Conversation, how: Masking
+) -> Masked | tuple[str, str]:
+    try:
+        return _masked(*sources.suited(conversation), conversation, how)
+    except QLoRAError as err:
+        return type(err).__name__, str(err)

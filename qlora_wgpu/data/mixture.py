@@ -108,13 +108,6 @@ def mix(
 
     What gives fewer examples than it has gives the same ones each epoch; what is to give more
     gives each as often as all others of it, or once more.
-
-    Args:
-        parts: The data sets.
-        names: A name of each for people.
-        portions: What each gives.
-        strategy: How many examples weighted ones make together: see ``examples_of``.
-        seed: Another one chooses other examples.
     """
     whole = Joined(parts, names)
     sizes = [part.num_rows for part in parts]

@@ -11,13 +11,8 @@ from typing import Any, NamedTuple
 
 from qlora_wgpu.data.canonical_messages import from_json, kind_of
 from qlora_wgpu.data.columns import EmptyRow
-from qlora_wgpu.data.messages import (
-    checked_messages,
-    first_holds,
-    from_sharegpt,
-    with_system,
-    without_marks,
-)
+from qlora_wgpu.data.conversations import without_flags
+from qlora_wgpu.data.messages import checked_messages, first_holds, from_sharegpt, with_system
 from qlora_wgpu.errors import DataError
 
 PAIRS, JUDGED = "chosen/rejected", "prompt/completion/label"
@@ -65,7 +60,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
     if isinstance(prompt, str):  # beside whole conversations it is told twice
         prompt = [] if len(chosen) > 1 else [{"role": "user", "content": prompt}]
     before, other = [*(prompt or []), *chosen[:-1]], [*(prompt or []), *rejected[:-1]]
-    if [*map(without_marks, before)] != [*map(without_marks, other)]:
+    if [*map(without_flags, before)] != [*map(without_flags, other)]:
         raise DataError(
             "'chosen' and 'rejected' differ before their last messages: what is compared are two "
             "answers to the same messages"

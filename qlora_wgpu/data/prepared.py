@@ -10,10 +10,10 @@ import hashlib
 import json
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +33,6 @@ from qlora_wgpu.presence import exists
 # ---- folders that are being filled ---------------------------------------------------------------
 
 _PREFIX, _LOCK = ".unfinished-", ".lock"
-_STALE_SECONDS = 3600  # for folders of older versions, whose locks are elsewhere
 
 
 class Unfinished:
@@ -78,7 +77,7 @@ def sweep(parent: Path) -> None:
 
 def _sweep(entry: Path) -> None:
     if entry.suffix != _LOCK:
-        if not exists(entry.with_name(entry.name + _LOCK)) and _is_old(entry):
+        if not exists(entry.with_name(entry.name + _LOCK)):
             shutil.rmtree(entry, ignore_errors=True)
         return
     lock = FileLock(entry)
@@ -92,15 +91,8 @@ def _sweep(entry: Path) -> None:
 def _new_lock(parent: Path) -> FileLock:
     while True:
         lock = FileLock(parent / f"{_PREFIX}{secrets.token_hex(6)}{_LOCK}")
-        # A sweeper may take it between its making and its claim.
-        if lock.acquire() and lock.is_in_place:
+        if lock.acquire():  # else a sweeper has taken it since it was made
             return lock
-        lock.release()
-
-
-def _is_old(folder: Path) -> bool:
-    newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-    return time.time() - newest > _STALE_SECONDS
 
 
 # ---- prepared data sets --------------------------------------------------------------------------
@@ -133,39 +125,37 @@ class _NotKept(Exception):
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise _NotKept(f"{folder} cannot be written: {err.strerror or err}") from err
+        where = folder and folder.parent
+        raise _NotKept(f"{where} cannot be written: {err.strerror or err}") from err
 
 
 class Writer:
     """Takes examples one by one and makes a data set of them, in files or in memory."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Starts an empty data set.
-
-        Args:
-            folder: The folder to keep the data in, or None for memory.
-        """
+        """Starts an empty data set in a folder, or in memory."""
         self._folder = folder
         self._unfinished: Unfinished | None = None
         self._files: dict[str, BinaryIO] = {}
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
         self._digests = {name: hashlib.sha256() for name in _ARRAYS}
         self._end = 0
-        if folder is not None:
-            try:
-                with _writing(folder.parent):
-                    self._begin(folder.parent)
-            except _NotKept:
-                self.discard()
-                raise
+        try:
+            with _writing(folder):
+                self._begin()
+        except _NotKept:
+            self.discard()
+            raise
 
-    def _begin(self, cache: Path) -> None:
-        make_cache_folder(cache)
-        self._unfinished = Unfinished(cache)
+    def _begin(self) -> None:
+        if self._folder is None:
+            self._files = {name: BytesIO() for name in _ARRAYS}
+            return
+        make_cache_folder(self._folder.parent)
+        self._unfinished = Unfinished(self._folder.parent)
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(
@@ -173,34 +163,29 @@ class Writer:
     ) -> None:
         """Appends an example, its weight in the loss, and whether it goes on with a text."""
         self._end += len(ids)
-        self._put("ids", np.array(ids, np.int32))
-        self._put("labels", np.array(labels, np.int32))
-        self._put("ends", np.array([self._end], np.int64))
-        self._put("weights", np.array([weight], np.float32))
-        self._put("goes_on", np.array([goes_on], np.uint8))
-
-    def _put(self, name: str, array: npt.NDArray[Any]) -> None:
-        if self._folder is None:
-            self._parts[name].append(array)
-        else:
-            with _writing(self._folder.parent):
-                self._files[name].write(array.data)
-            self._digests[name].update(array.data)
+        values: tuple[list[Any], ...] = (ids, labels, [self._end], [weight], [goes_on])
+        with _writing(self._folder):
+            for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True):
+                data = np.array(value, dtype).data
+                self._files[name].write(data)
+                self._digests[name].update(data)
 
     def finish(self, counts: Counts, warnings: list[str]) -> Dataset:
         """Closes the data set and opens it for reading."""
         if self._folder is None or self._unfinished is None:
-            arrays = {
-                name: np.concatenate([np.zeros(0, dtype), *self._parts[name]])
-                for name, dtype in _ARRAYS.items()
-            }
+            arrays = {name: self._array(name) for name in _ARRAYS}
             return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
-        with _writing(self._folder.parent):
+        with _writing(self._folder):
             self._publish(self._unfinished, self._folder, counts, warnings)
         dataset = read(self._folder)
         if dataset is None:
             raise _NotKept(f"{self._folder} cannot be read again")
         return dataset
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        file = self._files[name]
+        file.seek(0)
+        return np.frombuffer(bytearray(file.read()), _ARRAYS[name])
 
     def _publish(
         self, unfinished: Unfinished, folder: Path, counts: Counts, warnings: list[str]
@@ -263,13 +248,10 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
 
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
-    """The data set of a folder, made by ``fill`` if it is not there.
+    """The data set of a folder, made by ``fill`` if it is not there; without a folder in memory.
 
-    Where the folder cannot be written, it is made in memory, with a warning.
-
-    Args:
-        folder: The folder to keep the data in, or None for memory only.
-        fill: Adds all examples to a writer, and returns what became of the rows and what to tell.
+    It is made in memory, with a warning, where the folder cannot be written, too. ``fill`` returns
+    what became of the rows, and what to tell of it.
     """
     if folder is not None:
         sweep(folder.parent)

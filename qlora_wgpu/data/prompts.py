@@ -26,13 +26,13 @@ from qlora_wgpu.data.canonical_messages import canonical_options, canonical_tool
 from qlora_wgpu.data.chat_template import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,
-    Conversation,
+    closing_text,
+    end_of_turn,
     find_chat_template,
 )
+from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.examples import size_of
-from qlora_wgpu.data.masking import closing_text, end_of_turn
 from qlora_wgpu.data.messages import checked_messages
-from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, DataError, brief
 from qlora_wgpu.limits import MAX_AT_ONCE, TOKENIZER_CONFIG_BYTES
@@ -56,13 +56,7 @@ class PromptFormat:
 
     @classmethod
     def of_rows(cls, row_format: str, tokenizer: Tokenizer, setting: str | None) -> PromptFormat:
-        """The format of what a model learns from.
-
-        Args:
-            row_format: A key of ``FORMATS``.
-            tokenizer: The model's tokenizer.
-            setting: ``data.chat_template``.
-        """
+        """The format of what is learnt, by the rows' format and ``data.chat_template``."""
         if row_format in CHATS:
             return cls("chat", tokenizer, find_chat_template(setting, tokenizer))
         return cls.alpaca(tokenizer) if row_format == "instruction/output" else cls.text(tokenizer)
@@ -85,10 +79,7 @@ class PromptFormat:
     ) -> list[int]:
         """Tokens of a conversation up to where the model is to speak; of text, the last message's.
 
-        Args:
-            messages: The conversation.
-            tools: JSON schemas of functions that the model may call, for a chat template.
-            options: What else the chat template is given, as a row's ``chat_template_kwargs``.
+        The chat template is given tools, and options as a row's ``chat_template_kwargs``.
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
@@ -97,9 +88,8 @@ class PromptFormat:
         if self.kind == "alpaca":  # rows have an end token behind the last answer alone
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
             return self._as_rows(alpaca.render(messages).text)
-        asked = Conversation(messages, canonical_tools(tools), 0, canonical_options(options))
-        template = self.template.suited(asked)
-        text = template.render(messages, add_generation_prompt=True, tools=asked.tools).text
+        given = canonical_tools(tools), canonical_options(options)
+        text = self.template.render(messages, True, *given).text
         return self._before_an_answer(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:

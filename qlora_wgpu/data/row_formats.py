@@ -2,183 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain, groupby
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from qlora_wgpu.data.assistant_mask import TrainOn, TurnChooser
 from qlora_wgpu.data.canonical_messages import (
     canonical_options,
     canonical_tools,
     from_json,
     kind_of,
 )
-from qlora_wgpu.data.chat_template import ChatTemplate, Conversation, suitable_template
+from qlora_wgpu.data.chat_template import ChatTemplate, suitable_template
 from qlora_wgpu.data.columns import (
     CHAT_PAIR,
     CHATS,
-    FORMATS,
     EmptyRow,
-    detect_format,
-    is_blank,
     keys_of,
-    weight_of,
-    with_columns,
 )
+from qlora_wgpu.data.conversations import Conversation, Span, check_flags
 from qlora_wgpu.data.examples import document_ids, size_of
-from qlora_wgpu.data.marker_words import LeftOut
-from qlora_wgpu.data.masking import Span, tokens_in_spans
+from qlora_wgpu.data.masking import Masked, Masking, TrainOn, flags_count
 from qlora_wgpu.data.messages import (
-    USUAL_ROLES,
     alpaca_prompt,
-    check_marks,
     checked_messages,
     first_holds,
     from_sharegpt,
     history_of,
-    roles_in_words,
     says_anything,
     with_system,
 )
 from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
-from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 
-__all__ = [
-    "CHATS",
-    "FORMATS",
-    "EmptyRow",
-    "Encoded",
-    "RowEncoder",
-    "TrainOn",
-    "alpaca_prompt",
-    "detect_format",
-    "is_blank",
-    "weight_of",
-    "with_columns",
-]
+# ---- rows as token ids ---------------------------------------------------------------------------
 
-# ---- rows as text --------------------------------------------------------------------------------
-
-_MOST_TEMPLATES = 64  # of which finders are kept
-_AHEAD = 1 << 20  # characters of conversations that are rendered at once
+_RENDERED = 1 << 20  # characters of conversations that are rendered at once
+_TOKENIZED = 1 << 17  # characters that become tokens at once
+_NOWHERE = (1 << 62, 1 << 62)  # behind all spans
 
 
 class RowText(NamedTuple):
     """A row as text."""
 
     text: str  # the text that the model reads
-    spans: list[Span] | None  # ascending character ranges of what is learnt; None if all is
+    spans: Sequence[Span] | None  # ascending character ranges of what is learnt; None if all is
     # Whether the tokenizer's own special tokens are added; a chat template writes them itself
     add_special_tokens: bool
     is_ended: bool = True  # whether the end-of-sequence token is put behind, and learnt
     roles: frozenset[str] = frozenset()  # roles in a conversation
-    left_out: frozenset[str] = frozenset()  # what of it the template leaves out, in words
+    left_out: Sequence[str] = ()  # what of it the template leaves out, in words
     is_spared: bool = False  # whether messages that would be learnt say that they are not
 
 
-class RowTexts:
-    """Writes rows as texts."""
+@dataclass(frozen=True)
+class Encoded:
+    """A row, or an answer of one, as tokens."""
+
+    ids: list[int]  # its token ids
+    labels: list[int]  # equally many: the ids that are learnt, and -100
+    # The text that they stand for; None where the row was cut, since few ask for it
+    text: str | None = None
+    roles: frozenset[str] = frozenset()  # as of ``RowText``
+    left_out: Sequence[str] = ()
+    is_spared: bool = False
+    said: str = ""  # what is said of it, if it is an answer
+    weight: float = 1.0  # of its tokens in the loss
+    goes_on: bool = False  # whether it is of the same text as the one before
+
+
+class RowEncoder:
+    """Turns rows into token ids and labels.
+
+    Labels are the ids themselves where the model learns and -100 elsewhere; they are not shifted.
+    What is learnt is ``train_on``: in chats the assistant's turns (auto, assistant) or the last of
+    them (last_turn, completion), in rows with an answer the answer, and of a ``text`` all; or (all)
+    everything. Messages that say that they are not learnt (``weight: 0``, ``train: false``) are not
+    in any case, and with auto and assistant others are that say ``train: true``. Except in chats,
+    where the template decides, the tokenizer's special tokens are added in front (never a second
+    beginning-of-sequence token) and the end-of-sequence token behind, which is learnt.
+    """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        train_on: TrainOn,
+        train_on: TrainOn = "auto",
         *,
-        heeds_marks: bool = True,
+        heeds_flags: bool = True,
     ) -> None:
-        """Takes the model's tokenizer, the chat template, and what is learnt.
+        """Builds an encoder.
 
         Args:
             tokenizer: The model's tokenizer.
             template: The chat template, or None if there is none.
-            train_on: What is learnt.
-            heeds_marks: Whether messages decide by what they say of themselves.
+            train_on: The tokens that are learnt.
+            heeds_flags: Whether messages decide by what they say of themselves.
         """
         self._tokenizer = tokenizer
         self._template = template
-        self._train_on = train_on
-        self._heeds_marks = heeds_marks
-        self._finders: dict[ChatTemplate, tuple[TurnChooser, LeftOut]] = {}
-        self._checks = template is not None and self._found_by(template)[0].checks
-        self._parsed: dict[int, tuple[Mapping[str, Any], Conversation]] = {}
-        self.writers: dict[str, Callable[[Mapping[str, Any]], RowText]] = {
-            "messages": partial(self._chat, "messages"),
-            "conversations": partial(self._chat, "conversations"),
-            CHAT_PAIR: partial(self._chat, CHAT_PAIR),
+        self._how = how = Masking(train_on, tokenizer.eos_token, heeds_flags)
+        self._checks = template is not None and flags_count(
+            template.source, template.marks_assistant, how
+        )
+        self.writers: dict[str, Callable[[Mapping[str, Any]], Conversation | RowText]] = {
+            **{key: partial(self._conversation, key) for key in CHATS},
             "prompt/completion": self._prompt_completion,
             "instruction/output": self._instruction,
             "text": self._text,
         }
 
-    def write(self, row: Mapping[str, Any], row_format: str) -> RowText:
-        """Writes a row of a known format."""
-        if all(row.get(key) is None for key in keys_of(row_format)):
-            needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
-            raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
-        return self.writers[row_format](row)
+    def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
+        """Encodes a row of a known format."""
+        return encoded_or_raised(next(self.encode_many([(row, row_format)])))
 
-    def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Has the chat template render what these rows hold, which will be written next."""
-        self._parsed = {}
-        if self._template is None:
-            return
-        size = 0
-        for row, row_format in rows:
-            if row_format not in CHATS:
-                continue
-            try:
-                conversation = _conversation(row_format, row, checks=self._checks)
-            except (DataError, KeyError):
-                continue
-            size += sum(len(str(message.get("content"))) for message in conversation.messages)
-            if size > _AHEAD:
-                break
-            self._parsed[id(row)] = row, conversation
-        conversations = [conversation for _, conversation in self._parsed.values()]
-        own = [each for each in conversations if self._template.suited(each) is self._template]
-        self._template.look_ahead(own)
+    def encode_many(
+        self, rows: Iterable[tuple[Mapping[str, Any], str]]
+    ) -> Iterator[Encoded | QLoRAError]:
+        """Yields rows of known formats as tokens, what is wrong with one in its place.
 
-    def _found_by(self, template: ChatTemplate) -> tuple[TurnChooser, LeftOut]:
-        """What finds the turns that a template writes, and what it leaves out."""
-        if template not in self._finders:
-            if len(self._finders) >= _MOST_TEMPLATES:
-                self._finders.clear()
-            end, heeds = self._tokenizer.eos_token, self._heeds_marks
-            chooser = TurnChooser(template, self._train_on, end, heeds=heeds)
-            self._finders[template] = chooser, LeftOut(template)
-        return self._finders[template]
+        The template renders many in one call, and many texts become tokens on all processors; more
+        than a few megabytes are not held at once.
+        """
+        written = [self._written(row, row_format) for row, row_format in rows]
+        for group in _groups(written, _RENDERED):
+            for texts in _groups(self._rendered(group), _TOKENIZED):
+                yield from self._encoded(texts)
 
-    def _chat(self, key: str, row: Mapping[str, Any]) -> RowText:
-        parsed, conversation = self._parsed.get(id(row), (None, None))
-        if conversation is None or parsed is not row:
-            conversation = _conversation(key, row, checks=self._checks)
+    # -- as text -------------------------------------------------------------------------------
+
+    def _written(
+        self, row: Mapping[str, Any], row_format: str
+    ) -> Conversation | RowText | QLoRAError:
+        try:
+            if not row_format:
+                raise EmptyRow("the row has no value")
+            if all(row.get(key) is None for key in keys_of(row_format)):
+                needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
+                raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
+            return self.writers[row_format](row)
+        except QLoRAError as err:
+            return err
+
+    def _conversation(self, key: str, row: Mapping[str, Any]) -> Conversation:
+        conversation = _conversation(key, row, checks=self._checks)
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or a built-in name, such as "
                 f"{suitable_template(self._tokenizer)}, which fits its tokens"
             )
-        messages = conversation.messages
-        roles = frozenset(message["role"] for message in messages)
-        try:
-            chooser, finder = self._found_by(self._template.suited(conversation))
-            chosen = chooser.choose(conversation)
-        except DataError as err:
-            if roles <= USUAL_ROLES:
-                raise
-            raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
-        text = chosen.text
-        _check_size(text, MAX_AT_ONCE)
-        learnt = chosen.turns if self._train_on != "all" else frozenset()
-        left_out = finder.of(conversation, text, learnt)
-        # The template writes the special tokens itself, the beginning-of-sequence token included.
-        return RowText(text, chosen.spans, False, False, roles, left_out, chosen.is_spared)
+        return conversation
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> RowText:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
@@ -192,9 +173,9 @@ class RowTexts:
         return self._answer(prompt, output)
 
     def _text(self, row: Mapping[str, Any]) -> RowText:
-        if self._train_on not in ("auto", "all"):
+        if self._how.train_on not in ("auto", "all"):
             raise DataError(
-                f"data.train_on is {self._train_on}, but a 'text' has no turns: set it to all"
+                f"data.train_on is {self._how.train_on}, but a 'text' has no turns: set it to all"
             )
         text = _text_of(row, "text")
         _check_not_blank(text)
@@ -210,8 +191,136 @@ class RowTexts:
         text = prompt + answer
         _check_not_blank(text)
         _check_size(text, MAX_AT_ONCE)
-        answered = None if self._train_on == "all" else [(len(prompt), len(text))]
+        answered = None if self._how.train_on == "all" else [(len(prompt), len(text))]
         return RowText(text, answered, self._needs_special_tokens(text))
+
+    def _rendered(
+        self, written: Sequence[Conversation | RowText | QLoRAError]
+    ) -> list[RowText | QLoRAError]:
+        """Rows as text, conversations among them as the template writes them."""
+        conversations = [each for each in written if isinstance(each, Conversation)]
+        if not conversations or self._template is None:
+            return [each for each in written if not isinstance(each, Conversation)]
+        masked = zip(conversations, self._template.mask_many(conversations, self._how), strict=True)
+        return [
+            _as_row(*next(masked)) if isinstance(each, Conversation) else each for each in written
+        ]
+
+    # -- as tokens -----------------------------------------------------------------------------
+
+    def _encoded(self, written: Sequence[RowText | QLoRAError]) -> Iterator[Encoded | QLoRAError]:
+        alike = groupby(written, lambda w: isinstance(w, RowText) and w.add_special_tokens)
+        for special, rows in alike:
+            group = list(rows)
+            texts = [each.text for each in group if isinstance(each, RowText)]
+            tokens = iter(self._tokens_of(texts, special))
+            for each in group:
+                if isinstance(each, QLoRAError):
+                    yield each
+                    continue
+                made = next(tokens)
+                yield made if isinstance(made, QLoRAError) else self._labelled(each, made)
+
+    def _tokens_of(
+        self, texts: Sequence[str], add_special_tokens: bool
+    ) -> list[Tokens | TokenizerError]:
+        """Texts as tokens, on all processors; one by one where each has to have its own error."""
+        if len(texts) > 1:
+            with suppress(TokenizerError):
+                return [*self._tokenizer.encode_batch(texts, add_special_tokens)]
+        return [self._tokens(text, add_special_tokens) for text in texts]
+
+    def _tokens(self, text: str, add_special_tokens: bool) -> Tokens | TokenizerError:
+        try:
+            if size_of(text) <= MAX_AT_ONCE:
+                return self._tokenizer.encode_with_offsets(text, add_special_tokens)
+            pieces = document_ids(self._tokenizer, [text], add_special_tokens)
+            return [i for piece in pieces for i in piece], []
+        except TokenizerError as err:
+            return err
+
+    def _labelled(self, written: RowText, tokens: Tokens) -> Encoded:
+        ids, offsets = tokens
+        labels = list(ids)
+        if written.spans is not None:
+            learnt = tokens_in_spans(offsets, written.spans)
+            labels = np.where(learnt, ids, IGNORE_INDEX).tolist()
+        eos = self._tokenizer.eos_token_id
+        if written.is_ended and eos is not None:
+            if not ids or ids[-1] != eos:
+                ids.append(eos)
+                labels.append(eos)
+            labels[-1] = eos
+        besides = written.roles, written.left_out, written.is_spared
+        return Encoded(ids, labels, written.text, *besides)
+
+
+_Item = TypeVar("_Item")
+
+
+def encoded_or_raised(encoded: Encoded | QLoRAError, where: str = "") -> Encoded:
+    """What a row has become; raises what is wrong with it, with where it stands in front."""
+    if isinstance(encoded, Encoded):
+        return encoded
+    if not where or not isinstance(encoded, DataError | TokenizerError):
+        raise encoded
+    kind = DataError if isinstance(encoded, DataError) else TokenizerError
+    raise kind(f"{where}: {encoded}") from encoded
+
+
+def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> RowText | QLoRAError:
+    """The template writes the special tokens itself, the beginning-of-sequence token included."""
+    if isinstance(masked, QLoRAError):
+        return masked
+    try:
+        _check_size(masked.text, MAX_AT_ONCE)
+    except DataError as err:
+        return err
+    roles = frozenset(message["role"] for message in conversation.messages)
+    text, spans, is_spared, left_out = masked
+    return RowText(text, spans, False, False, roles, left_out, is_spared)
+
+
+def _groups(items: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
+    """Neighbours of so many characters together; what is larger is by itself."""
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        size += (more := _characters(item))
+        if group and size > most:
+            yield group
+            group, size = [], more
+        group.append(item)
+    if group:
+        yield group
+
+
+def _characters(row: object) -> int:
+    if isinstance(row, Conversation):
+        return sum(len(str(message.get("content"))) for message in row.messages)
+    return len(row.text) if isinstance(row, RowText) else 0
+
+
+def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
+    """Marks tokens that stand, at least in part, for characters in one of the ascending spans.
+
+    Added special tokens have the range ``(0, 0)``. Spaces that a tokenizer leaves out of its ranges
+    belong to the token after them.
+    """
+    flat = chain.from_iterable(offsets)  # as pairs, NumPy takes three times as long
+    starts, ends = np.fromiter(flat, np.int64, 2 * len(offsets)).reshape(-1, 2).T
+    firsts, lasts = np.array([*spans, _NOWHERE], np.int64).T
+    covered = np.maximum.accumulate(np.append(0, ends))[:-1]
+    begins = np.minimum(starts, covered)
+    # The first span that ends behind where tokens have begun so far.
+    nearest = np.searchsorted(lasts[:-1], np.maximum.accumulate(begins), "right")
+    inside: npt.NDArray[np.bool_] = np.maximum(begins, firsts[nearest]) < np.minimum(
+        ends, lasts[nearest]
+    )
+    return inside
+
+
+# ---- rows as conversations -----------------------------------------------------------------------
 
 
 def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dict[str, Any]], int]:
@@ -226,7 +335,7 @@ def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dic
             )
         parts.append(checked_messages(value, key) if value else [])
         if checks:
-            _check_marks(parts[-1], "message {} of " + repr(key))
+            _check_flags(parts[-1], "message {} of " + repr(key))
     if not any(parts):
         raise EmptyRow("'prompt' and 'completion' hold no message")
     return [*parts[0], *parts[1]], len(parts[0])
@@ -246,7 +355,7 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     else:
         messages, name = from_sharegpt(turns), "turn {}"
     if checks and key != CHAT_PAIR:
-        _check_marks(messages, name)
+        _check_flags(messages, name)
     if not any(map(says_anything, messages)):
         raise EmptyRow("the messages hold no text at all")
     own, messages = len(messages), with_system(messages, row)
@@ -256,9 +365,9 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     return Conversation(messages, canonical_tools(row.get("tools")), first, options)
 
 
-def _check_marks(messages: Sequence[Mapping[str, Any]], name: str) -> None:
+def _check_flags(messages: Sequence[Mapping[str, Any]], name: str) -> None:
     for number, message in enumerate(messages, start=1):
-        check_marks(message, name.format(number))
+        check_flags(message, name.format(number))
 
 
 def _check_size(text: str, limit: int) -> None:
@@ -279,131 +388,3 @@ def _text_of(row: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"'{key}' must be text, got {kind_of(value)}")
     return value
-
-
-# ---- rows as tokens ------------------------------------------------------------------------------
-
-_TOKENS_AHEAD = 1 << 17  # characters that become tokens at once; a last row may double it
-
-
-class Encoded(NamedTuple):
-    """A row as tokens."""
-
-    ids: list[int]  # its token ids
-    labels: list[int]  # equally many: the ids that are learnt, and -100
-    # The text that they stand for; None where the row was cut, since few ask for it
-    text: str | None
-
-
-@dataclass
-class _Ready:
-    """A row that has been written, and perhaps encoded."""
-
-    row: Mapping[str, Any]  # so that its id is no other's
-    written: RowText
-    tokens: Tokens | None = None
-
-    def adds(self, special_tokens: bool) -> bool:
-        """Whether its text, which is not too long, becomes tokens with special ones or without."""
-        text, adds = self.written.text, self.written.add_special_tokens
-        return adds == special_tokens and len(text) <= _TOKENS_AHEAD
-
-
-class RowEncoder:
-    """Turns rows into token ids and labels.
-
-    Labels are the ids themselves where the model learns and -100 elsewhere; they are not shifted.
-    What is learnt is ``train_on``: in chats the assistant's turns (auto, assistant) or the last of
-    them (last_turn, completion), in rows with an answer the answer, and of a ``text`` all; or (all)
-    everything. Messages that say that they are not learnt (``weight: 0``, ``train: false``) are not
-    in any case, and with auto and assistant others are that say ``train: true``. Except in chats,
-    where the template decides, the tokenizer's special tokens are added in front (never a second
-    beginning-of-sequence token) and the end-of-sequence token behind, which is learnt.
-
-    Attributes:
-        roles: Roles in the conversation encoded last; none for another row.
-        is_spared: Whether messages of it that would be learnt say that they are not.
-        left_out: What of that conversation the template leaves out, in words.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        train_on: TrainOn = "auto",
-        *,
-        heeds_marks: bool = True,
-    ) -> None:
-        """Builds an encoder.
-
-        Args:
-            tokenizer: The model's tokenizer.
-            template: The chat template, or None if there is none.
-            train_on: The tokens that are learnt.
-            heeds_marks: Whether messages decide by what they say of themselves.
-        """
-        self._tokenizer = tokenizer
-        self._texts = RowTexts(tokenizer, template, train_on, heeds_marks=heeds_marks)
-        self.roles: frozenset[str] = frozenset()
-        self.is_spared = False
-        self.left_out: frozenset[str] = frozenset()
-        self._ready: dict[int, _Ready] = {}
-
-    def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
-        """Encodes a row of a known format."""
-        ready = self._ready.pop(id(row), None)
-        if ready is None:
-            ready = _Ready(row, self._texts.write(row, row_format))
-        written = ready.written
-        self.roles, self.is_spared = written.roles, written.is_spared
-        self.left_out = written.left_out
-        return self._encoded(written, ready.tokens or self._tokens(written))
-
-    def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Encodes rows that ``encode`` will be asked for next, on all processors."""
-        self._texts.look_ahead(rows)
-        self._ready = {}
-        if not self._tokenizer.encodes_at_once:
-            return
-        size = 0
-        for row, row_format in rows:
-            try:
-                ready = _Ready(row, self._texts.write(row, row_format))
-            except (DataError, TokenizerError, KeyError):
-                continue
-            self._ready[id(row)] = ready
-            size += len(ready.written.text)
-            if size > _TOKENS_AHEAD:
-                break
-        for special in (False, True):
-            self._encode_ahead([r for r in self._ready.values() if r.adds(special)], special)
-
-    def _encode_ahead(self, rows: Sequence[_Ready], add_special_tokens: bool) -> None:
-        try:
-            texts = [row.written.text for row in rows]
-            tokens = self._tokenizer.encode_batch(texts, add_special_tokens)
-        except TokenizerError:  # one by one, each has its own error
-            return
-        for row, its_tokens in zip(rows, tokens, strict=True):
-            row.tokens = its_tokens
-
-    def _tokens(self, written: RowText) -> Tokens:
-        text, special = written.text, written.add_special_tokens
-        if size_of(text) <= MAX_AT_ONCE:
-            return self._tokenizer.encode_with_offsets(text, special)
-        pieces = document_ids(self._tokenizer, [text], special)
-        return [i for piece in pieces for i in piece], []
-
-    def _encoded(self, written: RowText, tokens: Tokens) -> Encoded:
-        ids, offsets = tokens
-        labels = list(ids)
-        if written.spans is not None:
-            learnt = tokens_in_spans(offsets, written.spans)
-            labels = np.where(learnt, ids, IGNORE_INDEX).tolist()
-        eos = self._tokenizer.eos_token_id
-        if written.is_ended and eos is not None:
-            if not ids or ids[-1] != eos:
-                ids.append(eos)
-                labels.append(eos)
-            labels[-1] = eos
-        return Encoded(ids, labels, written.text)

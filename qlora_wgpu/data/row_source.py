@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import date
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.data.chat_template import ChatTemplate
-from qlora_wgpu.data.columns import refuse_masks
+from qlora_wgpu.data.columns import (
+    EmptyRow,
+    detect_format,
+    is_blank,
+    refuse_masks,
+    weight_of,
+    with_columns,
+)
 from qlora_wgpu.data.examples import Counts, document_ids
 from qlora_wgpu.data.json_rows import file_parts
 from qlora_wgpu.data.messages import as_chat, with_chat_prompt
@@ -22,21 +28,13 @@ from qlora_wgpu.data.preferences import (
     judged_of,
     pair_of,
 )
-from qlora_wgpu.data.prepared import Writer, key_of, learns
-from qlora_wgpu.data.row_formats import (
-    EmptyRow,
-    Encoded,
-    RowEncoder,
-    detect_format,
-    is_blank,
-    weight_of,
-    with_columns,
-)
+from qlora_wgpu.data.prepared import Writer, learns
+from qlora_wgpu.data.row_formats import Encoded, RowEncoder, encoded_or_raised
 from qlora_wgpu.data.row_stats import Preparation, Tally
-from qlora_wgpu.data.sources import holds_documents, read_rows
-from qlora_wgpu.data.splits import RowSlice
+from qlora_wgpu.data.sources import read_rows
+from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.errors import DataError, QLoRAError
 
 # ---- rows that are learnt as they are ------------------------------------------------------------
 
@@ -61,32 +59,46 @@ def _without_gaps(row: dict[Any, Any]) -> dict[str, Any]:
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
 _UNREAD = frozenset({"image", "images", "video", "videos", "audio", "audios"})  # as TRL has them
-_ROWS_AHEAD = 64  # that are rendered and encoded at once
-Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
+_AT_ONCE = 64  # rows that are rendered and encoded together
+Placed = tuple[str, dict[str, Any]]  # where a row stands, and the row
+Row = tuple[str, dict[str, Any], str]  # ... and its format
+Rows = Callable[[], Iterator[Placed]]
 
 
-def _settings(
-    how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
-) -> dict[str, Any]:
-    """Everything besides the files that decides how they become tokens."""
-    source = template.source if template is not None else ""
-    tool_source = template.tool_source if template is not None else None
-    return {
-        "max_seq_length": how.max_seq_length,
-        "row_format": how.row_format,
-        "columns": dict(how.columns),
-        "train_on": how.train_on,
-        "truncation": how.truncation,
-        "template": source,
-        **({"tool_template": tool_source} if tool_source else {}),
-        # Some templates write the date.
-        "date": date.today().isoformat() if "strftime_now" in source else "",
-        "tokenizer": tokenizer.fingerprint,
-        "special_tokens": tokenizer.special_tokens,
-        "ends": sorted(tokenizer.eos_token_ids),
-        **({"as_chats": True} if how.as_chats else {}),
-        **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
-    }
+def rows_of_files(selection: Selection) -> Iterator[Placed]:
+    """The rows of all files, of which a slice may be asked for, and where each stands."""
+    if selection.rows is None:
+        yield from _rows_of_all(selection)
+        return
+    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection)))
+    rows = islice(_rows_of_all(selection), begin, max(begin, end))
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{selection.name} has no row in the slice {selection.rows.text}")
+    yield first
+    yield from rows
+
+
+def _rows_of_all(selection: Selection) -> Iterator[Placed]:
+    for path in selection.files:
+        folders = () if selection.root is None else path.relative_to(selection.root).parent.parts
+        inside = "" if selection.root is None else "/".join((selection.name, *folders, ""))
+        try:
+            for where, row in read_rows(path):
+                yield inside + where, row
+        except DataError as err:
+            if not inside or not str(err).startswith(path.name):
+                raise
+            raise DataError(f"{inside}{err}") from err
+
+
+def rows_in_memory(rows: Any, name: str) -> Iterator[Placed]:
+    """Rows that stand in no file."""
+    for index, row in enumerate(rows):
+        where = f"{name}[{index}]"
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where} must be a mapping, got {type(row).__name__}")
+        yield where, dict(row)
 
 
 def _not_blank(path: Path) -> Iterator[str]:
@@ -105,7 +117,7 @@ def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
     try:
         for row in rows:
             group.append(row)
-            if len(group) == _ROWS_AHEAD:
+            if len(group) == _AT_ONCE:
                 yield group
                 group = []
     except QLoRAError:
@@ -114,73 +126,54 @@ def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
     yield group
 
 
+@dataclass
 class RowSource:
-    """The files of a data set, and how their rows become examples."""
+    """Where the rows of a data set come from, and how they become examples."""
 
-    def __init__(
-        self,
-        name: str,
-        files: list[Path],
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        how: Preparation,
-        progress: Callable[[int], None],
-    ) -> None:
-        self._name = name
-        self._files = files
-        self.left_out: Mapping[str, Sequence[str]] = {}
-        self.root: Path | None = None
-        self.slice: RowSlice | None = None
-        self._tokenizer = tokenizer
-        self._template = template
-        self._how = how
-        self._progress = progress
-        self._weight = 1.0  # in the loss, of the row that was encoded last
-        self._goes_on = False  # whether the example is of the same text as the one before
-        self._tally = Tally(name, how, tokenizer, template)
+    name: str  # the data set's, for messages
+    rows: Rows  # reads the rows, from the first one on
+    documents: Sequence[Path]  # texts in place of rows
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    how: Preparation
+    progress: Callable[[int], None] = lambda rows: None
 
-    @property
-    def key(self) -> str:
-        """A hash of everything that decides what the examples are."""
-        settings = _settings(self._how, self._tokenizer, self._template)
-        if self.slice is not None:
-            settings["slice"] = self.slice.text
-        return key_of(self._files, settings)
+    def __post_init__(self) -> None:
+        self._tally = Tally(self.name, self.how, self.tokenizer, self.template)
 
     @property
     def row_format(self) -> str:
         """The format of the first row that holds anything; documents are text."""
-        if holds_documents(self._files):
+        if self.documents:
             return "text"
-        return next((name for _, _, name in self._rows() if name), "text")
+        return next((name for _, _, name in self._formatted() if name), "text")
 
     def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
         """Adds all examples; returns what became of the rows, and what to tell of it."""
         added = 0
-        for ids, labels, _ in self.examples():
-            writer.add(ids, labels, self._weight, goes_on=self._goes_on)
+        for each in self._examples(empty=False):
+            writer.add(each.ids, each.labels, each.weight, goes_on=each.goes_on)
             added += 1
         if not added:
             raise DataError(self._tally.nothing())
         return self._tally.counts, self._tally.warnings()
 
-    def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
-        """Yields one example after another, and keeps count of what is left out."""
-        self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
-        self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
-        if holds_documents(self._files):
-            yield from self._windows()
-        else:
-            yield from self._encoded_rows(empty=empty)
-        self._progress(self._tally.counts.rows)
+    def examples(self) -> Iterator[Encoded]:
+        """Yields one example after another, also where nothing of it is learnt."""
+        return self._examples(empty=True)
+
+    def _examples(self, *, empty: bool) -> Iterator[Encoded]:
+        self._tally = Tally(self.name, self.how, self.tokenizer, self.template)
+        yield from self._windows() if self.documents else self._encoded_rows(empty=empty)
+        self.progress(self._tally.num["rows"])
 
     def _windows(self) -> Iterator[Encoded]:
-        length = self._how.max_seq_length
+        length = self.how.max_seq_length
         self._tally.has_turns = False
-        for path in self._files:
+        for path in self.documents:
             ids: list[int] = []
             has_windows = False
-            for piece in document_ids(self._tokenizer, _not_blank(path)):
+            for piece in document_ids(self.tokenizer, _not_blank(path)):
                 ids += piece
                 whole = len(ids) - len(ids) % length
                 for begin in range(0, whole, length):
@@ -195,73 +188,77 @@ class RowSource:
                 )
 
     def _window(self, ids: list[int]) -> Encoded:
-        self._tally.read()
+        self._tally.count("rows")
         self._tally.unknown(ids)
-        return Encoded(ids, list(ids), None)
+        return Encoded(ids, list(ids))
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
-        tally = self._tally
-        for where, row, row_format in self._rows_ahead():
-            tally.read()
-            if tally.counts.rows % _REPORTED_EVERY == 0:
-                self._progress(tally.counts.rows)
-            encoded = self._encoded(where, row, row_format)
-            if encoded is None:
-                continue
-            tally.encoded(encoded, row_format)
-            tally.left_out(where, self._encoder.left_out)
-            has_windows = self._how.truncation == "windows" and row_format == "text"
-            if has_windows and self._weight and len(encoded.ids) > self._how.max_seq_length:
-                yield from self._text_windows(encoded)
-                continue
-            cut = self._cut(encoded, where)
-            if cut is None:
-                tally.too_long()
-            elif not self._weight:
-                tally.without_weight()
-                if empty:
-                    yield cut
-            elif not learns(cut.labels):
-                if learns(encoded.labels):  # what is cut away
-                    tally.without_labels(frozenset())
-                else:
-                    tally.without_labels(self._encoder.roles, is_spared=self._encoder.is_spared)
-                if empty:
-                    yield cut
-            else:
+        encoder = RowEncoder(self.tokenizer, self.template, self.how.train_on)
+        for rows in _groups(self._formatted()):
+            encoded = encoder.encode_many([(row, row_format) for _, row, row_format in rows])
+            for (where, row, row_format), each in zip(rows, encoded, strict=True):
+                self._read()
+                weight = 1.0
+                try:
+                    if row_format:
+                        weight = weight_of(row, self.how.columns)
+                except DataError as err:
+                    each = err
+                if isinstance(each, EmptyRow):
+                    self._tally.count("empty", where)
+                    continue
+                made = encoded_or_raised(each, where)
                 is_bad = row_format != "text" and is_labelled_false(row)
-                tally.kept(is_cut=cut is not encoded, is_bad=is_bad)
+                self._tally.encoded(made, row_format)
+                self._tally.left_out(where, made.left_out)
+                yield from self._kept(
+                    where, replace(made, weight=weight), row_format, is_bad, empty
+                )
+
+    def _read(self) -> None:
+        self._tally.count("rows")
+        if self._tally.num["rows"] % _REPORTED_EVERY == 0:
+            self.progress(self._tally.num["rows"])
+
+    def _kept(
+        self, where: str, encoded: Encoded, row_format: str, is_bad: bool, empty: bool
+    ) -> Iterator[Encoded]:
+        """The examples that a row becomes; with ``empty`` also where nothing of it is learnt."""
+        tally, limit = self._tally, self.how.max_seq_length
+        has_windows = self.how.truncation == "windows" and row_format == "text"
+        if has_windows and encoded.weight and len(encoded.ids) > limit:
+            yield from self._text_windows(encoded)
+            return
+        cut = self._cut(encoded, where)
+        if cut is None:
+            tally.count("dropped")
+        elif encoded.weight and learns(cut.labels):
+            tally.count("truncated", by=cut is not encoded)
+            tally.count("bad", by=is_bad)
+            yield cut
+        else:
+            if not encoded.weight:
+                tally.count("weightless")
+            elif learns(encoded.labels):  # what is cut away
+                tally.without_labels(frozenset())
+            else:
+                tally.without_labels(encoded.roles, is_spared=encoded.is_spared)
+            if empty:
                 yield cut
 
     def _text_windows(self, encoded: Encoded) -> Iterator[Encoded]:
         """A text whole, in as many examples as it takes; a last token by itself teaches nothing."""
-        limit, ids = self._how.max_seq_length, encoded.ids
+        limit, ids = self.how.max_seq_length, encoded.ids
         begins = range(0, len(ids) - 1, limit)
-        self._tally.windows(len(begins))
+        self._tally.count("long texts")
+        self._tally.count("windows", by=len(begins))
         for begin in begins:
             part = ids[begin : begin + limit]
-            self._goes_on = begin > 0
-            yield Encoded(part, list(part), None)
-        self._goes_on = False
-
-    def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
-        """A row as tokens, or None where it holds nothing."""
-        try:
-            if not row_format:
-                raise EmptyRow("the row has no value")
-            self._weight = weight_of(row, self._how.columns)
-            return self._encoder.encode(row, row_format)
-        except EmptyRow:
-            self._tally.empty(where)
-            return None
-        except DataError as err:
-            raise DataError(f"{where}: {err}") from err
-        except TokenizerError as err:
-            raise TokenizerError(f"{where}: {err}") from err
+            yield Encoded(part, list(part), weight=encoded.weight, goes_on=begin > 0)
 
     def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
         """The part of a row that is kept, or None if nothing is."""
-        limit, truncation = self._how.max_seq_length, self._how.truncation
+        limit, truncation = self.how.max_seq_length, self.how.truncation
         if len(encoded.ids) <= limit:
             return encoded
         if truncation == "error":
@@ -272,30 +269,19 @@ class RowSource:
         if truncation == "drop":
             return None
         kept = slice(-limit, None) if truncation == "keep_end" else slice(limit)
-        ids = encoded.ids[kept]
-        return Encoded(ids, encoded.labels[kept], None)
+        return replace(encoded, ids=encoded.ids[kept], labels=encoded.labels[kept], text=None)
 
-    def _rows_ahead(self) -> Iterator[Row]:
-        """The rows, of which some have been encoded at once."""
-        for rows in _groups(self._rows()):
-            self._encoder.look_ahead(self._to_encode(rows))
-            yield from rows
-
-    def _to_encode(self, rows: list[Row]) -> list[tuple[dict[str, Any], str]]:
-        """What the encoder will be given of these rows."""
-        return [(row, row_format) for _, row, row_format in rows if row_format]
-
-    def _rows(self) -> Iterator[Row]:
+    def _formatted(self) -> Iterator[Row]:
         """Rows, where each stands, and their format, which all share; none where one is blank."""
         row_format: str | None = None
         first = ""
-        for where, given in self._chosen():
+        for where, given in self.rows():
             if is_blank(given):
                 yield where, given, ""
                 continue
             try:
                 refuse_masks(given)
-                row = with_columns(given, self._how.columns)
+                row = with_columns(given, self.how.columns)
                 row, own_format = self._as_wanted(row, self._format_of(row))
                 if row_format is None:
                     row_format, first = own_format, where
@@ -311,58 +297,13 @@ class RowSource:
                     self._tally.unread(where, column)
             yield where, row, row_format
 
-    def _chosen(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of all files, of which a slice may be asked for."""
-        if self.slice is None:
-            yield from self._all()
-            return
-        begin, end = self.slice.of(lambda: sum(1 for _ in self._all()))
-        rows = islice(self._all(), begin, max(begin, end))
-        first = next(rows, None)
-        if first is None:
-            raise DataError(f"{self._name} has no row in the slice {self.slice.text}")
-        yield first
-        yield from rows
-
-    def _all(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for path in self._files:
-            yield from self._read(path)
-
     def _format_of(self, row: dict[str, Any]) -> str:
         """The format of a row."""
-        return detect_format(row, self._how.row_format, self._how.columns)
+        return detect_format(row, self.how.row_format, self.how.columns)
 
     def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
         """A row and its format, as turns of a chat where this is asked for."""
-        return as_chat(row, row_format) if self._how.as_chats else (row, row_format)
-
-    def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of a file, and where each stands."""
-        inside = "" if self.root is None else self._place(path, self.root)
-        try:
-            for where, row in read_rows(path):
-                yield inside + where, row
-        except DataError as err:
-            if not inside or not str(err).startswith(path.name):
-                raise
-            raise DataError(f"{inside}{err}") from err
-
-    def _place(self, path: Path, root: Path) -> str:
-        """What stands before the name of a folder's file."""
-        return "".join(f"{part}/" for part in (self._name, *path.relative_to(root).parent.parts))
-
-
-class RowsInMemory(RowSource):
-    """Rows that stand in no file."""
-
-    rows: Sequence[Mapping[str, Any]] = ()  # the rows
-
-    def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        for index, row in enumerate(self.rows):
-            where = f"{self._name}[{index}]"
-            if not isinstance(row, Mapping):
-                raise DataError(f"{where} must be a mapping, got {type(row).__name__}")
-            yield where, dict(row)
+        return as_chat(row, row_format) if self.how.as_chats else (row, row_format)
 
 
 # ---- rows with answers ---------------------------------------------------------------------------
@@ -374,21 +315,8 @@ SAID = {
 }
 """What is said of the two answers of a row, by ``train.objective``."""
 
-
-class EncodedAnswer(Encoded):
-    """An answer of a row as tokens."""
-
-    said: str = ""  # what is said of it
-
-    @classmethod
-    def of(cls, encoded: Encoded, said: str) -> EncodedAnswer:
-        """One of which that is said."""
-        answer = cls(*encoded)
-        answer.said = said
-        return answer
-
-
-_NOTHING = Encoded([], [], "")
+_NOTHING = Encoded([], [])
+Answers = tuple[Answer | None, Answer | None]  # what is good, and what is not
 
 
 def unit_of(how: Preparation) -> int:
@@ -397,139 +325,110 @@ def unit_of(how: Preparation) -> int:
 
 
 class AnswerSource(RowSource):
-    """Files of rows with answers.
+    """Where rows with answers come from.
 
     Each row makes two examples, what is good in front. Where a row judges one answer alone, the
     other's place is empty.
     """
 
-    _keeps_places = False
-    _known: Mapping[int, tuple[Answer | None, Answer | None]] = {}  # of rows that come next
-
     @property
     def row_format(self) -> str:
         """How prompts of the first row are written: as a chat (messages), or as text."""
         self._refuse_documents()
-        for where, row, _ in self._rows():
-            try:
-                return next(answer.row_format for answer in self._answers(row) if answer)
-            except EmptyRow:  # is left out
-                continue
-            except DataError as err:
-                raise DataError(f"{where}: {err}") from err
+        for where, row, row_format in self._formatted():
+            answers = self._answers(row, row_format)
+            if isinstance(answers, DataError):
+                if isinstance(answers, EmptyRow):  # is left out
+                    continue
+                raise DataError(f"{where}: {answers}") from answers
+            return next(answer.row_format for answer in answers if answer)
         return "messages"
 
-    def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
-        """Adds all examples, an empty one where a row has one answer."""
-        self._keeps_places = True
-        try:
-            return super().fill(writer)
-        finally:
-            self._keeps_places = False
-
-    def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
+    def examples(self) -> Iterator[Encoded]:
         """Yields one example after another: the answers of each row."""
+        return (each for each in super().examples() if each.ids)
+
+    def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
+        encoder = RowEncoder(self.tokenizer, self.template, "last_turn", heeds_flags=False)
+        for rows in _groups(self._formatted()):
+            answers = [self._answers(row, row_format) for _, row, row_format in rows]
+            pairs = [each for each in answers if not isinstance(each, DataError)]
+            encoded = encoder.encode_many([a for pair in pairs for a in pair if a is not None])
+            for (where, _, _), each in zip(rows, answers, strict=True):
+                self._read()
+                if not isinstance(each, DataError):
+                    made = [_NOTHING if a is None else next(encoded) for a in each]
+                    sides = self._sides(where, each, made, empty=empty)
+                elif isinstance(each, EmptyRow):
+                    self._tally.count("empty", where)
+                    continue
+                else:
+                    raise DataError(f"{where}: {each}") from each
+                for side, said in zip(sides, cycle(SAID[self.how.objective]), strict=False):
+                    yield replace(side, said=said)
+
+    def _windows(self) -> Iterator[Encoded]:
         self._refuse_documents()
-        self._encoder = RowEncoder(self._tokenizer, self._template, "last_turn", heeds_marks=False)
-        self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
-        for where, row, row_format in self._rows_ahead():
-            self._tally.read()
-            if self._tally.counts.rows % _REPORTED_EVERY == 0:
-                self._progress(self._tally.counts.rows)
-            sides = self._sides(where, row, row_format, empty=empty)
-            for side, said in zip(sides, cycle(SAID[self._how.objective]), strict=False):
-                if side.ids or self._keeps_places:
-                    yield EncodedAnswer.of(side, said)
-        self._progress(self._tally.counts.rows)
+        return iter(())
 
     def _refuse_documents(self) -> None:
-        if holds_documents(self._files):
+        if self.documents:
             raise DataError(
-                f"{self._name} is text, but train.objective: {self._how.objective} learns from "
+                f"{self.name} is text, but train.objective: {self.how.objective} learns from "
                 "rows with answers"
             )
 
     def _format_of(self, row: dict[str, Any]) -> str:
-        return format_of(row, self._how.objective)
+        return format_of(row, self.how.objective)
 
     def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
-        return with_chat_prompt(row) if self._how.as_chats else row, row_format
+        return with_chat_prompt(row) if self.how.as_chats else row, row_format
 
-    def _answers(self, row: dict[str, Any]) -> tuple[Answer | None, Answer | None]:
-        """What is good, and what is not."""
-        if self._format_of(row) != JUDGED:
-            return pair_of(row)
-        answer, is_good = judged_of(row)
-        return (answer, None) if is_good else (None, answer)
-
-    def _to_encode(self, rows: list[Row]) -> list[tuple[dict[str, Any], str]]:
-        known = {}
-        for _, row, row_format in rows:
-            with suppress(DataError):  # told when its turn comes
-                if row_format:
-                    known[id(row)] = self._answers(row)
-        self._known = known
-        return [(a.row, a.row_format) for answers in known.values() for a in answers if a]
+    def _answers(self, row: dict[str, Any], row_format: str) -> Answers | DataError:
+        try:
+            if not row_format:
+                return EmptyRow("the row has no value")
+            if row_format != JUDGED:
+                return pair_of(row)
+            answer, is_good = judged_of(row)
+            return (answer, None) if is_good else (None, answer)
+        except DataError as err:
+            return err
 
     def _sides(
-        self, where: str, row: dict[str, Any], row_format: str, *, empty: bool
+        self, where: str, answers: Answers, made: list[Encoded | QLoRAError], *, empty: bool
     ) -> list[Encoded]:
         """A row's examples with the places between them; none where one is of no use.
 
         An answer that is cut away whole takes the row with it, since nothing would be compared.
         """
-        try:
-            answers: tuple[Answer | None, Answer | None] = (None, None)
-            if row_format:
-                answers = self._known.get(id(row)) or self._answers(row)
-            whole, is_spared, left_out = self._encoded_answers(answers)
-        except DataError as err:
-            if isinstance(err, EmptyRow):
-                self._tally.empty(where)
-                return []
-            raise DataError(f"{where}: {err}") from err
-        except TokenizerError as err:
-            raise TokenizerError(f"{where}: {err}") from err
+        wrong = next((each for each in made if isinstance(each, QLoRAError)), None)
+        if isinstance(wrong, EmptyRow):
+            self._tally.count("empty", where)
+            return []
+        whole = [encoded_or_raised(each, where) for each in made]
         given = [side for side in whole if side.ids]
         if not given:
-            self._tally.empty(where)
+            self._tally.count("empty", where)
             return []
-        self._tally.left_out(where, left_out)
+        left_out = {what for side in whole for what in side.left_out}
+        self._tally.left_out(where, sorted(left_out))
         for answer, side in zip(answers, whole, strict=True):
             if answer is not None:
                 self._tally.encoded(side, answer.row_format)
-        cut = [self._cut(side, where) if side.ids else _NOTHING for side in whole]
+        cut = [self._cut(side, where) for side in whole]
         kept = [side for side in cut if side is not None]
         if len(kept) < len(whole):
-            self._tally.too_long()
+            self._tally.count("dropped")
             return []
         if any(not learns(side.labels) for side in kept if side.ids):
-            self._tally.without_labels(self._encoder.roles)
+            self._tally.without_labels(given[-1].roles)
             return kept if empty else []
-        is_cut = any(a is not b for a, b in zip(kept, whole, strict=True))
-        self._tally.kept(is_cut=is_cut, is_spared=is_spared)
+        self._tally.count("truncated", by=any(a is not b for a, b in zip(kept, whole, strict=True)))
+        self._tally.count("spared", by=any(side.is_spared for side in whole))
         if len(given) == 2 and kept[0].ids == kept[1].ids:  # TRL keeps such rows, too
-            self._tally.same_answers(where)
+            self._tally.count("same", where)
         # KTO learns from each answer of a pair by itself.
-        if self._how.objective == "kto" and len(given) == 2:
+        if self.how.objective == "kto" and len(given) == 2:
             return [kept[0], _NOTHING, _NOTHING, kept[1]]
         return kept
-
-    def _encoded_answers(
-        self, answers: tuple[Answer | None, Answer | None]
-    ) -> tuple[list[Encoded], bool, set[str]]:
-        """Answers as tokens, whether one says that it is not learnt, and what is left out."""
-        left_out: set[str] = set()
-        encoded, is_spared = [], False
-        for answer in answers:
-            if answer is None:
-                encoded.append(_NOTHING)
-                continue
-            encoded.append(self._encoder.encode(*answer))
-            is_spared |= self._encoder.is_spared
-            left_out |= self._encoder.left_out
-        return encoded, is_spared, left_out
-
-
-class AnswersInMemory(AnswerSource, RowsInMemory):
-    """Rows with answers that stand in no file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,11 +56,7 @@ KINDS = "a .jsonl, .json, .csv, .parquet, .arrow or .txt file"
 
 
 def check_file(path: Path) -> str:
-    """Makes sure that a data file is there and can be read.
-
-    Returns:
-        Its suffix in small letters: one of ``DATA_SUFFIXES``.
-    """
+    """The suffix, in small letters, of a data file that is there and can be read."""
     try:
         if is_dir(path):
             raise DataError(f"{path} is a folder, not a data file")
@@ -107,8 +103,7 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the rows of a ``.jsonl``, ``.json``, ``.csv``, ``.parquet`` or ``.arrow`` file.
 
-    Yields:
-        Where the row stands, such as ``"train.jsonl line 17"``, and the row.
+    Before each comes where it stands, such as ``"train.jsonl line 17"``.
     """
     readers = {
         ".jsonl": json_lines, ".csv": csv_rows, ".parquet": table_rows, ".arrow": table_rows
@@ -234,7 +229,7 @@ def _refuse_mixture(folder: Path, files: list[Path]) -> None:
         )
 
 
-def holds_documents(files: list[Path]) -> bool:
+def holds_documents(files: Sequence[Path]) -> bool:
     """Whether data files are texts, which are cut into windows, instead of rows."""
     return files[0].suffix.lower() == ".txt"
 

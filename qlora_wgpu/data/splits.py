@@ -256,9 +256,7 @@ class Configurations:
     def splits_of(self, names: Names, asked: str | None) -> tuple[Splits, str | None] | None:
         """The files of a configuration by their splits, and the split that is asked for.
 
-        Args:
-            names: The data files that are there, from the folder on.
-            asked: ``SPLIT``, ``CONFIGURATION`` or ``CONFIGURATION/SPLIT``; None for what is usual.
+        Asked for is ``SPLIT``, ``CONFIGURATION``, ``CONFIGURATION/SPLIT`` or what is usual.
         """
         name, split = self._asked(asked)
         entry = self.entries[name]

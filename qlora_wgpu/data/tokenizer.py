@@ -161,18 +161,11 @@ class Tokenizer:
         Raises:
             TokenizerError: If one of them cannot be encoded.
         """
-        if isinstance(self._backend, ConfinedTokenizer):
-            return [self.encode_with_offsets(text, add_special_tokens) for text in texts]
         for text in texts:
             _check_text(text)
         with library_errors("a text cannot be encoded"):
             encodings = self._backend.encode_batch(texts, add_special_tokens=add_special_tokens)
             return [(each.ids, each.offsets) for each in encodings]
-
-    @property
-    def encodes_at_once(self) -> bool:
-        """Whether several texts take less time together than one by one."""
-        return not isinstance(self._backend, ConfinedTokenizer)
 
     @cached_property
     def added_around(self) -> tuple[list[int], list[int]]:

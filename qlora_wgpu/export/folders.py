@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -102,17 +102,10 @@ def write_folder(
     *,
     adapter: str | PathLike[str] | None = None,
 ) -> None:
-    """Writes a model folder whose files hold what the source's files become.
+    """Writes a model folder whose files hold what the source's become, whole or not at all.
 
-    Args:
-        source: The model.
-        target: The new folder; it appears whole or not at all.
-        config: The new folder's config.json.
-        tensors_of: What a tensor of the source becomes: none, itself or several, with their bytes
-            made when they are written.
-        progress: Called with each tensor's name before it is written.
-        adapter: The adapter that is part of the new model, whose tokenizer and chat template go
-            before the source's.
+    ``tensors_of`` says what a tensor becomes: none, itself or several, with their bytes made when
+    they are written. An adapter's tokenizer and chat template go before the source's.
     """
     refuse_existing(target)
     files: dict[str, Tensors] = {}
@@ -121,7 +114,10 @@ def write_folder(
         for tensor in stored:
             files[name] |= tensors_of(tensor)
     try:
-        _check_room(source.text_folder, target, files)
+        weights = sum(entry.nbytes for tensors in files.values() for entry, _ in tensors.values())
+        needed = weights + sum(path.stat().st_size for path in _rest(source.text_folder)) + MARGIN
+        advice = f"name another place with {option('out', ...)}"
+        refuse_without_room(target.parent, needed, "the model", advice)
         with atomic_folder(target) as unfinished:
             weight_map: dict[str, str] = {}
             total = 0
@@ -144,13 +140,6 @@ def write_folder(
                 take_over_prompts(Path(adapter), unfinished)
     except OSError as err:
         raise CheckpointError(f"{target} cannot be written: {err.strerror or err}") from err
-
-
-def _check_room(texts: Path, target: Path, files: Mapping[str, Tensors]) -> None:
-    weights = sum(entry.nbytes for tensors in files.values() for entry, _ in tensors.values())
-    rest = sum(path.stat().st_size for path in _rest(texts))
-    advice = f"name another place with {option('out', ...)}"
-    refuse_without_room(target.parent, weights + rest + MARGIN, "the model", advice)
 
 
 def copy_rest(source: Path, target: Path) -> None:

@@ -114,7 +114,7 @@ def _past_factors(
     for stack in downs:
         assert folder is not None
         name = f"{stack.at.removesuffix('experts')}router.per_expert_scale"
-        for spec, factor in zip(stack.linears, folder.float32(name), strict=True):
+        for spec, factor in zip(stack.linears, folder[name].read(), strict=True):
             if spec.name in changed:
                 a, b = changed[spec.name]
                 changed[spec.name] = a, b * factor

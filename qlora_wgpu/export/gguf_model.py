@@ -34,6 +34,7 @@ from qlora_wgpu.gguf.config import model_keys, rope_tensors, scalar_keys
 from qlora_wgpu.gguf.folder import GGUFFolder
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
 from qlora_wgpu.gguf.placements import Placement
+from qlora_wgpu.mapped_files import let_go
 
 # ---- a base's own file ---------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ def _own_head(merged: MergedWeights, folder: GGUFFolder, wanted: ElementType) ->
 def _kept(name: str, tensor: StoredTensor) -> FileTensor:
     def read() -> Iterator[npt.NDArray[np.uint8]]:
         yield np.ascontiguousarray(tensor.data)
-        tensor.release()
+        let_go(tensor.data)
 
     return FileTensor(name, tensor.place.shape, tensor.place.type, (read,))
 
@@ -113,51 +114,6 @@ def _changed(
 
 _ALIGNMENT = 32
 _ARRAYS = {"u": "UINT", "i": "INT", "f": "FLOAT"}
-
-
-def write_file(
-    path: Path,
-    architecture: str,
-    keys: Mapping[str, Any],
-    tensors: Sequence[FileTensor],
-    progress: Callable[[str], None],
-) -> None:
-    """Writes a file; not atomic."""
-    import gguf  # takes its time, for those alone who need it
-
-    check_room(path, tensors)
-    writer = gguf.GGUFWriter(None, architecture)
-    for key, value in keys.items():
-        _add(writer, key, value)
-    for tensor in tensors:
-        kind = gguf.GGMLQuantizationType(tensor.kind.number)
-        writer.add_tensor_info(
-            tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind
-        )
-    writer.write_header_to_file(path=path)
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("ab") as file:
-        _pad(file, file.tell())
-        for tensor in tensors:
-            progress(tensor.name)
-            begin = file.tell()
-            for part in tensor.parts:
-                for raw in part():
-                    file.write(raw.data)
-            if file.tell() - begin != tensor.nbytes:
-                raise CheckpointError(
-                    f"{tensor.name} became {file.tell() - begin} bytes, not {tensor.nbytes}"
-                )
-            _pad(file, tensor.nbytes)
-
-
-def check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
-    """Makes sure that the disk has room for a file."""
-    needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + MARGIN
-    advice = "name another place with --gguf, or a smaller --type"
-    refuse_without_room(path.parent, needed, "the file", advice)
 
 
 def _pad(file: Any, size: int) -> None:
@@ -214,11 +170,40 @@ class GGUFModel:
 
     def check_room(self, path: Path) -> None:
         """Makes sure that the disk has room, before anything is measured or written."""
-        check_room(path, self.tensors)
+        needed = sum(tensor.nbytes + _ALIGNMENT for tensor in self.tensors) + MARGIN
+        advice = "name another place with --gguf, or a smaller --type"
+        refuse_without_room(path.parent, needed, "the file", advice)
 
     def write(self, path: Path, progress: Callable[[str], None]) -> None:
         """Writes it; not atomic."""
-        write_file(path, self.architecture, self.keys, self.tensors, progress)
+        import gguf  # takes its time, for those alone who need it
+
+        self.check_room(path)
+        writer = gguf.GGUFWriter(None, self.architecture)
+        for key, value in self.keys.items():
+            _add(writer, key, value)
+        for tensor in self.tensors:
+            kind = gguf.GGMLQuantizationType(tensor.kind.number)
+            writer.add_tensor_info(
+                tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind
+            )
+        writer.write_header_to_file(path=path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+        with path.open("ab") as file:
+            _pad(file, file.tell())
+            for tensor in self.tensors:
+                progress(tensor.name)
+                begin = file.tell()
+                for part in tensor.parts:
+                    for raw in part():
+                        file.write(raw.data)
+                if file.tell() - begin != tensor.nbytes:
+                    raise CheckpointError(
+                        f"{tensor.name} became {file.tell() - begin} bytes, not {tensor.nbytes}"
+                    )
+                _pad(file, tensor.nbytes)
 
 
 def gguf_model(
@@ -229,12 +214,8 @@ def gguf_model(
     """What a file of a merged model holds; no weight is read yet.
 
     Of a base that is a GGUF file itself, keys, vocabulary and all tensors that the adapter does not
-    change are carried over as they are.
-
-    Args:
-        merged: The weights.
-        file_type: What matrices are stored as; by default the base's own type of 16 or 32 bits.
-        vocabulary: The keys of the tokenizer, for so many tokens, and the model's name.
+    change are carried over as they are. ``vocabulary`` gives the keys of the tokenizer for so many
+    tokens, and the model's name.
     """
     file_type = file_type or own_type(merged)
     folder = merged.folder
@@ -295,5 +276,5 @@ def own_type(merged: MergedWeights) -> FileType:
     folder, linears = merged.folder, merged.architecture.every_linear
     name = merged.stored_name(f"{linears[0].name}.weight")
     kinds = {kind.name: kind for kind in (F32, F16, BF16)}
-    kind = kinds.get(folder.float_dtype(name), BF16)
+    kind = kinds.get(folder[name].dtype, BF16)
     return FILE_TYPES[kind.name.lower()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -131,19 +132,12 @@ def model_tensors(
     wanted: ElementType,
     extra: Mapping[str, FloatArray],
 ) -> list[FileTensor]:
-    """A model's tensors, in the order of the forward.
-
-    Args:
-        merged: The weights.
-        llama_cpp: llama.cpp's architecture.
-        wanted: What matrices are stored as.
-        extra: Further tensors by name, in float32.
-    """
+    """A model's tensors, in the order of the forward, and ``extra`` ones in float32."""
     tensors = _Tensors(merged, llama_cpp, wanted)
     listed = [*tensors.ends(), *tensors.tables(), *tensors.small(), *tensors.linears()]
     listed += tensors.experts()
     for name, array in extra.items():
-        listed.append(_made(name, array.shape, F32, [_given(array)]))
+        listed.append(_made(name, array.shape, F32, [partial(np.asarray, array)]))
     return listed
 
 
@@ -174,11 +168,11 @@ class _Tensors:
             stored = architecture.embed_name
         refuse_untied(self._merged, self._llama_cpp)
         is_head = architecture.tied and head != "own" and not self._merged.untied
-        yield self._matrix(EMBEDDING, shape, stored, is_head=is_head)
+        yield self._matrix(EMBEDDING, shape, [self._reader(stored)], is_head=is_head)
         if head == "own" or not architecture.tied or self._merged.untied:
             shared = architecture.tied and not self._merged.untied
             own = stored if shared else architecture.head_name
-            yield self._matrix(HEAD, shape, own, is_head=True)
+            yield self._matrix(HEAD, shape, [self._reader(own)], is_head=True)
 
     def tables(self) -> Iterator[FileTensor]:
         """Further embeddings, of the tokens that have a row, never whole in memory."""
@@ -188,9 +182,7 @@ class _Tensors:
             reads = [
                 self._table_reader(name, slice(i, min(i + _ROWS_AT_ONCE, shape[0]))) for i in cuts
             ]
-            yield _made(
-                self._named(name), shape, type_within(self._wanted, shape, is_head=False), reads
-            )
+            yield self._matrix(self._named(name), shape, reads)
 
     def small(self) -> Iterator[FileTensor]:
         """Norms, biases and routers, all in float32."""
@@ -202,12 +194,12 @@ class _Tensors:
                 reads = [self._reader(part, change=change, offset=offset) for part in parts]
                 yield _made(self._named(name), _squeezed(shape), F32, reads)
         for name, router in architecture.router_shapes.items():
-            yield self._small(name, router, self._reader(name))
+            yield _made(self._named(name), router, F32, [self._reader(name)])
         for spec in architecture.linears:
             for part in self._layout.parts(spec.name, spec.out_features) if spec.bias else ():
                 shape = part.shape(spec.out_features, 1)[:1]
                 read = self._reader(f"{spec.name}.bias", change=part.by_rows)
-                yield self._small(f"{part.module}.bias", shape, read)
+                yield _made(self._named(f"{part.module}.bias"), shape, F32, [read])
 
     def linears(self) -> Iterator[FileTensor]:
         """Matrices that are no experts'."""
@@ -215,9 +207,8 @@ class _Tensors:
             for part in self._layout.parts(spec.name, spec.out_features):
                 name = self._named(f"{part.module}.weight")
                 shape = part.shape(spec.out_features, spec.in_features)
-                kind = type_within(self._wanted, shape, is_head=False)
                 read = self._reader(f"{spec.name}.weight", change=part.of)
-                yield _made(name, shape, kind, [read])
+                yield self._matrix(name, shape, [read])
 
     def experts(self) -> Iterator[FileTensor]:
         """Stacks of experts, one after the other in the file, never together in memory."""
@@ -227,22 +218,17 @@ class _Tensors:
             of_each = zip(*(each.linears for each in stacks), strict=True)
             specs = [spec for expert in of_each for spec in expert]
             reads = [self._reader(f"{spec.name}.weight") for spec in specs]
-            kind = type_within(self._wanted, shape, is_head=False)
             [part] = self._layout.parts(name, rows)
-            yield _made(self._named(f"{part.module}.weight"), shape, kind, reads)
+            yield self._matrix(self._named(f"{part.module}.weight"), shape, reads)
             if stack.bias:
                 name = self._named(f"{part.module}.bias")
                 reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
                 yield _made(name, shape[:2], F32, reads)
 
     def _matrix(
-        self, name: str, shape: tuple[int, int], source: str, *, is_head: bool
+        self, name: str, shape: tuple[int, ...], reads: Sequence[Read], *, is_head: bool = False
     ) -> FileTensor:
-        kind = type_within(self._wanted, shape, is_head=is_head)
-        return _made(name, shape, kind, [self._reader(source)])
-
-    def _small(self, source: str, shape: tuple[int, ...], read: Read) -> FileTensor:
-        return _made(self._named(source), shape, F32, [read])
+        return _made(name, shape, type_within(self._wanted, shape, is_head=is_head), reads)
 
     def _reader(
         self,
@@ -261,15 +247,13 @@ class _Tensors:
         return read
 
     def _table_reader(self, name: str, rows: slice) -> Read:
-        folder, stored = self._merged.folder, self._merged.stored_name(name)
+        weight = self._merged.folder[self._merged.stored_name(name)]
 
         def read() -> FloatArray:
-            if folder.holds_quantized(stored):
-                return folder.dequantized(stored)[rows]
-            raw = folder.raw(stored)[rows]
-            if folder.dtype(stored) == "BF16":
-                return from_bfloat16(raw)
-            return raw.astype(np.float32)
+            if weight.is_quantized:
+                return weight.read()[rows]
+            raw = weight.raw()[rows]
+            return from_bfloat16(raw) if weight.dtype == "BF16" else raw.astype(np.float32)
 
         return read
 
@@ -288,7 +272,3 @@ def _made(
         return lambda: as_bytes(read(), kind, name)
 
     return FileTensor(name, shape, kind, tuple(map(bytes_of, reads)))
-
-
-def _given(array: FloatArray) -> Read:
-    return lambda: array

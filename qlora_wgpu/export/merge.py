@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.expert_stacks import ExpertStack
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
 from qlora_wgpu.config import QuantConfig
@@ -22,8 +23,8 @@ from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.init import started_in
-from qlora_wgpu.lora.peft_files import StoredRows, stored_rows
-from qlora_wgpu.lora.peft_names import WHOLE, Float32Array, adapted_layers, of_kind, split_biases
+from qlora_wgpu.lora.peft_files import stored_rows
+from qlora_wgpu.lora.peft_names import WHOLE, adapted_layers, of_kind, split_biases
 from qlora_wgpu.lora.targets import saved_modules
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.model.adapter_state import config_of
@@ -31,86 +32,9 @@ from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
 from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head
 from qlora_wgpu.quant import quantize_nf4
 
-# ---- what is trained whole -----------------------------------------------------------------------
-
-
-def check_vocabulary(
-    folder: ModelFolder,
-    architecture: Architecture,
-    tensors: Mapping[str, Float32Array],
-    config: AdapterConfig,
-) -> None:
-    """Makes sure that what an adapter trained of embedding and head goes into the base's."""
-    vocabulary = Vocabulary.of(architecture)
-    adapted = {layer.module for layer in adapted_layers(tensors)}
-    has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
-    if not (has_pair or config.modules_to_save or config.trainable_token_indices):
-        return
-    if vocabulary.tied and has_own_head(folder, architecture):
-        vocabulary = replace(vocabulary, tied=False)
-    own = config_of(config, tensors, architecture)
-    saved_modules(own, vocabulary)
-    rows = vocabulary.trained(own.trainable_token_indices)
-    check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
-
-
-def trained_rows_by_name(
-    folder: ModelFolder,
-    architecture: Architecture,
-    tensors: Mapping[str, Float32Array],
-    config: AdapterConfig,
-) -> dict[str, StoredRows]:
-    """The rows by stored names; those of a matrix that files hold twice, twice."""
-    rows = {f"{each.module}.weight": each for each in stored_rows(tensors, config)}
-    for each in rows.values():
-        if max(each.indices) >= architecture.vocab_size:
-            raise CheckpointError(
-                f"the adapter trained token {max(each.indices)}, but {folder.path} has "
-                f"{architecture.vocab_size:,} tokens: merge it into the model that it was trained "
-                "on"
-            )
-    embedding, head = architecture.embed_name, architecture.head_name
-    is_tied = architecture.tied and not has_own_head(folder, architecture)
-    if is_tied and (shared := rows.get(embedding) or rows.get(head)) is not None:
-        rows = {embedding: shared, head: shared}
-    by_name = {stored_name(folder, architecture, name): each for name, each in rows.items()}
-    return {name: each for name, each in by_name.items() if folder.has(name)}
-
-
-def wholes_by_name(
-    folder: ModelFolder, architecture: Architecture, tensors: Mapping[str, Float32Array]
-) -> dict[str, Float32Array]:
-    """Matrices that were trained whole, by the stored names of those that they replace.
-
-    A tied one that files hold twice is there twice.
-    """
-    found = {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
-    ends = architecture.embed_name, architecture.head_name
-    if architecture.tied and found and not has_own_head(folder, architecture):
-        found = dict.fromkeys(ends, next(iter(found.values())))
-    by_name = {stored_name(folder, architecture, name): each for name, each in found.items()}
-    return {name: array for name, array in by_name.items() if folder.has(name)}
-
-
-def untied_ends(
-    folder: ModelFolder, architecture: Architecture, adapted: Collection[str]
-) -> dict[str, str]:
-    """Each end by the stored tensor that it is made of; empty where they stay as they are."""
-    ends = [
-        stored_name(folder, architecture, name)
-        for name in (architecture.embed_name, architecture.head_name)
-    ]
-    changed = any(name in adapted for name in ends)  # each by a pair of its own
-    if not architecture.tied or not changed or has_own_head(folder, architecture):
-        return {}
-    shared = stored_name(folder, architecture, stored_embedding(folder, architecture))
-    return {name: name if folder.has(name) else shared for name in ends}
-
-
-# ---- merged weights ------------------------------------------------------------------------------
-
 Base = Literal["original", "dequantized"]
 FloatArray = npt.NDArray[np.float32]
+Change = TypeVar("Change")
 
 
 class MergedWeights:
@@ -135,17 +59,7 @@ class MergedWeights:
         base: Base = "original",
         quant: QuantConfig | None = None,
     ) -> None:
-        """Opens a base and an adapter.
-
-        Args:
-            model: Folder or hub name of the base.
-            adapter: Folder of the PEFT adapter.
-            base: Weights to add the adapter to: those that are stored, or what they are after
-                quantization, which the adapter was trained with.
-            quant: How they were quantized, for "dequantized"; by default as the config.yaml of
-                the adapter's run says, or with ``QuantConfig``'s defaults where it belongs to
-                none.
-        """
+        """Opens a base and an adapter; arguments as for ``merge``."""
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
@@ -158,7 +72,8 @@ class MergedWeights:
         }
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
-        check_vocabulary(folder, architecture, tensors, config)
+        self._is_tied = architecture.tied and not has_own_head(folder, architecture)
+        self._check_vocabulary(tensors, config)
         modules = {spec.name: name for name, spec in self._linears.items()}
         others = [f"{spec.name}.weight" for spec in architecture.routers]
         for weight in (architecture.embed_name, architecture.head_name, *others):
@@ -167,17 +82,22 @@ class MergedWeights:
         for layer in adapted_layers(tensors):
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
-        self.untied = untied_ends(folder, architecture, self._pairs)
+        self.untied = self._untied_ends()
         self._biases = self._trained_biases(tensors, adapter)
-        self._rows = trained_rows_by_name(folder, architecture, tensors, config)
-        self._wholes = wholes_by_name(folder, architecture, tensors)
+        self._rows = self._by_ends(
+            {f"{rows.module}.weight": rows for rows in stored_rows(tensors, config)}
+        )
+        self._wholes = self._by_ends(
+            {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
+        )
         if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
             raise UnsupportedModelError(
                 f"{adapter} began as a part of its base and was trained beside the quantized rest, "
                 "which no base has: merge it into the original weights (--base original)"
             )
         self._base = base
-        self._quant = quant or _quant_of(adapter)
+        run = find_run(adapter)
+        self._quant = quant or (QuantConfig() if run is None else config_of_run(run).quant)
         # What a quantized folder keeps as floats was not quantized in training either.
         self._quantizes = (
             base == "dequantized" and self._quant.scheme == "nf4" and not folder.is_quantized
@@ -202,7 +122,7 @@ class MergedWeights:
 
     def is_as_stored(self, name: str) -> bool:
         """Whether a stored tensor goes into the result as it is."""
-        if self.folder.holds_quantized(name):
+        if self.folder[name].is_quantized:
             if self._base == "original":
                 raise UnsupportedModelError(
                     f"{self.folder.path} is stored quantized, so its original weights are not "
@@ -219,7 +139,7 @@ class MergedWeights:
             return self._biases[name]
         if name in self._wholes:
             return self._wholes[name]
-        weight = folder.dequantized(self.source_of(name))
+        weight = folder[self.source_of(name)].read()
         if name in self._rows:
             weight = self._resized(weight)
             weight[list(self._rows[name].indices)] = self._rows[name].rows
@@ -237,7 +157,7 @@ class MergedWeights:
         """The shape of the merged weight that is stored by this name."""
         if name in self._wholes:
             return self._wholes[name].shape
-        shape = self.folder.weight_shape(self.source_of(name))
+        shape = self.folder[self.source_of(name)].shape
         return (self.architecture.vocab_size, *shape[1:]) if name in self._rows else shape
 
     @property
@@ -248,23 +168,56 @@ class MergedWeights:
     def config(self) -> dict[str, Any]:
         """The base's config.json with the size of the vocabulary, and the head untied if it is."""
         config: dict[str, Any] = dict(self.folder.config)
-        if self.untied:
-            config["tie_word_embeddings"] = False
-            if isinstance(config.get("text_config"), dict):
-                config["text_config"] = {**config["text_config"], "tie_word_embeddings": False}
-        if not self.is_resized:
-            return config
-        size = {"vocab_size": self.architecture.vocab_size}
-        if isinstance(config.get("text_config"), dict):
-            config["text_config"] = {**config["text_config"], **size}
-        if "vocab_size" in config or "text_config" not in config:
-            config |= size
+        inner = config.get("text_config")
+        changes: dict[str, Any] = {"tie_word_embeddings": False} if self.untied else {}
+        config |= changes
+        if self.is_resized:
+            size = {"vocab_size": self.architecture.vocab_size}
+            changes |= size
+            config |= size if "vocab_size" in config or "text_config" not in config else {}
+        if isinstance(inner, dict):
+            config["text_config"] = {**inner, **changes}
         return config
+
+    def _was_requantized(self, name: str) -> bool:
+        """Whether training had a weight in NF4 that is stored in another form."""
+        return self._base == "dequantized" and self.folder[name].must_requantize
 
     def _resized(self, weight: FloatArray) -> FloatArray:
         """A matrix with rows for the tokens that the adapter has added, all of which it has."""
         more = self.architecture.vocab_size - len(weight)
         return np.concatenate([weight, np.zeros((more, weight.shape[1]), np.float32)])
+
+    def _check_vocabulary(self, tensors: Mapping[str, FloatArray], config: AdapterConfig) -> None:
+        """Makes sure that what an adapter trained of embedding and head goes into the base's."""
+        vocabulary = replace(Vocabulary.of(self.architecture), tied=self._is_tied)
+        adapted = {layer.module for layer in adapted_layers(tensors)}
+        has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
+        if not (has_pair or config.modules_to_save or config.trainable_token_indices):
+            return
+        own = config_of(config, tensors, self.architecture)
+        saved_modules(own, vocabulary)
+        rows = vocabulary.trained(own.trainable_token_indices)
+        check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
+
+    def _by_ends(self, found: dict[str, Change]) -> dict[str, Change]:
+        """What changes the ends, by their stored names; a tied one that files hold twice, twice."""
+        if self._is_tied and found:
+            ends = self.architecture.embed_name, self.architecture.head_name
+            found = dict.fromkeys(ends, next(iter(found.values())))
+        by_name = {self.stored_name(name): each for name, each in found.items()}
+        return {name: each for name, each in by_name.items() if name in self.folder}
+
+    def _untied_ends(self) -> dict[str, str]:
+        """Each end by the stored tensor that it is made of; empty where they stay as they are."""
+        ends = [
+            self.stored_name(name)
+            for name in (self.architecture.embed_name, self.architecture.head_name)
+        ]
+        if not self._is_tied or not any(name in self._pairs for name in ends):
+            return {}
+        shared = self.stored_name(stored_embedding(self.folder, self.architecture))
+        return {name: name if name in self.folder else shared for name in ends}
 
     def _trained_biases(
         self, tensors: Mapping[str, FloatArray], adapter: str | PathLike[str]
@@ -273,21 +226,12 @@ class MergedWeights:
         _, trained = split_biases(tensors)
         biases = {self.stored_name(f"{module}.bias"): a for module, a in trained.items()}
         for name, array in biases.items():
-            if not self.folder.has(name) or self.folder.shape(name) != array.shape:
+            if name not in self.folder or self.folder[name].shape != array.shape:
                 raise CheckpointError(
                     f"{adapter} has a trained {name} of {array.size} numbers, which "
                     f"{self.folder.path} has not: merge it into the model that it was trained on"
                 )
         return biases
-
-    def _was_requantized(self, name: str) -> bool:
-        """Whether training had a weight in NF4 that is stored in another form."""
-        return self._base == "dequantized" and self.folder.must_requantize(name)
-
-
-def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
-    run = find_run(adapter)
-    return QuantConfig() if run is None else config_of_run(run).quant
 
 
 def merge(
@@ -322,32 +266,28 @@ def merge(
     folder = merged.folder
 
     def tensors_of(tensor: str) -> Tensors:
-        if folder.is_companion(tensor):
+        stack = folder.stack(tensor)
+        if stack is not None and not all(map(merged.is_as_stored, stack.parts)):
+            part = folder[stack.parts[0]]
+            entry = Entry(part.dtype, stack.shape(*part.shape))
+            return {stack.name: (entry, lambda: merged_stack(stack, part.dtype))}
+        weight = folder.weight_in(tensor)
+        if weight is None:
             return {}
-        name = folder.weight_of(tensor)
-        parts = folder.parts_of(name)
-        if parts and not all(map(merged.is_as_stored, parts)):
-            stack, shape = folder.whole_stack(name)
-            entry = Entry(folder.float_dtype(parts[0]), shape)
-            return {stack: (entry, lambda: merged_stack(name, parts))}
-        if merged.besides(name):
-            return {each: floats(each, folder.float_dtype(name)) for each in ends_of(name)}
+        name, dtype = weight.name, weight.dtype
+        if besides := merged.besides(name):
+            return {each: floats(each, dtype) for each in (name, *besides)}
         if merged.is_as_stored(name):
-            return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
-        dtype = folder.float_dtype(name)
+            return {name: (Entry(dtype, weight.shape), weight.raw)}
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
         return {name: floats(name, dtype)}
 
-    def ends_of(name: str) -> list[str]:
-        return [name, *merged.besides(name)]
-
     def floats(name: str, dtype: str) -> tuple[Entry, Callable[[], npt.NDArray[Any]]]:
         return Entry(dtype, merged.shape(name)), lambda: as_dtype(merged.float32(name), dtype)
 
-    def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
-        dtype = folder.float_dtype(parts[0])
-        return folder.joined(name, [as_dtype(merged.float32(part), dtype) for part in parts])
+    def merged_stack(stack: ExpertStack, dtype: str) -> npt.NDArray[Any]:
+        return stack.joined([as_dtype(merged.float32(part), dtype) for part in stack.parts])
 
     config_json: dict[str, Any] = without(merged.config(), ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

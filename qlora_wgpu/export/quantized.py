@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import nf4_entries, nf4_parts, quantization_config
+from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts, quantization_config
 from qlora_wgpu.checkpoint.safetensors_file import TORCH_NAMES
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
 from qlora_wgpu.config import QuantConfig
@@ -36,7 +36,7 @@ def skipped_modules(
     kept = {
         next(prefix for prefix in _prefixes(_module(name)) if prefix not in inner)
         for name in folder.names()
-        if len(folder.shape(name)) == 2 and _module(name) not in inner
+        if len(folder[name].shape) == 2 and _module(name) not in inner
     }
     running = {_running(name, architecture) for name in kept}
     embedding = architecture.embed_name, stored_name(folder, architecture, architecture.embed_name)
@@ -92,23 +92,24 @@ def quantize_folder(
         """All parts of one weight; the last one that was made is kept."""
         if name not in parts:
             parts.clear()
-            weight = quantize_nf4(folder.float32(name), *form)
-            parts[name] = nf4_parts(name, weight, _DTYPES[folder.dtype(name)])
+            weight = quantize_nf4(folder[name].read(), *form)
+            parts[name] = nf4_parts(name, weight, _DTYPES[folder[name].dtype])
         return parts[name]
 
     def tensors_of(name: str) -> Tensors:
-        if experts and (stacked := folder.parts_of(name)):
-            return {n: t for part in stacked for n, t in tensors_of(part).items()}
+        stack, weight = folder.stack(name), folder[name]
+        if experts and stack is not None:
+            return {n: t for part in stack.parts for n, t in tensors_of(part).items()}
         if name not in linears:
-            return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
-        if folder.dtype(name) not in _DTYPES:
+            return {name: (Entry(weight.dtype, weight.shape), weight.raw)}
+        if weight.dtype not in _DTYPES:
             raise UnsupportedModelError(
-                f"{model}: {name} is stored as {folder.dtype(name)}, and only floats are quantized "
+                f"{model}: {name} is stored as {weight.dtype}, and only floats are quantized "
                 "here: take the model in 16 bits"
             )
         return {
             part: (entry, lambda part=part: quantized(name)[part])  # type: ignore[misc]
-            for part, entry in nf4_entries(name, folder.shape(name), *form).items()
+            for part, entry in nf4_entries(name, weight.shape, *form).items()
         }
 
     config = {

@@ -25,13 +25,7 @@ class Keys:
     """
 
     def __init__(self, metadata: dict[str, Any], where: object, prefix: str | None = None) -> None:
-        """Takes a file's metadata.
-
-        Args:
-            metadata: Values by whole keys.
-            where: The file.
-            prefix: How the keys begin; by default with the architecture's name.
-        """
+        """Takes a file's metadata; keys begin with the architecture's name unless one is told."""
         self.where = where
         architecture = metadata.get("general.architecture")
         if metadata.get("general.type") == "adapter":

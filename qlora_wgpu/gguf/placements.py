@@ -77,11 +77,7 @@ class Placement:
         return tuple(part for part, _ in self.parts)
 
     def as_stored(self, array: FloatArray) -> list[FloatArray]:
-        """A tensor as the file has it, in parts as ``leaves`` are.
-
-        Args:
-            array: The tensor, of ``shape``.
-        """
+        """The tensor as the file has it, in parts as ``leaves`` are."""
         if self.change is not None:
             return list(self.change.undo(array))
         if self.offset:

@@ -42,7 +42,7 @@ def start_of_files(
 
 
 def _refuse_few_bits(folder: ModelFolder, name: str, kind: str) -> None:
-    if folder.holds_quantized(name):
+    if folder[name].is_quantized:
         raise UnsupportedModelError(
             f"lora.init_lora_weights: {kind} takes its parts from weights in floats, but "
             f"{folder.path} holds {name} quantized: name the base that is not, which is quantized "

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
@@ -40,9 +41,9 @@ def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> s
 
 def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str) -> str:
     """The name as it is, or with the beginning that its files have instead."""
-    if not folder.has(name):
+    if name not in folder:
         for own, other in prefixes:
-            if name.startswith(own) and folder.has(other + name.removeprefix(own)):
+            if name.startswith(own) and other + name.removeprefix(own) in folder:
                 return other + name.removeprefix(own)
     return name
 
@@ -52,8 +53,8 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
     name, head_name = architecture.embed_name, architecture.head_name
     if folder is None:
         return name
-    has_head = folder.has(stored_name(folder, architecture, head_name))
-    if folder.has(stored_name(folder, architecture, name)):
+    has_head = stored_name(folder, architecture, head_name) in folder
+    if stored_name(folder, architecture, name) in folder:
         if not has_head and not architecture.tied:
             raise CheckpointError(
                 f"{folder.path}: the weights have no tensor {head_name!r}, and {name} is not "
@@ -150,16 +151,16 @@ class CheckpointReader:
         """The name of a tensor in the files."""
         return name if self.folder is None else with_prefixes(self.folder, self.prefixes, name)
 
-    def has(self, name: str) -> bool:
-        """Whether the files hold a tensor."""
-        return self.folder is not None and self.folder.has(self.stored(name))
+    def find(self, name: str) -> StoredWeight | None:
+        """A weight as the files hold it; None without files."""
+        return None if self.folder is None else self.folder.find(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         """A tensor in float32, checked to be of this shape."""
         folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
         missing = 0 if rows is None else max(shape[0] - rows, 0)
         own = (shape[0] - missing, *shape[1:]) if missing else shape
-        array = folder.dequantized(stored) if len(shape) == 2 else folder.float32(stored)
+        array = folder[stored].read()
         _check_shape(folder, stored, array.shape, own)
         if stored in self._parts:
             array = rest_of(array, *self._parts[stored])
@@ -170,12 +171,12 @@ class CheckpointReader:
     def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
         """Whether a file holds a matrix as the device takes it."""
         return (
-            self.folder is not None
-            and name not in self.stored_rows
+            name not in self.stored_rows
             and name not in self.changed
             and dtype == "bfloat16"
             and columns % ROW_UNIT == 0
-            and self.folder.is_bfloat16(self.stored(name))
+            and (weight := self.find(name)) is not None
+            and weight.is_bfloat16
         )
 
     def loading_bytes(self, name: str, rows: int, columns: int, dtype: str) -> int:
@@ -191,26 +192,26 @@ class CheckpointReader:
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
         """A matrix as the device takes it, without a copy if its file holds it so."""
         if self.is_as_stored(name, shape[1], dtype):
-            bits = self._folder.bfloat16(self.stored(name))
+            bits = self._folder[self.stored(name)].bfloat16()
             _check_shape(self._folder, name, bits.shape, shape)
             return bits
         return bits_of(name, self.read(name, shape), dtype)
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         """A quantized matrix: as its file holds it, or quantized here."""
-        folder, name = self._folder, self.stored(name)
-        stored = folder.quantized(name, mapped=True)
-        if stored is not None:
-            _check_shape(folder, name, stored.shape, shape)
-            return stored
+        stored = self._folder[self.stored(name)]
+        quantized = stored.quantized()
+        if quantized is not None:
+            _check_shape(self._folder, stored.name, quantized.shape, shape)
+            return quantized
         weight = self.read(name, shape)
-        if folder.must_requantize(name):
+        if stored.must_requantize:
             return self.requantization.quantize(weight, self._quant)
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
         """Refuses files with a bias of a layer that is to have none."""
-        if self.folder is not None and self.has(f"{layer}.bias"):
+        if self.folder is not None and self.find(f"{layer}.bias") is not None:
             raise CheckpointError(
                 f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
                 "this layer has no bias"

@@ -10,11 +10,11 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
+from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, Family, find_family
@@ -22,8 +22,7 @@ from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.compatibility import rows_for
 from qlora_wgpu.lora.peft_names import Float32Array
 from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
-from qlora_wgpu.model.quantized_weights import own_format
-from qlora_wgpu.quant import WeightFormat
+from qlora_wgpu.quant import WeightFormat, nf4_format
 
 _ROWS = 4096  # compared at a time
 
@@ -32,37 +31,31 @@ def has_own_head(folder: ModelFolder, architecture: Architecture) -> bool:
     """Whether a head differs from the embedding in the files; transformers uses both then."""
     names = architecture.embed_name, architecture.head_name
     embedding, head = (stored_name(folder, architecture, name) for name in names)
-    if not (folder.has(embedding) and folder.has(head)):
-        return False
-    return not _equal(folder, embedding, head)
+    one, other = folder.find(embedding), folder.find(head)
+    return one is not None and other is not None and not _equal(one, other)
 
 
-def _equal(folder: ModelFolder, one: str, other: str) -> bool:
-    if folder.shape(one) != folder.shape(other):
+def _equal(one: StoredWeight, other: StoredWeight) -> bool:
+    if one.shape != other.shape:
         return False
-    if folder.dtype(one) != folder.dtype(other):
-        return np.array_equal(_numbers(folder, one), _numbers(folder, other))
-    a, b = folder.raw(one), folder.raw(other)
+    if one.stored_dtype != other.stored_dtype:
+        return np.array_equal(one.read(), other.read())
+    a, b = one.raw(), other.raw()
     return all(np.array_equal(a[i : i + _ROWS], b[i : i + _ROWS]) for i in range(0, len(a), _ROWS))
-
-
-def _numbers(folder: ModelFolder, name: str) -> npt.NDArray[np.float32]:
-    stored = folder.quantized(name)
-    return folder.float32(name) if stored is None else stored.dequantize()
 
 
 def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None:
     """Refuses a config.json that asks for larger shapes than the files' headers have.
 
-    Smaller shapes are checked when the tensors are read, and so are quantized ones.
+    Smaller shapes are checked when the tensors are read.
     """
     embedding = {architecture.embed_name: stored_embedding(folder, architecture)}
     for name, expected in tensor_shapes(architecture).items():
         stored = stored_name(folder, architecture, embedding.get(name, name))
-        shape = folder.shape(stored)
-        is_packed = folder.holds_quantized(stored) or folder.dtype(stored) not in FLOATS
-        if is_packed and not folder.tells_shapes:
-            continue
+        weight = folder[stored]
+        if not weight.is_quantized and weight.stored_dtype not in FLOATS:
+            continue  # refused when it is read
+        shape = weight.shape
         if len(shape) != len(expected) or any(map(lt, shape, expected)):
             raise CheckpointError(
                 f"{folder.path}: {stored} has shape {shape}, but config.json asks for {expected}"
@@ -99,26 +92,25 @@ class QuantizationPolicy:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """Looks at what the folder holds."""
-        self._quant = quant
+        self._scheme, self._own = quant.scheme, nf4_format(quant.blocksize, quant.double_quant)
         self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
         self._planned = PlannedFormats(plan) if isinstance(plan, Mapping) else None
 
     def of(self, names: Sequence[str], columns: int) -> WeightFormat | None:
         """The quantized format of a layer, or of the layers of several experts; None for floats."""
-        if self._quant.scheme == "none":
+        if self._scheme == "none":
             return None
         if self._planned is not None:
             return self._planned.format(names[0], columns)
         if self._folder is None:
-            return own_format(self._quant)
+            return self._own
         forms = [self._form(self._folder, name) for name in names]
         return None if None in forms else forms[0]
 
     def _form(self, folder: ModelFolder, name: str) -> WeightFormat | None:
-        if folder.must_requantize(name):
-            return own_format(self._quant)
-        return folder.weight_format(name)
+        weight = folder[name]
+        return self._own if weight.must_requantize else weight.format
 
 
 def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[str]:
@@ -132,7 +124,7 @@ def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[s
         return counts
     several = [(stack.linears[0], len(stack.linears)) for stack in architecture.experts]
     for spec, count in [*((spec, 1) for spec in architecture.linears), *several]:
-        form = folder.weight_format(stored_name(folder, architecture, f"{spec.name}.weight"))
+        form = folder[stored_name(folder, architecture, f"{spec.name}.weight")].format
         if form is not None:
             counts[form.name] += count
     return counts
@@ -155,7 +147,7 @@ def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]
     return [
         spec.name
         for spec in architecture.every_linear
-        if not folder.holds_quantized(stored_name(folder, architecture, f"{spec.name}.weight"))
+        if not folder[stored_name(folder, architecture, f"{spec.name}.weight")].is_quantized
     ]
 
 

@@ -8,22 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, round_up, vector
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.ops.quantized import EXPERT_WORDS, QuantizedMatrix, pair_values
-from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, QuantizedWeight, WeightFormat
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 # What follows the codes' values in ``maps``: those of the scales' codes, and an offset or a factor.
 _SCALE_VALUES = 257
-
-
-def own_format(quant: QuantConfig) -> WeightFormat:
-    """The format of weights that are quantized here."""
-    double = quant.double_quant
-    nested = NESTED_BLOCKSIZE if double else None
-    return WeightFormat("NF4", NF4_QUANT_MAP, quant.blocksize, nested, has_offset=double)
 
 
 def lay_out(
@@ -105,11 +97,12 @@ def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
             return array.reshape(-1)
         return np.pad(array.reshape(-1), (0, (-array.nbytes % 4) // array.itemsize))
 
-    values = quantized.quant_map.size
+    form = quantized.format
+    values = form.quant_map.size
     maps = np.zeros(values + _SCALE_VALUES, np.float32)
-    maps[:values] = quantized.quant_map
-    if quantized.factor != 1.0:
-        maps[-1] = quantized.factor
+    maps[:values] = form.quant_map
+    if form.factor != 1.0:
+        maps[-1] = form.factor
     arrays = {
         "codes": padded_words(quantized.codes),
         "absmax": padded_words(quantized.absmax),

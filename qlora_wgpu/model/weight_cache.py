@@ -24,7 +24,7 @@ from qlora_wgpu.gpu.limits import buffer_bytes
 from qlora_wgpu.graph.offload import WeightGroup
 from qlora_wgpu.graph.tensor import WINDOW, Storage
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.mapped_files import let_go, map_file
+from qlora_wgpu.mapped_files import map_file, sha256
 from qlora_wgpu.model.checkpoint_reader import Requantization
 from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.version import __version__
@@ -104,7 +104,6 @@ _KEPT = 4  # models
 _LEFT_FREE = 1024 * MIB  # of the disk
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600
-_PIECE = 1 << 24  # bytes that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -173,13 +172,15 @@ class WeightCache:
                 mapped = map_file(path, file, _HEADER)
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        return KeptLayer(mapped, moved) if header.get("sha256") == _hash(mapped) else None
+        is_whole = header.get("sha256") == sha256(mapped).hexdigest()
+        return KeptLayer(mapped, moved) if is_whole else None
 
     def write(self, image: FlatLayer, layer: KeptLayer) -> npt.NDArray[np.uint8] | None:
         """Keeps a layer and maps its bytes; None where that fails, and ``problem`` says why."""
         if self.problem:
             return None
-        about = {"version": VERSION, "of": self._name(image), "sha256": _hash(layer.data)}
+        digest = sha256(layer.data).hexdigest()
+        about = {"version": VERSION, "of": self._name(image), "sha256": digest}
         header = json.dumps(about | {"requantized": astuple(layer.requantized)}).encode()
         start = _MAGIC + len(header).to_bytes(8, "little") + header
         temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(6)}"
@@ -220,16 +221,6 @@ def _content(start: bytes) -> bytes:
     if start[:8] != _MAGIC or length > len(start) - 16:
         raise ValueError
     return start[16 : 16 + length]
-
-
-def _hash(data: npt.NDArray[np.uint8]) -> str:
-    digest = hashlib.sha256()
-    for begin in range(0, data.size, _PIECE):
-        piece = data[begin : begin + _PIECE]
-        view: Any = piece.data
-        digest.update(view)
-        let_go(piece)
-    return digest.hexdigest()
 
 
 def _forget_oldest(cache: Path) -> None:

@@ -327,10 +327,9 @@ class WeightLayout:
             codebook = self._codebooks[key]
         keep = partial(self.placement.storage, name, most=self.max_binding)
         held, storages = lay_out(name, shape, form, len(names), keep, codebook)
-        folder, layer = self._reader.folder, self.placement.layer_of(name)
-        is_mapped = (
-            folder is not None and len(names) == 1 and folder.is_mapped(self._reader.stored(*names))
-        )
+        layer = self.placement.layer_of(name)
+        stored = self._reader.find(names[0]) if len(names) == 1 else None
+        is_mapped = stored is not None and stored.is_mapped
         if not is_mapped:
             quantized = sum(storage.nbytes for storage in storages.values())
             self.placement.expect_load(4 * math.prod(shape) + min(len(names), 2) * quantized)

@@ -1,7 +1,7 @@
 """Quantization of frozen weights: NF4 as bitsandbytes has it, and the formats of other files."""
 
 from qlora_wgpu.quant.ggml import GGML_FORMATS, GgmlFormat, repack_ggml
-from qlora_wgpu.quant.nf4 import BLOCKSIZES, quantize_nf4
+from qlora_wgpu.quant.nf4 import BLOCKSIZES, nf4_format, quantize_nf4
 from qlora_wgpu.quant.quantized_weight import (
     NESTED_BLOCKSIZE,
     NF4_QUANT_MAP,
@@ -20,6 +20,7 @@ __all__ = [
     "QuantizedWeight",
     "WeightFormat",
     "dynamic_quant_map",
+    "nf4_format",
     "quantize_nf4",
     "repack_ggml",
 ]

@@ -305,15 +305,12 @@ def _empty(form: GgmlFormat, shape: tuple[int, int]) -> QuantizedWeight:
     scale_dtype = np.float32 if nested is None else np.uint8
     return QuantizedWeight(
         shape=shape,
+        format=stored,
         codes=np.empty(stored.code_bytes(*shape), np.uint8),
-        quant_map=stored.quant_map,
-        blocksize=stored.blocksize,
         absmax=np.empty((blocks, *pair), scale_dtype),
         nested_absmax=nested,
         nested_quant_map=form.scale_map,
-        nested_blocksize=stored.nested_blocksize or WHOLE,
         dtype="float16",
-        name=form.name,
     )
 
 

@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, ShapeError
 from qlora_wgpu.quant.quantized_weight import (
+    NESTED_BLOCKSIZE,
     NF4_QUANT_MAP,
     QuantizedAbsmax,
     QuantizedWeight,
     dynamic_quant_map,
     quantize_absmax,
 )
+from qlora_wgpu.weight_format import WeightFormat
 
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Weights per scale that bitsandbytes knows."""
@@ -54,21 +56,26 @@ def quantize_nf4(
     codes, absmax = _quantize_blocks(np.ascontiguousarray(weight).reshape(-1), blocksize)
     if not np.isfinite(absmax).all():
         raise CheckpointError("a weight that should be quantized is NaN or infinite")
-    shape = (weight.shape[0], weight.shape[1])
+    shape, form = (weight.shape[0], weight.shape[1]), nf4_format(blocksize, double_quant)
     if not double_quant:
-        return QuantizedWeight(shape, codes, NF4_QUANT_MAP, blocksize, absmax, dtype=dtype)
+        return QuantizedWeight(shape, form, codes, absmax, dtype=dtype)
     nested = _quantize_finite(absmax)
     return QuantizedWeight(
         shape,
+        form,
         codes,
-        NF4_QUANT_MAP,
-        blocksize,
         nested.codes,
         nested.nested_absmax,
         dynamic_quant_map(),
         float(nested.nested_offset),
-        dtype=dtype,
+        dtype,
     )
+
+
+def nf4_format(blocksize: int, double_quant: bool) -> WeightFormat:
+    """NF4 as bitsandbytes has it."""
+    nested = NESTED_BLOCKSIZE if double_quant else None
+    return WeightFormat("NF4", NF4_QUANT_MAP, blocksize, nested, has_offset=double_quant)
 
 
 def _quantize_finite(absmax: Float32Array) -> QuantizedAbsmax:

@@ -12,7 +12,6 @@ from qlora_wgpu.quant.quantized_weight import (
     E2M1,
     E4M3,
     E5M2,
-    E8M0,
     NIBBLES,
     SIGNED,
     UNSIGNED,
@@ -20,6 +19,10 @@ from qlora_wgpu.quant.quantized_weight import (
     pack_nibbles,
 )
 from qlora_wgpu.weight_format import WHOLE, WeightFormat
+
+UInt8Array = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
 
 _PER_127 = float(np.float32(7.874015718698502e-3))  # bitsandbytes multiplies by 1 / 127
 
@@ -37,72 +40,28 @@ def fp8_format(stored: str, tile: tuple[int, int]) -> WeightFormat:
     )
 
 
-def of_bytes(
-    form: WeightFormat,
-    codes: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.float32],
-    dtype: str,
-) -> QuantizedWeight:
-    """A weight (out_features, in_features) of a byte each and float32 scales, one of each block."""
-    return QuantizedWeight(
-        shape=(codes.shape[0], codes.shape[1]),
-        codes=codes.reshape(-1),
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
-        absmax=scales.reshape(-1).astype(np.float32),
-        dtype=dtype,
-        name=form.name,
-        block_rows=form.block_rows,
-        factor=form.factor,
-    )
-
-
 MXFP4 = WeightFormat("MXFP4", E2M1, 32, WHOLE)
 """w = value · 2^(e - 127), 32 weights of a row to an e (OCP Microscaling Formats 1.0)."""
 NVFP4 = WeightFormat("NVFP4", E2M1, 16, WHOLE)
 """w = value · scale, 16 weights of a row to a scale, which is one of E4M3 and one of the tensor."""
 
 
-def mxfp4(codes: npt.NDArray[np.uint8], exponents: npt.NDArray[np.uint8]) -> QuantizedWeight:
-    """A matrix in MXFP4, of (out_features, in_features / 2) bytes.
-
-    Exponents are (out_features, in_features / 32), none of them 255.
-    """
-    return QuantizedWeight(
-        shape=(codes.shape[0], 2 * codes.shape[1]),
-        codes=_even_first(codes),
-        quant_map=MXFP4.quant_map,
-        blocksize=MXFP4.blocksize,
-        absmax=exponents.reshape(-1),
-        nested_absmax=np.ones(1, np.float32),
-        nested_quant_map=E8M0,
-        nested_blocksize=WHOLE,
-        dtype="bfloat16",
-        name=MXFP4.name,
-    )
-
-
-def nvfp4(
-    codes: npt.NDArray[np.uint8],
-    scales: npt.NDArray[np.uint8],
-    scale_map: npt.NDArray[np.float32],
+def fp4_weight(
+    form: WeightFormat, codes: UInt8Array, scales: UInt8Array, scale_map: Float32Array
 ) -> QuantizedWeight:
-    """A matrix in NVFP4, of (out_features, in_features / 2) bytes.
+    """A matrix in MXFP4 or NVFP4, of (out_features, in_features / 2) bytes.
 
-    Scales are (out_features, in_features / 16) codes, which stand for the 256 of ``scale_map``,
-    with the tensor's scale in them.
+    Scales are codes, one of each block, which stand for the 256 of ``scale_map``; what all of them
+    are multiplied by is in that.
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
+        format=form,
         codes=_even_first(codes),
-        quant_map=NVFP4.quant_map,
-        blocksize=NVFP4.blocksize,
         absmax=scales.reshape(-1),
         nested_absmax=np.ones(1, np.float32),
         nested_quant_map=scale_map,
-        nested_blocksize=WHOLE,
         dtype="bfloat16",
-        name=NVFP4.name,
     )
 
 
@@ -113,10 +72,6 @@ def _even_first(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of a word that holds each of its eight weights
-
-UInt8Array = npt.NDArray[np.uint8]
-Int32Array = npt.NDArray[np.int32]
-Float32Array = npt.NDArray[np.float32]
 
 
 def group_format(name: str, bits: int, columns: int, group_size: int) -> WeightFormat:
@@ -145,13 +100,10 @@ def grouped_weight(
     rows = np.ascontiguousarray(codes.T)
     return QuantizedWeight(
         shape=(rows.shape[0], rows.shape[1]),
+        format=form,
         codes=pack_nibbles(rows) if form.bits == 4 else rows.reshape(-1),
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
         absmax=np.stack([scales.T, minima.T], axis=2).reshape(-1, 2),
         dtype="float16",
-        name=form.name,
-        block_rows=form.block_rows,
     )
 
 
@@ -202,8 +154,8 @@ def scaled_weight(
     form: WeightFormat,
     codes: UInt8Array,
     scales: Float32Array,
-    zeros: npt.NDArray[np.float32] | None,
     dtype: str,
+    zeros: Float32Array | None = None,
 ) -> QuantizedWeight:
     """A matrix of codes (out_features, in_features) as stored, and a scale of each block.
 
@@ -214,14 +166,10 @@ def scaled_weight(
         absmax = np.stack([absmax, -zeros.reshape(-1)], axis=1)
     return QuantizedWeight(
         shape=(codes.shape[0], codes.shape[1]),
+        format=form,
         codes=pack_nibbles(codes) if form.bits == 4 else codes.reshape(-1),
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
         absmax=absmax,
         dtype=dtype,
-        name=form.name,
-        block_rows=form.block_rows,
-        has_zeros=form.has_zeros,
     )
 
 

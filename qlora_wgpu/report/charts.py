@@ -92,9 +92,7 @@ def smoothing_length(count: int) -> int:
 def smoothed(points: Points, *, in_logarithms: bool = False) -> list[tuple[float, float]]:
     """An exponential mean, without the bias of its start; shorter where there are few points.
 
-    Args:
-        points: (step, value), steps rising.
-        in_logarithms: Whether it is the geometric mean, which is the mean on a logarithmic axis.
+    In logarithms it is the geometric mean, which is the mean on a logarithmic axis.
     """
     keep = 1 - 1 / smoothing_length(len(points))
     means, mean, weight = [], 0.0, 0.0
@@ -234,17 +232,9 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column, from 
 def dots(
     curve: Points, marks: Points, width: int, height: int, *, may_be_log: bool = True
 ) -> tuple[list[str], Axis] | None:
-    """A drawing of a curve, and of single points over the same steps.
+    """A curve in characters, and single marks over the same steps: rows from the top, and the axis.
 
-    Args:
-        curve: (step, value), steps rising; neighbours are joined.
-        marks: (step, value) of what is drawn as a mark of its own.
-        width: Characters of a row.
-        height: Rows.
-        may_be_log: Whether values that span several sizes get a logarithmic axis.
-
-    Returns:
-        The rows, from the top, and the axis of the values; None where there is no point.
+    None where there is no point.
     """
     points = [*curve, *marks]
     if not points:

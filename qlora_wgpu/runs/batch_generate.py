@@ -1,8 +1,6 @@
-"""Files of prompts, completed."""
+"""Files of prompts, to be completed row by row."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,7 @@ from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.data.messages import with_system
 from qlora_wgpu.data.sources import check_file, read_rows
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation.generate import Prompt, complete
-from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.generation.generate import Prompt
 
 _FORMS = (
     "a row is {'prompt': TEXT or MESSAGES}, {'messages': MESSAGES} or {'text': TEXT}, where "
@@ -63,39 +59,3 @@ def _ids(where: str, written: PromptFormat, messages: Sequence[Mapping[str, Any]
         return written.ids(messages)
     except DataError as err:
         raise DataError(f"{where}: {err}") from err
-
-
-def generate_rows(
-    model: QLoRAModel,
-    written: PromptFormat,
-    rows: Sequence[Mapping[str, Any]],
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    *,
-    max_new_tokens: int,
-    max_length: int | None,
-    batch: int,
-) -> Iterator[dict[str, Any]]:
-    """Yields the rows in their order, each with ``completion`` and ``finish_reason``.
-
-    Args:
-        model: Base and adapter.
-        written: Has the tokenizer.
-        rows: What the prompts are of.
-        prompts: From ``prompts_of``.
-        sampling: How tokens are chosen.
-        max_new_tokens: Most tokens of a completion.
-        max_length: Longest text that the model was made for.
-        batch: How many are computed at a time.
-    """
-    completions = complete(
-        model,
-        written.tokenizer,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        batch=batch,
-        sampling=sampling,
-        max_length=max_length,
-    )
-    for row, made in zip(rows, completions, strict=True):
-        yield {**row, "completion": made.text, "finish_reason": made.finish_reason}

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 
-from qlora_wgpu.cluster.blocks import Identity, Specification
+from qlora_wgpu.cluster.actor import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import ClusterConfig
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.model_plan import ModelPlan
-from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.opening import OpenedModel, checking_device, update_launches, verified_layout
-from qlora_wgpu.runs.run_memory import RunShapes, owner_memory, require_owner_room
+from qlora_wgpu.runs.opening import OpenedModel, checking_device, verified_layout
+from qlora_wgpu.runs.placement import limit_of
 from qlora_wgpu.runs.settings import load_init_from
 from qlora_wgpu.runs.worker import Worker
+from qlora_wgpu.runs.workload import TrainingWorkload, owner_memory, update_plan
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.version import __version__
 
 
 @contextmanager
 def opened_cluster(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
-) -> Iterator[tuple[AdapterModel, Cluster]]:
+    settings: Config, source: OpenedModel, workload: TrainingWorkload, device: Device,
+    observer: Observer,
+) -> Iterator[tuple[AdapterModel, Cluster]]:  # fmt: skip
     """The adapter on the owner's device, and workers that have opened the base."""
     if settings.lora.changes_base:
         raise ConfigError(
@@ -38,15 +39,16 @@ def opened_cluster(
             "train on one device, or take default"
         )
     folder = source.pretrained.folder
-    assert folder is not None
-    layout = _owner_layout(settings, source, device, observer)
+    assert folder is not None and workload.shapes is not None
+    layout = _owner_layout(settings, workload, device, observer)
     folder.finish_fingerprint()
     gpus = _gpus(settings)
-    shapes, shapes_of_run = layout.adapter.shapes, asdict(RunShapes.of(settings, data))
+    shapes, shapes_of_run = layout.adapter.shapes, asdict(workload.shapes)
 
     def specify(name: str) -> Specification:
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
-        return Specification(settings.model_dump(), data.length, __version__, shapes_of_run, own)
+        length = workload.seq
+        return Specification(settings.model_dump(), length, __version__, shapes_of_run, own)
 
     def check(identity: Identity) -> str | None:
         return _problem(identity, folder.fingerprint, shapes)
@@ -54,8 +56,8 @@ def opened_cluster(
     observer.activity("connecting to workers")
     count = settings.cluster.workers
     processes = len(gpus) if count == "auto" else int(count)
-    with Cluster(
-        settings.cluster, Worker, specify, check, observer.warning, processes=processes
+    with closing(
+        Cluster(settings.cluster, Worker, specify, check, observer.warning, processes=processes)
     ) as cluster:
         observer.activity("opening the model on workers")
         identities = cluster.wait_for(_least(settings.cluster, processes))
@@ -73,25 +75,34 @@ def opened_cluster(
 
 
 def _owner_layout(
-    settings: Config, source: OpenedModel, device: Device, observer: Observer
+    settings: Config, workload: TrainingWorkload, device: Device, observer: Observer
 ) -> ModelPlan:
     """The adapter's layout, in kernels that the owner's driver computes rightly."""
 
     def launches(layout: ModelPlan) -> Iterator[Launch]:
-        return update_launches(settings, layout)
+        yield from update_plan(layout, workload.optim).launches
 
-    layout = device_layout(
-        source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device,
-        forms=AdapterDtypes.of(settings),
-    )  # fmt: skip
-    memory = owner_memory(settings, layout)
+    layout = workload.layout(device)
+    memory = owner_memory(layout, workload.optim)
     observer.planned(memory)
-    require_owner_room(memory, device)
+    _require_room(memory, device)
     layout = verified_layout(
         device, lambda: checking_device(settings.device), launches, layout, observer
     )
     layout.make_room_for_counts()
     return layout
+
+
+def _require_room(memory: Counter[str], device: Device) -> None:
+    """Sees that the owner's device has room, before workers are asked for."""
+    limit, needed = limit_of(device), memory.total()
+    if limit is not None and needed > limit:
+        raise OutOfMemoryError(
+            f"the owner of this run, which has the adapter, its gradients and its moments, takes "
+            f"{needed / MIB:,.1f} MiB of device memory, {(needed - limit) / MIB:,.1f} MiB more "
+            f"than the {limit / MIB:,.1f} MiB there are: lower lora.r, set optim.name to "
+            "adamw_8bit, or raise device.memory"
+        )
 
 
 def _gpus(settings: Config) -> list[str]:

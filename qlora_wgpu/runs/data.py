@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.schema import DataConfig
-from qlora_wgpu.data import Dataset, Tokenizer, bucket_length, split_off
+from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
@@ -18,7 +17,7 @@ from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
-from qlora_wgpu.training.data import DataReader, read_dataset, read_mixture
+from qlora_wgpu.training.data import DataReader
 from qlora_wgpu.training.data_warnings import warn_of_long_rows
 from qlora_wgpu.training.observers import Unwatched
 
@@ -111,19 +110,8 @@ def read_data(
     settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool
 ) -> Dataset:
     """A run's training data, or its held-out data, read from a path or split off."""
-    path, split = data_path(settings, held_out=held_out), settings.data.eval_split
-    if held_out and split is None:
-        return read_dataset(
-            settings.data, path, tokenizer, observer,
-            held_out=True, objective=settings.train.objective,
-        )  # fmt: skip
-
-    def read(part: DataConfig) -> Dataset:
-        objective = settings.train.objective
-        return read_dataset(part, str(part.train), tokenizer, observer, objective=objective)
-
-    whole = read_mixture(settings.data, settings.train.seed, read, observer)
-    return whole if split is None else split_off(whole, split, settings.train.seed)[held_out]
+    data_path(settings, held_out=held_out)  # refuses what is not set
+    return DataReader(settings, lambda: tokenizer, observer).read_one(held_out=held_out)
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:

@@ -1,7 +1,5 @@
 """What a run has trained, as one GGUF file that is measured before it gets its name."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +15,6 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.header import ElementType
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
 from qlora_wgpu.config import Config, QuantConfig
@@ -111,14 +108,7 @@ def on_a_device(what: str = "") -> Iterator[None]:
 def measure_trained(
     source: OpenedModel, adapter: str | None, settings: Config, observer: Observer
 ) -> Measured:
-    """What base and adapter predict for a few texts of the run's data, as they were trained.
-
-    Args:
-        source: The base.
-        adapter: The adapter's folder.
-        settings: From ``opened_as_trained``.
-        observer: Who is told how far it is.
-    """
+    """What base and adapter predict for a few texts of the run's data, as they were trained."""
     ids, texts = _texts(source, adapter, observer)
     with load_adapted(source, adapter, settings, observer) as model:
         return Measured(ids, texts, _logits(model, ids))
@@ -127,14 +117,7 @@ def measure_trained(
 def measure_drift(
     trained: Measured, result: OpenedModel, settings: Config, observer: Observer
 ) -> Drift:
-    """How far a result is from what was trained.
-
-    Args:
-        trained: From ``measure_trained``.
-        result: The result, opened.
-        settings: Those of ``measure_trained``; the result is not quantized anew.
-        observer: Who is told how far it is.
-    """
+    """How far a result, which is not quantized anew, is from what was trained."""
     plain = changed(settings, {"quant": {"scheme": "none"}})
     with load_adapted(result, None, plain, observer, with_notes=False) as model:
         after = _logits(model, trained.ids)
@@ -276,18 +259,10 @@ def export_model(
 ) -> Exported:
     """Writes base and adapter, merged, as a GGUF file with its tokenizer.
 
-    Args:
-        model: Folder, GGUF file or hub name of the base.
-        adapter: Folder of the PEFT adapter.
-        out: The file, whose name ends in .gguf.
-        type_name: What matrices are stored as, such as "q8_0"; by default the base's own 16 bits.
-        base: Weights to add the adapter to: those that are stored, or what they are after
-            quantization, which the adapter was trained with.
-        quant: How they were quantized, for "dequantized"; by default as the adapter's run says.
-        settings: How base and adapter are opened to measure the file's drift from them; None
-            leaves that out.
-        observer: Who is told how far it is.
-        progress: Called with each tensor's name before it is written.
+    Matrices are stored as ``type_name``, by default in the base's own 16 bits. The adapter is added
+    to the stored weights, or to what they are after quantization (``quant``, by default as the
+    adapter's run says). With ``settings`` the file's drift from base and adapter, opened so, is
+    measured.
     """
     path, observer = Path(out), observer or Unwatched()
     check_target(path, "--gguf")
@@ -309,10 +284,17 @@ def export_model(
         ollama = _modelfile(path, texts)
     made.check_room(path)
     kind = made.file_type.kind
-    check = trained = None
-    if settings is not None:  # what fails here fails before the file is written
-        check = _Check(model, adapter, settings, observer)
-        trained = check.trained(settings)
+
+    def measured(how: Config) -> Measured:
+        with on_a_device():
+            return measure_trained(OpenedModel.open(model), adapter, how, observer)
+
+    def drift_from(trained: Measured, file: Path, how: Config) -> Drift:
+        with on_a_device():
+            return measure_drift(trained, OpenedModel.open(str(file)), how, observer)
+
+    # What fails here fails before the file is written.
+    trained = None if settings is None else measured(settings)
     with _modelfile_beside(path, ollama), atomic_file(path) as unfinished:
         made.write(unfinished, progress)
         note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
@@ -325,17 +307,23 @@ def export_model(
                 "Ollama's language"
             )
         drift, notes = None, (*made.notes, *filter(None, (note, difference, untold)))
-        if settings is not None and check is not None and trained is not None:
-            drift = check.drift(trained, unfinished)
-            most = _most_lost(kind)
+        if settings is not None and trained is not None:
+            drift = drift_from(trained, unfinished, settings)
+            in_few_bits = not kind.is_float and kind.nbytes < _FEW_BYTES
+            most = _MOST_LOST_IN_FEW_BITS if in_few_bits else _MOST_LOST
             if not drift.lost <= most and base == "original" and settings.quant.scheme == "nf4":
                 # Does that come of the file, or of NF4, which the adapter was trained with?
-                stored = check.trained(changed(settings, {"quant": {"scheme": "none"}}))
-                plain = check.drift(stored, unfinished)
+                stored = measured(changed(settings, {"quant": {"scheme": "none"}}))
+                plain = drift_from(stored, unfinished, settings)
                 if plain.lost <= most:
                     notes = (*notes, f"{_OF_NF4}, {plain}")
                     most = drift.lost
-            _refuse_worse(drift, most, path)
+            if not drift.lost <= most:  # NaN is none
+                raise CheckpointError(
+                    f"{path} is not kept, for it computes something else than what was trained, "
+                    f"{drift}, where {100 * most:.0f} % would do: take a larger --type, or --base "
+                    "dequantized; --no-check keeps the file as it is"
+                )
     return Exported(path, path.stat().st_size, kind.name.lower(), drift, notes)
 
 
@@ -421,42 +409,6 @@ def _rendered(written: PromptFormat) -> Iterator[TrainedText]:
 def _modelfile(path: Path, texts: Path, adapter_of: str | None = None) -> str:
     generation = read_json_object(texts / GENERATION) if is_there(texts / GENERATION) else {}
     return modelfile(path.name, read_prompt_files(texts), generation, adapter_of=adapter_of)
-
-
-@dataclass(frozen=True)
-class _Check:
-    """Measures a file against the base and the adapter that it is made of."""
-
-    model: str
-    adapter: str
-    settings: Config
-    observer: Observer
-
-    def trained(self, settings: Config) -> Measured:
-        """What they predict, opened with these settings."""
-        source = OpenedModel.open(self.model)
-        with on_a_device():
-            return measure_trained(source, self.adapter, settings, self.observer)
-
-    def drift(self, trained: Measured, path: Path) -> Drift:
-        """How far the file is from them."""
-        result = OpenedModel.open(str(path))
-        with on_a_device():
-            return measure_drift(trained, result, self.settings, self.observer)
-
-
-def _most_lost(kind: ElementType) -> float:
-    return _MOST_LOST_IN_FEW_BITS if not kind.is_float and kind.nbytes < _FEW_BYTES else _MOST_LOST
-
-
-def _refuse_worse(drift: Drift, most: float, path: Path) -> None:
-    """Refuses a file that computes something else than what was trained."""
-    if not drift.lost <= most:  # NaN is none
-        raise CheckpointError(
-            f"{path} is not kept, for it computes something else than what was trained, {drift}, "
-            f"where {100 * most:.0f} % would do: take a larger --type, or --base dequantized; "
-            "--no-check keeps the file as it is"
-        )
 
 
 @contextmanager

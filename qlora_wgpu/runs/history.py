@@ -1,16 +1,18 @@
-"""The log of a run, to be looked at in Python."""
-
-from __future__ import annotations
+"""A run as its folder tells it: the log, and where the run is, while it goes on and afterwards."""
 
 import importlib
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import Any
 
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config.run_paths import RunPaths
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.presence import exists
 from qlora_wgpu.report.page import inline
+from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.run_log import read_rows
 
@@ -26,6 +28,16 @@ class RunHistory:
     def __init__(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
         """Takes rows."""
         self.rows, self.samples = list(rows), list(samples)
+
+    @property
+    def steps(self) -> list[Row]:
+        """The rows of steps."""
+        return [row for row in self.rows if "eval_loss" not in row]
+
+    @property
+    def evaluations(self) -> list[Row]:
+        """The rows of evaluations that have a loss."""
+        return [row for row in self.rows if row.get("eval_loss") is not None]
 
     def __repr__(self) -> str:
         last = self.rows[-1]["step"] if self.rows else 0
@@ -62,3 +74,45 @@ def read_log(run: str | PathLike[str]) -> RunHistory:
     if not exists(paths.metrics):
         raise ConfigError(f"{paths.path} holds no run: metrics.jsonl is not there")
     return RunHistory(read_rows(paths.metrics), read_rows(paths.samples))
+
+
+class RunStatus(RunHistory):
+    """The same, and where the run is, which another process may be writing."""
+
+    def __init__(self, run: str | PathLike[str]) -> None:
+        """Reads a run's folder."""
+        paths = RunPaths(run)
+        if not exists(paths.metrics):
+            raise ConfigError(f"{paths.path} holds no run: metrics.jsonl is not there (yet)")
+        super().__init__(read_rows(paths.metrics), read_rows(paths.samples))
+        self.path = paths.path
+        progress: Row = {}
+        with suppress(CheckpointError):
+            progress = read_json_object(paths.progress) if exists(paths.progress) else {}
+        total = progress.get("total_steps")
+        self.total_steps = total if isinstance(total, int) else 0  # 0 where nothing says it
+        pid, self.is_running = progress.get("pid"), None  # where nobody here knows
+        if not isinstance(pid, int) or pid <= 0:
+            self.is_running = False
+        elif progress.get("host") == socket.gethostname():
+            self.is_running = is_running(pid)
+
+    @property
+    def step(self) -> int:
+        """Steps done, as far as they are logged."""
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def state(self) -> str:
+        """Where the run is, in words."""
+        if self.is_running is None:
+            return "written on another machine, or by a system that does not tell"
+        if self.is_running:
+            return "the run goes on"
+        is_whole = 0 < self.total_steps <= self.step
+        return "the run has ended" if is_whole else "nobody is running it"
+
+    @property
+    def latest_samples(self) -> list[Row]:
+        """What the model has written last."""
+        return [row for row in self.samples if row["step"] == self.samples[-1]["step"]]

@@ -1,10 +1,8 @@
 """What was trained on the Hugging Face hub, with a model card."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import is_file, is_there
 from qlora_wgpu.runs.exporting import modelfile_of
+from qlora_wgpu.runs.history import RunHistory
 from qlora_wgpu.training import read_rows
 
 _CARD, _CONFIG = "README.md", "adapter_config.json"
@@ -71,21 +70,12 @@ def push(
     gguf: str | None = None,
     agree: Callable[[UploadBundle], bool] = lambda parcel: True,
 ) -> str | None:
-    """Sends what was trained to the hub, with a model card.
+    """Sends what was trained to the hub, with a model card; returns the address of its page.
 
-    An adapter's card is written beside it if there is none, where the folder can be written.
-
-    Args:
-        adapter: The adapter's folder.
-        name: owner/name on the hub.
-        base: The base's name on the hub, where the adapter was trained on a folder.
-        private: Whether a new repository is seen by its owner alone, or by everybody.
-        merged: The folder of ``merge``, to be sent in place of the adapter.
-        gguf: The file of ``export``, to be sent in place of the adapter.
-        agree: Asked before anything leaves the machine.
-
-    Returns:
-        The address of its page; None where ``agree`` did not.
+    ``merged``, the folder of ``merge``, or ``gguf``, the file of ``export``, is sent in place of
+    the adapter; ``base`` is the base's name on the hub, where that was a folder. ``agree`` is asked
+    before anything leaves the machine: None is returned where it does not. An adapter's card is
+    written beside it if there is none, where the folder can be written.
     """
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
@@ -98,11 +88,17 @@ def push(
         files, kind = _gguf_files(Path(gguf)), "gguf"
     else:
         folder = Path(adapter)
-        files, kind = {file: folder / file for file in _present(folder)}, "adapter"
-        files[_CONFIG] = _with_base(folder / _CONFIG, base)
-    files[_CARD] = _card(Path(adapter), name, base, kind, files.get(_CARD), gguf)
-    run = find_run(adapter)
-    plot = _plot_of(run)
+        if not is_file(folder / _CONFIG):
+            raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
+        files = {file: folder / file for file in _FILES if is_file(folder / file)}
+        files[_CONFIG], kind = _with_base(folder / _CONFIG, base), "adapter"
+    if _CARD not in files:
+        file = "model.gguf" if gguf is None else Path(gguf).name
+        files[_CARD] = card = card_text(Path(adapter), name, base, kind, file).encode()
+        if kind == "adapter":
+            with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
+                write_file(Path(adapter) / _CARD, card)
+    plot = _plot_of(find_run(adapter))
     if plot is not None and plot.name.encode() in _content(files[_CARD]):
         files[plot.name] = plot
     parcel = UploadBundle(name, files, private)
@@ -146,25 +142,6 @@ def _content(file: Path | bytes) -> bytes:
         raise CheckpointError(f"{file} cannot be read: {err.strerror or err}") from err
 
 
-def _card(
-    folder: Path,
-    name: str,
-    base: str | None,
-    kind: CardKind,
-    own: Path | bytes | None,
-    gguf: str | None,
-) -> Path | bytes:
-    """The card that is there, else a new one; an adapter's is kept beside it if that can be."""
-    if own is not None:
-        return own
-    file = "model.gguf" if gguf is None else Path(gguf).name
-    content = card_text(folder, name, base, kind, file).encode()
-    if kind == "adapter":
-        with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
-            write_file(folder / _CARD, content)
-    return content
-
-
 def card_text(
     folder: Path, name: str, base: str | None, kind: CardKind = "adapter", file: str = "model.gguf"
 ) -> str:
@@ -190,9 +167,8 @@ def _plot_of(run: Path | None) -> Path | None:
 
 def _figures(settings: Config, run: Path) -> dict[str, str]:
     """What a card tells of a run; paths of the user's machine are left out."""
-    rows = read_rows(RunPaths(run).metrics)
-    steps = [row for row in rows if "loss" in row]
-    losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
+    log = RunHistory(read_rows(RunPaths(run).metrics))
+    steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
     products = settings.train.compute_dtype
     figures = {
         "quantization of the base": f"{_scheme(settings)}; products in {products}",
@@ -217,12 +193,6 @@ def _scheme(settings: Config) -> str:
             config = ModelFolder.without_weights(base).config
             scheme = Pretrained.from_config(config).scheme(settings.quant)
     return "NF4" if scheme == "nf4" else scheme
-
-
-def _present(folder: Path) -> Iterator[str]:
-    if not is_file(folder / _CONFIG):
-        raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
-    yield from (name for name in _FILES if is_file(folder / name))
 
 
 def _with_base(config: Path, base: str | None) -> bytes:

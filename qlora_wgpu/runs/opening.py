@@ -21,152 +21,37 @@ from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backen
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile, may_have_matrix_units
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.plan import Plan, compile_plan
-from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
-from qlora_wgpu.model.adapter_state import as_begun, config_of, norms_graph
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.peft_names import Float32Array
+from qlora_wgpu.model.adapter_state import as_begun, config_of
+from qlora_wgpu.model.memory_plan import laid_out_for
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.steps import StepKind, TrainingOptions
-from qlora_wgpu.ops.kv_cache import KVCache
-from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.presence import is_dir
-from qlora_wgpu.runs.inference_memory import GenerationWorkload, InferenceWorkload, read_within_room
-from qlora_wgpu.runs.memory import text_plans
+from qlora_wgpu.runs.placement import Placement, fit
+from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
-from qlora_wgpu.training.optimizer import trace_update
-from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
+from qlora_wgpu.tuning.tuner import Task
 
-# ---- kernels that the driver computes right ------------------------------------------------------
-
-VERIFY_VARIABLE = "QLORA_WGPU_VERIFY_DRIVER"
-_TEXT = 64  # tokens: the shaders of a text do not depend on its length
-
-
-def verified_layout(
-    device: Device,
-    open_device: Callable[[], Device],
-    launches_of: Callable[[ModelPlan], Iterator[Launch]],
-    layout: ModelPlan,
-    observer: Observer,
-) -> ModelPlan:
-    """A run's model laid out in kernels that the driver computes rightly.
-
-    They are checked the first time that a driver meets them, unless the environment's
-    ``QLORA_WGPU_VERIFY_DRIVER`` is 0. What it refuses or computes wrongly gives way to plainer
-    kernels, which is told.
-
-    Args:
-        device: What the run will use; its profile is set.
-        open_device: Opens the same GPU once more.
-        launches_of: All that will be launched of a layout.
-        layout: The run's model, cut for the device.
-        observer: Who is told.
-    """
-    if os.environ.get(VERIFY_VARIABLE) == "0":
-        return layout
-    while True:
-        graph, launches = layout.new_graph(), launches_of(layout)
-        problem = problem_of(device, open_device, graph, launches, observer.activity)
-        observer.activity("")
-        if not problem:
-            return layout
-        profile = give_way(device)
-        if profile is None:
-            raise unsound(problem)
-        observer.note(f"{problem}; {_instead(profile)} instead")
-        layout = layout.changed(profile=profile)
-
-
-def _instead(profile: Profile) -> str:
-    if profile.gemm_kind == "matrix":
-        return "attention goes through workgroup memory"
-    if profile.gemm_kind == "tiled":
-        return "products go through workgroup memory"
-    return "kernels without workgroup memory are used"
-
-
-def run_launches(settings: Config, layout: ModelPlan, length: int) -> Iterator[Launch]:
-    """All that a run launches: steps, evaluations, updates and texts."""
-    options = training_options(settings.train, weighted=settings.data.has_weights)
-    rows = settings.rows_at_once
-    if layout.dequantize_plan is not None:
-        yield from layout.dequantize_plan.launches
-    for kind in _kinds(options.objective.preference):
-        yield from layout.step(options.step(kind, rows, length)).plan.launches
-    yield from update_launches(settings, layout)
-    for plan in text_plans(layout, KVCache(_TEXT), ((1, _TEXT), (1, 1))):
-        yield from plan.launches
-    if layout.profile.textures and layout.packed_sizes.fits:
-        yield from _strip_launches(layout.changed(profile=layout.profile))
-    if layout.adapter.config.use_dora:
-        for name in layout.adapter.loras:
-            graph, norms = norms_graph(layout, name)
-            yield from compile_plan(graph, (norms,)).launches
-
-
-def _kinds(preference: Preference | None) -> list[StepKind]:
-    """What a run's steps are of, those of an objective over answers with its reference's."""
-    kinds: list[StepKind] = ["train", "loss"]
-    if preference is not None and preference.has_reference:
-        kinds.append("sums")
-    if preference is not None and preference.has_divergence:
-        kinds.append("divergence")
-    return kinds
-
-
-def _strip_launches(own: ModelPlan) -> Iterator[Launch]:
-    """All that new tokens launch with copies of the weights, and what fills those.
-
-    Args:
-        own: A layout of its own: what the plans ask of its copies is never filled.
-    """
-    for plan in text_plans(own, KVCache(_TEXT, packs_weights=True), ((1, 1),)):
-        yield from plan.launches
-    graph = own.new_graph()
-    own.packed_weights.fill(graph)
-    yield from compile_plan(graph).launches
-
-
-def update_launches(settings: Config, layout: ModelPlan) -> Iterator[Launch]:
-    """All that an update of the adapter launches."""
-    yield from update_plan(settings, layout).launches
-
-
-def update_plan(settings: Config, layout: ModelPlan) -> Plan:
-    """An update of the adapter with its moments on the device."""
-    graph, storage = layout.new_graph(), Storage("step info", "inputs", 4 * STEP_NUMBERS)
-    info = vector("step_info", STEP_NUMBERS, "float32", storage)
-    trace_update(graph, layout.adapter, layout.stats, info, settings.optim)
-    return compile_plan(graph)
-
-
-# ---- base and device -----------------------------------------------------------------------------
+# ---- the base ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A base model's folder, config.json's meaning and tokenizer, each read once.
+    """A base model's folder, config.json's meaning and tokenizer, each read once."""
 
-    Attributes:
-        pretrained: The folder and what config.json says.
-        path: The folder of the tokenizer.
-    """
-
-    pretrained: Pretrained
-    path: Path
+    pretrained: Pretrained  # the folder and what config.json says
+    path: Path  # the folder of the tokenizer
 
     @classmethod
     def open(cls, path: str, model: ModelConfig | None = None) -> OpenedModel:
-        """Opens a folder or a model of the hub.
-
-        Args:
-            path: The folder, or the model's name.
-            model: The run's section of it, which may add tokens.
-        """
+        """Opens a folder or a model of the hub; the run's section of it may add tokens."""
         pretrained = Pretrained.open(path)
         assert pretrained.folder is not None
         texts = pretrained.folder.text_folder
@@ -180,9 +65,12 @@ class OpenedModel:
         """The same base with the tokens that an adapter has added to its own, if any."""
         if adapter is None:
             return self
-        stacking = self.architecture.stacking
-        tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
+        tensors, stored = self.read_adapter(adapter)
         return replace(self, pretrained=self.pretrained.for_adapter(stored, tensors))
+
+    def read_adapter(self, folder: str) -> tuple[dict[str, Float32Array], AdapterConfig]:
+        """The tensors and the configuration of an adapter of it."""
+        return load_adapter(folder, biases=True, stacking=self.architecture.stacking)
 
     @property
     def architecture(self) -> Architecture:
@@ -198,6 +86,9 @@ class OpenedModel:
     def tokenizer(self) -> Tokenizer:
         """Read the first time that it is asked for."""
         return Tokenizer.from_folder(self.path)
+
+
+# ---- the device ----------------------------------------------------------------------------------
 
 
 def device_of(settings: DeviceConfig) -> Device:
@@ -239,9 +130,7 @@ _FASTER_SINCE = 25  # of Mesa: its later software GPUs are slow through wgpu
 def faster_through_dawn(device: Device, backend: str) -> str:
     """A sentence where Dawn may be the faster one; empty where it is there, or wgpu was asked for.
 
-    Args:
-        device: What was opened.
-        backend: The ``device.backend`` that it was opened by.
+    ``backend`` is the ``device.backend`` that the device was opened by.
     """
     dawn = BACKENDS["dawn"]
     asked = os.environ.get(BACKEND_VARIABLE, "auto") if backend == "auto" else backend
@@ -259,6 +148,122 @@ def faster_through_dawn(device: Device, backend: str) -> str:
     if mesa is None or int(mesa[1]) < _FASTER_SINCE:
         return ""
     return f"with {mesa[0]} steps take about half as long through Dawn: {install}"
+
+
+# ---- kernels that the driver computes right, and fast --------------------------------------------
+
+VERIFY_VARIABLE = "QLORA_WGPU_VERIFY_DRIVER"
+# Multiply-adds' worth of a few minutes: what tuning may gain in less does not pay for it.
+_WORTH = {True: 2e13, False: 2e15}  # by Device.is_cpu
+
+
+def verified_layout(
+    device: Device,
+    open_device: Callable[[], Device],
+    launches_of: Callable[[ModelPlan], Iterator[Launch]],
+    layout: ModelPlan,
+    observer: Observer,
+) -> ModelPlan:
+    """A run's model laid out in kernels that the driver computes rightly.
+
+    They are checked the first time that a driver meets them, on the same GPU opened once more,
+    unless the environment's ``QLORA_WGPU_VERIFY_DRIVER`` is 0. What it refuses or computes wrongly
+    gives way to plainer kernels, which is told, and the device's profile is set.
+    """
+    if os.environ.get(VERIFY_VARIABLE) == "0":
+        return layout
+    while True:
+        graph, launches = layout.new_graph(), launches_of(layout)
+        problem = problem_of(device, open_device, graph, launches, observer.activity)
+        observer.activity("")
+        if not problem:
+            return layout
+        profile = give_way(device)
+        if profile is None:
+            raise unsound(problem)
+        observer.note(f"{problem}; {_instead(profile)} instead")
+        layout = layout.changed(profile=profile)
+
+
+def _instead(profile: Profile) -> str:
+    if profile.gemm_kind == "matrix":
+        return "attention goes through workgroup memory"
+    if profile.gemm_kind == "tiled":
+        return "products go through workgroup memory"
+    return "kernels without workgroup memory are used"
+
+
+def tune_device(
+    settings: DeviceConfig, device: Device, task: Task, architecture: Architecture,
+    tokens: int | None, observer: Observer,
+) -> None:  # fmt: skip
+    """Gives the device the fastest known profile, timing kernels first if the run is long.
+
+    About so many ``tokens`` will be computed; with None nothing is timed that is not known.
+    """
+    if settings.tune == "never":
+        return
+    if key_of(device, task) not in known_keys():
+        if tokens is None:
+            return
+        if settings.tune == "auto" and _work(architecture, tokens) < _WORTH[device.is_cpu]:
+            return
+    observer.activity("timing kernels")
+    choice = tuned(device, task, lambda: checking_device(settings), observer.activity)
+    observer.activity("")
+    observer.tuned(choice.notes)
+
+
+def _work(architecture: Architecture, tokens: int) -> float:
+    """Operations of the products: two each for the forward and the gradient of their inputs."""
+    weights = sum(spec.out_features * spec.in_features for spec in architecture.every_linear)
+    return 4.0 * tokens * (weights + architecture.vocab_size * architecture.hidden_size)
+
+
+# ---- a training's model --------------------------------------------------------------------------
+
+
+def place_training(
+    settings: Config, workload: TrainingWorkload, tokens: int | None, device: Device,
+    observer: Observer,
+) -> Placement:  # fmt: skip
+    """Places a training in kernels that are cut as the tuner finds best.
+
+    About so many ``tokens`` will be computed; with None nothing is timed that is not known.
+    """
+    asked = settings.device.keep_dequantized
+
+    def laid_out() -> ModelPlan:
+        plain = workload.layout(device, keep=settings.model.cache)
+        return laid_out_for(plain, asked, is_cpu=device.is_cpu, budget=device.budget)
+
+    layout = laid_out()
+    layout.memory(workload.step)  # what is too large is said before kernels are timed
+    base = workload.pretrained
+    task = Task(
+        base.config, workload.lora, workload.quant, settings.train.compute_dtype,
+        workload.batch, workload.seq,
+    )  # fmt: skip
+    tune_device(settings.device, device, task, base.architecture, tokens, observer)
+    if device.profile != layout.profile:
+        layout = laid_out()
+    layout.step(workload.step)  # which runs, where all of it fits
+    return fit(workload, layout, device, observer, asked)
+
+
+def load_training(
+    settings: Config, placed: Placement, device: Device, observer: Observer, told: Observer
+) -> QLoRAModel:
+    """A placed training's model on its device; ``told`` is who is told how far the weights are."""
+    workload = placed.workload
+    assert isinstance(workload, TrainingWorkload) and workload.pretrained.folder is not None
+    workload.pretrained.folder.start_fingerprint()  # checkpoints keep it
+    layout = verified_layout(
+        device, lambda: checking_device(settings.device), workload.launches, placed.layout, observer
+    )
+    options = training_options(settings.train, weighted=settings.data.has_weights)
+    options = replace(options, checkpointing=workload.checkpointing)
+    return load_model(layout, device, told, seed=settings.train.seed, options=options)
 
 
 def load_model(
@@ -294,13 +299,8 @@ def opened_as_trained(
 ) -> Config:
     """The settings with which a base and an adapter are opened; all that opens them asks here.
 
-    An adapter that belongs to a run is opened as the run's config.yaml says it was trained.
-
-    Args:
-        settings: For what is known of no run.
-        adapter: Folder of a PEFT adapter, or None for the base alone.
-        observer: Who is told where they are not, or may not be, what the adapter was trained with.
-        explicit: What the user asked for, whatever the run says.
+    An adapter that belongs to a run is opened as the run's config.yaml says it was trained, but for
+    what the user asked for (``explicit``); ``settings`` are for what is known of no run.
     """
     explicit = explicit or {}
     if adapter is None:
@@ -327,12 +327,8 @@ def tell_differences(settings: Config, opened: Config, adapter: str, observer: O
 
 def _decisive(settings: Config) -> dict[str, Any]:
     """By their names, the settings that say what an opened model computes, and where."""
-    device = settings.device
-    return {
-        **_numerics(settings),
-        "device.gpu": device.gpu,
-        "device.backend": device.backend,
-    }
+    device = {f"device.{key}": getattr(settings.device, key) for key in ("gpu", "backend")}
+    return {**_numerics(settings), **device}
 
 
 def _numerics(settings: Config) -> dict[str, Any]:
@@ -346,11 +342,8 @@ def _in_words(values: Mapping[str, Any]) -> str:
 
 def configs_of(source: OpenedModel, folders: Iterable[str]) -> tuple[LoraConfig, ...]:
     """What adapters beside the first one are: their ranks, scalings and targets."""
-    of, configs = source.architecture, []
-    for folder in folders:
-        tensors, stored = load_adapter(folder, biases=True, stacking=of.stacking)
-        configs.append(config_of(stored, tensors, of))
-    return tuple(configs)
+    adapters = map(source.read_adapter, folders)
+    return tuple(config_of(stored, tensors, source.architecture) for tensors, stored in adapters)
 
 
 def load_adapted(
@@ -358,20 +351,14 @@ def load_adapted(
     adapter: str | None,
     settings: Config,
     observer: Observer,
-    reading: InferenceWorkload | None = None,
+    workload: Workload | None = None,
     *,
     with_notes: bool = True,
 ) -> QLoRAModel:
-    """A model with an adapter, or with one that does nothing.
+    """A model with an adapter, or with one that does nothing, by settings ``opened_as_trained``.
 
-    Args:
-        source: The base.
-        adapter: Folder of a PEFT adapter, or None.
-        settings: From ``opened_as_trained``.
-        observer: Who is told how far the weights are.
-        reading: What will be computed, so that it keeps within ``device.memory``; texts by default.
-        with_notes: Whether the observer is told what the base's files hold otherwise than one might
-            think.
+    The workload, texts by default, keeps within ``device.memory``. ``with_notes`` says whether the
+    observer is told what the base's files hold otherwise than one might think.
     """
     for text in source.pretrained.notes if with_notes else ():
         observer.note(text)
@@ -380,30 +367,21 @@ def load_adapted(
     tensors: Mapping[str, Any] | None = None
     start: Mapping[str, Any] | None = None
     if adapter is not None:
-        stacking = source.architecture.stacking
-        tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
+        tensors, stored = source.read_adapter(adapter)
         lora, tensors, stored, start = as_begun(adapter, stored, tensors, source.architecture)
         pretrained = pretrained.for_adapter(stored, tensors)
     device = device_of(settings.device)
     layout = device_layout(
-        pretrained,
-        lora,
-        settings.quant,
-        settings.train.compute_dtype,
-        device,
+        pretrained, lora, settings.quant, settings.train.compute_dtype, device,
         keep=settings.model.cache,
-    )
+    )  # fmt: skip
     if adapter is not None and tensors is not None:
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
-    layout = read_within_room(
-        layout,
-        reading or GenerationWorkload.of(pretrained),
-        device,
-        observer,
-        settings.device.keep_dequantized,
-    )
+    workload = workload or GenerationWorkload.of(pretrained)
+    asked = settings.device.keep_dequantized
+    layout = fit(workload, layout, device, observer, asked).layout
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:
         model.load_adapter(tensors)

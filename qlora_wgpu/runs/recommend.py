@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.config import LoraConfig, QuantConfig, TrainConfig
+from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.config.yaml import Setting
 from qlora_wgpu.data import (
@@ -25,8 +24,7 @@ from qlora_wgpu.data import (
     row_format,
 )
 from qlora_wgpu.data.batches import pack
-from qlora_wgpu.data.dataset import first_row
-from qlora_wgpu.data.infer import chosen_objective
+from qlora_wgpu.data.dataset import chosen_objective, first_row
 from qlora_wgpu.data.mixture import Joined
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
@@ -36,7 +34,7 @@ from qlora_wgpu.gpu import memory as memory
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_dir
-from qlora_wgpu.runs.workload import Target, Workload
+from qlora_wgpu.runs.workload import Target, TrainingWorkload, totals
 from qlora_wgpu.training import refuse_existing_run, training_options
 
 # ---- the data ------------------------------------------------------------------------------------
@@ -87,7 +85,11 @@ class FirstData:
             row_format(path, tokenizer, how) == "text"
             for path, how in zip(paths, hows, strict=True)
         )
-        length = _document_length(rows, limit) if texts or documents else _row_length(rows, limit)
+        common = rows[min(int(0.98 * len(rows)), len(rows) - 1)]
+        length = next((b for b in _BUCKETS if b >= common), _BUCKETS[-1])
+        if (texts or documents) and common > _LONG:
+            length = _WINDOW
+        length = min(length, limit)  # nearly all rows fit in, if the model and most GPUs take it
         return cls(dataset, objective, rows, documents, texts and not documents, length, limit)
 
     def windows(self, length: int) -> list[int]:
@@ -146,21 +148,6 @@ def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> 
                 f"{objectives[0]}: a run has one objective, so name those of one kind"
             )
     return objectives[0]
-
-
-def _document_length(lengths: list[int], limit: int) -> int:
-    """The length of windows that documents are cut into."""
-    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
-
-
-def _row_length(lengths: list[int], limit: int) -> int:
-    """A length that nearly all rows fit in, if the model and most GPUs take it."""
-    common = _common(lengths)
-    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
-
-
-def _common(lengths: list[int]) -> int:
-    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
 
 
 # ---- batches -------------------------------------------------------------------------------------
@@ -271,7 +258,6 @@ class MemoryBudget:
     target: Target  # the device
     nbytes: int  # bytes of its memory that are planned with
     words: str  # what that is, in a comment
-    is_cpu: bool  # whether it is a software GPU
     is_bounded: bool = False  # whether training will know it, too
 
     @classmethod
@@ -280,16 +266,16 @@ class MemoryBudget:
         try:
             device = Device()
         except QLoRAError:
-            return cls(Target(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here", False)
+            return cls(Target(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here")
         target, size = Target.of(device), memory.memory_size(device)
         if size is None:
             words = f"8 GiB, since {device.name} does not tell its memory"
-            return cls(target, int(_SPARE * _UNKNOWN), words, device.is_cpu)
+            return cls(target, int(_SPARE * _UNKNOWN), words)
         of = "free memory" if device.is_cpu else device.name
         share = _SHARE if device.is_cpu else _SPARE
         words = f"{share:.0%} of the {size / 2**30:,.0f} GiB of {of}"
         is_bounded = memory.room(device) is not None
-        return cls(target, int(share * size), words, device.is_cpu, is_bounded)
+        return cls(target, int(share * size), words, is_bounded)
 
 
 def recommend_config(
@@ -299,14 +285,10 @@ def recommend_config(
     room: MemoryBudget | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> tuple[str, list[Setting]]:
-    """Chooses the settings of a first run.
+    """Chooses the settings of a first run; returns a title and them.
 
-    Args:
-        model: Folder or hub name of the base.
-        train: Path or hub name of the data; several make a mixture.
-        held_out: Path or hub name of held-out data.
-        room: The memory to plan for; by default that of the GPU here.
-        columns: The rows' own names by their format's, as ``data.columns`` has them.
+    Several data sets make a mixture. The memory to plan for is by default that of the GPU here;
+    ``columns`` are the rows' own names by their format's, as ``data.columns`` has them.
     """
     named = [train] if isinstance(train, str) else list(train)
     paths = [file for path in named for file in files_apart(path)]
@@ -323,24 +305,21 @@ def recommend_config(
     template = next((name for name in names if name is not None), None)
     data = FirstData.read(paths, folder, tokenizer, template, by_path)
     options = training_options(TrainConfig(objective=objective))
-    workload = Workload(
-        pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False,
-        objective=options.objective,
-    )  # fmt: skip
     sides = 2 if objective == "dpo" else 1
 
-    @cache
+    step = options.step("train", 1, 1)
+    total = totals(TrainingWorkload(pretrained, step).layout(room.target), step)
+
     def fits(rows: int, length: int, checkpointing: bool) -> bool:
-        planned = replace(workload, batch=sides * rows, seq=length, checkpointing=checkpointing)
-        total = room.target.total(planned)
-        return total is not None and total <= room.nbytes
+        taken = total(batch=sides * rows, seq=length, checkpointing=checkpointing)
+        return taken is not None and taken <= room.nbytes
 
     batches = first_batches(
         data.windows(data.length),
         data.length,
         data.limit,
         fits,
-        is_cpu=room.is_cpu,
+        is_cpu=room.target.is_cpu,
         packable=data.is_packable,
         is_bounded=room.is_bounded,
     )
@@ -351,22 +330,16 @@ def recommend_config(
     settings = [
         Setting("model.path", model),
         Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
-        *_lora(),
+        Setting("lora.r", 16, "rank: more can learn more, and takes more memory"),
+        Setting("lora.lora_alpha", 32, "the adapter counts lora_alpha / r times"),
+        Setting("lora.lora_dropout", 0.0),
+        Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
         *_data(data, batches, paths, held_out, template, by_path),
         *_train(batches, room, objective),
         *_optim(pretrained.architecture.hidden_size, objective),
         *_output(batches, Path(model).name),
     ]
     return title, settings
-
-
-def _lora() -> list[Setting]:
-    return [
-        Setting("lora.r", 16, "rank: more can learn more, and takes more memory"),
-        Setting("lora.lora_alpha", 32, "the adapter counts lora_alpha / r times"),
-        Setting("lora.lora_dropout", 0.0),
-        Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
-    ]
 
 
 def _data(

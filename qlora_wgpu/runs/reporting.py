@@ -1,12 +1,9 @@
 """report.html and loss.png of a run: up to date while it goes on, whole when it has ended."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, command
 from qlora_wgpu.presence import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
+from qlora_wgpu.runs.history import RunHistory
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
 from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.result import Written
@@ -27,21 +25,6 @@ _LARGEST_EXPONENT = 20.0  # of a perplexity that says anything
 _IN_PYTHON = "qlora_wgpu.train(...), from Python"
 
 
-@dataclass
-class _Story:
-    """What a run has told so far."""
-
-    began: str
-    command: str
-    setup: RunSetup | None = None
-    total_steps: int = 0
-    memory: Counter[str] = field(default_factory=Counter)
-    warnings: list[str] = field(default_factory=list)
-    samples: Sequence[Sample] = ()
-    between: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    has_started: bool = False
-
-
 class Reporter(Observer):
     """Writes a run's page at its start, while it goes on, and when it has ended.
 
@@ -51,40 +34,39 @@ class Reporter(Observer):
 
     def __init__(self, settings: Config, observer: Observer) -> None:
         """Writes nothing yet."""
-        self._settings = settings
-        self._observer = observer
-        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-        self._story = _Story(f"began {now}", without_secrets(command() or _IN_PYTHON))
+        self._settings, self._observer = settings, observer
         self._paths = RunPaths(settings.output.dir)
+        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+        self._began = f"began {now}"
+        self._setup: RunSetup | None = None
+        self._total_steps = 0
+        self._memory: Counter[str] | None = None  # until the run has started
+        self._warnings: list[str] = []
+        self._samples: Sequence[Sample] = ()
         self._next_page = -math.inf
 
-    # -- what a run tells ------------------------------------------------------------------------
+    # -- what a run tells --------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
         """Keeps it for the page."""
-        self._story.warnings.append(text)
+        self._warnings.append(text)
 
-    def warning(self, text: str) -> None:
-        """Keeps it for the page."""
-        self._story.warnings.append(text)
+    warning = note
 
     def setup(self, setup: RunSetup) -> None:
         """Keeps it for the page."""
-        self._story.setup = setup
+        self._setup = setup
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """Writes the first page: the run's folder is its own now."""
-        self._story.total_steps, self._story.memory = total_steps, memory
-        self._story.has_started = True
+        self._total_steps, self._memory = total_steps, memory
         self._refresh()
 
     def step(self, row: Row) -> None:
         """Writes the page anew, now and then."""
         self._refresh()
 
-    def evaluation(self, row: Row) -> None:
-        """Writes the page anew."""
-        self._refresh()
+    evaluation = step
 
     def saved(self, folder: Path) -> None:
         """Writes the page anew."""
@@ -96,17 +78,17 @@ class Reporter(Observer):
 
     def take_samples(self, samples: Sequence[Sample]) -> None:
         """Keeps the texts for the page."""
-        self._story.samples = samples
+        self._samples = samples
 
     # -- pages -------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        if self._story.has_started and time.monotonic() >= self._next_page:
+        if self._memory is not None and time.monotonic() >= self._next_page:
             self._write_page("the run goes on", is_finished=False)
 
     def failed(self, error: BaseException) -> None:
         """Writes the page of a run that ended with an error, if it had begun."""
-        if self._story.has_started:
+        if self._memory is not None:
             name = str(error) or type(error).__name__
             self._write_page(f"the run ended with an error: {without_secrets(name)}")
 
@@ -133,8 +115,7 @@ class Reporter(Observer):
         began = time.monotonic()
         try:
             rows = read_rows(self._paths.metrics)
-            self._read_texts()
-            facts = self._facts(state, _figures(rows, self._story, result), is_finished)
+            facts = self._facts(state, self._figures(rows, result), is_finished)
             write_report(self._paths.report, facts, rows)
         except CheckpointError as err:
             if is_finished:
@@ -145,34 +126,70 @@ class Reporter(Observer):
             self._next_page = now + max(_SELDOM, _SHARE * (now - began))
         return True
 
-    def _read_texts(self) -> None:
-        """Takes what was written between the first step and the last, in earlier parts, too."""
+    def _texts_between(self) -> dict[str, list[tuple[int, str]]]:
+        """What was written between the first step and the last, in earlier parts, too."""
         between: dict[str, list[tuple[int, str]]] = {}
         for row in read_rows(self._paths.samples):
             prompt, text = row.get("prompt"), row.get("text")
             if row["step"] > 0 and isinstance(prompt, str) and isinstance(text, str):
                 between.setdefault(prompt, []).append((row["step"], text))
-        self._story.between = between
+        return between
 
     def _facts(self, state: str, figures: dict[str, str], is_finished: bool) -> Facts:
-        settings, story = self._settings, self._story
+        settings, between = self._settings, self._texts_between()
         device, scheme = "", str(settings.quant.scheme)
-        if story.setup is not None:
-            device, scheme = f"{story.setup.device}; ", story.setup.scheme
+        if self._setup is not None:
+            device, scheme = f"{self._setup.device}; ", self._setup.scheme
         return Facts(
             title=f"{Path(settings.model.path).name} on {settings.data.train_name}",
             subtitle=f"{device}qlora-wgpu {__version__}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             figures=figures,
-            samples=[_legible(sample, story.between) for sample in story.samples],
-            memory=story.memory,
+            samples=[_legible(sample, between) for sample in self._samples],
+            memory=self._memory or Counter(),
             config=settings.to_yaml(),
-            command=story.command,
-            began=story.began,
+            command=without_secrets(command() or _IN_PYTHON),
+            began=self._began,
             state=state,
-            warnings=list(dict.fromkeys(story.warnings)),
+            warnings=list(dict.fromkeys(self._warnings)),
             is_finished=is_finished,
         )
+
+    def _figures(self, rows: Sequence[Row], result: TrainResult | None) -> dict[str, str]:
+        """The values at the top of the page: a result's, or until then the log's latest."""
+        log = RunHistory(rows)
+        steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
+        hits = [h for row in rows if (h := row.get("eval_mean_token_accuracy")) is not None]
+        last = steps[-1] if steps else {}
+        first, latest = (losses[0], losses[-1]) if losses else (None, None)
+        now = "so far" if result is None else "after"
+        if result is not None:
+            first, latest = result.eval_loss_before, result.eval_loss
+            last = {
+                "step": result.steps, "loss": result.train_loss, "num_tokens": result.num_tokens,
+            }  # fmt: skip
+        figures = {
+            "steps": _steps(last.get("step", 0), self._total_steps),
+            "loss": _loss(last.get("loss")),
+            "held-out loss before": _loss(first),
+            f"held-out loss {now}": _loss(latest),
+            "perplexity before": _perplexity(first),
+            f"perplexity {now}": _perplexity(latest),
+            f"token accuracy {now}": f"{hits[-1]:.1%}" if hits else "",
+            "tokens": f"{last.get('num_tokens', 0):,}",
+        }
+        if rewards := [row for row in rows if "rewards/margins" in row]:
+            figures = {n: value for n, value in figures.items() if not n.startswith("perplexity")}
+            figures["margin of rewards"] = f"{rewards[-1]['rewards/margins']:.3f}"
+        if result is not None:
+            figures["seconds"] = f"{result.seconds:,.0f}"
+            figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
+        if self._setup is not None:
+            for each in self._setup.sources:
+                figures[f"rows of {each.name}"] = f"{each.rows:,} of {each.of:,}"
+            figures["adapter parameters"] = f"{self._setup.adapter_parameters:,}"
+        figures |= _workers(steps)
+        return {name: value for name, value in figures.items() if value}
 
 
 def _ending(result: TrainResult) -> str:
@@ -182,41 +199,6 @@ def _ending(result: TrainResult) -> str:
     if result.stopped_early:
         return f"finished after step {result.steps}: evaluations got no better"
     return f"finished after step {result.steps}"
-
-
-def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> dict[str, str]:
-    """The values at the top of the page: a result's, or until then the log's latest."""
-    steps = [row for row in rows if "eval_loss" not in row]
-    losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
-    hits = [h for row in rows if (h := row.get("eval_mean_token_accuracy")) is not None]
-    last = steps[-1] if steps else {}
-    first, latest = (losses[0], losses[-1]) if losses else (None, None)
-    now = "so far" if result is None else "after"
-    if result is not None:
-        first, latest = result.eval_loss_before, result.eval_loss
-        last = {"step": result.steps, "loss": result.train_loss, "num_tokens": result.num_tokens}
-    figures = {
-        "steps": _steps(last.get("step", 0), story.total_steps),
-        "loss": _loss(last.get("loss")),
-        "held-out loss before": _loss(first),
-        f"held-out loss {now}": _loss(latest),
-        "perplexity before": _perplexity(first),
-        f"perplexity {now}": _perplexity(latest),
-        f"token accuracy {now}": f"{hits[-1]:.1%}" if hits else "",
-        "tokens": f"{last.get('num_tokens', 0):,}",
-    }
-    if rewards := [row for row in rows if "rewards/margins" in row]:
-        figures = {n: value for n, value in figures.items() if not n.startswith("perplexity")}
-        figures["margin of rewards"] = f"{rewards[-1]['rewards/margins']:.3f}"
-    if result is not None:
-        figures["seconds"] = f"{result.seconds:,.0f}"
-        figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
-    if story.setup is not None:
-        for each in story.setup.sources:
-            figures[f"rows of {each.name}"] = f"{each.rows:,} of {each.of:,}"
-        figures["adapter parameters"] = f"{story.setup.adapter_parameters:,}"
-    figures |= _workers(steps)
-    return {name: value for name, value in figures.items() if value}
 
 
 def _workers(steps: Sequence[Row]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """A base and an adapter, found by what a user names: a run, an adapter or a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -42,13 +40,7 @@ class ModelRef:
 def resolve_model(
     place: str | None, model: str | None = None, adapter: str | None = None
 ) -> ModelRef:
-    """What is meant by a run's folder, an adapter's, or a model; options say what it does not.
-
-    Args:
-        place: The run, the adapter or the model.
-        model: The base, whatever the run says.
-        adapter: The adapter, instead of ``place``.
-    """
+    """What is meant by a run's folder, an adapter's, or a model; options say what it does not."""
     if place is not None and adapter is not None:
         raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
     if place is not None and (own := adapter_in(place)) is not None:
@@ -140,7 +132,11 @@ def _is_on_the_hub(place: str) -> bool:
 def _meant(place: Path) -> Path | None:
     """The run of a configuration, around or within a folder, or of almost that name."""
     around = [folder for folder in place.parents if _is_run(folder)]
-    near = around or _runs_of(place) or _runs_in(place) or _namesakes(place)
+    near = around or _runs_of(place) or _runs_in(place)
+    if not near:
+        names = [run.name for run in _runs_in(place.parent)]
+        close = get_close_matches(place.name, names, cutoff=0.5)
+        near = [place.with_name(name) for name in close]
     return near[0] if near else None
 
 
@@ -152,11 +148,6 @@ def _runs_of(config: Path) -> list[Path]:
     except ConfigError:  # it is some other file
         return []
     return [run] if _is_run(run) else []
-
-
-def _namesakes(place: Path) -> list[Path]:
-    names = [run.name for run in _runs_in(place.parent)]
-    return [place.with_name(name) for name in get_close_matches(place.name, names, cutoff=0.5)]
 
 
 def _runs_in(folder: Path) -> list[Path]:

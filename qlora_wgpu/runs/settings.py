@@ -1,7 +1,5 @@
 """A configuration in whichever form it was given, also of a run that has moved."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -40,13 +38,10 @@ AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 
 
 def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
-    """Reads and checks a configuration.
+    """Reads and checks a ``Config``, a YAML file, a run's folder, or a mapping of sections.
 
-    Args:
-        config: A ``Config``, the path of a YAML file or of a run's folder, or a mapping with its
-            sections.
-        overrides: Values by key, dotted key or section; or, for a YAML file, texts such as
-            ``"train.max_steps=10"``.
+    Overrides are values by key, dotted key or section; or, for a YAML file, texts such as
+    ``"train.max_steps=10"``.
     """
     if isinstance(config, str | PathLike):
         folder = Path(config).expanduser()
@@ -71,11 +66,6 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
 
     It counts where the user has named it: in an override, in Python, or in a file that
     ``QLORA_WGPU_TRUSTED_CONFIGS`` lists.
-
-    Args:
-        config: Where the settings come from.
-        settings: What was read there, overrides included.
-        overrides: As ``as_config`` takes them.
     """
     scheduler = settings.cluster.scheduler
     if not isinstance(config, str | PathLike) or scheduler in (None, "local"):
@@ -137,12 +127,8 @@ def found_again(settings: Config, observer: Observer) -> Config:
 
     The end of a path is looked for in the folders around the run and in the current one: of
     ``/home/ann/poems/data/train.jsonl`` first ``data/train.jsonl``, say, and then ``train.jsonl``.
-    That is a guess by name: the run's checkpoints hold hashes of the base, the data and the adapter
-    that it began from, so anything else under that name is refused later.
-
-    Args:
-        settings: Those of the run; without a checkpoint there is nothing to compare with.
-        observer: Is told what was found.
+    That is a guess by name, told to the observer: the run's checkpoints hold hashes of the base,
+    the data and the adapter that it began from, so anything else under that name is refused later.
     """
     run = Path(settings.output.dir)
     if not checkpoint_folders(run):

@@ -1,34 +1,27 @@
 """A whole training run: from a configuration to an adapter and its report."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.config.run_paths import RunPaths
-from qlora_wgpu.data import PromptFormat
+from qlora_wgpu.data import bucket_length
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.budget import Fit
-from qlora_wgpu.model.model_plan import ModelPlan
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.steps import StepKind
+from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.opening import (
-    OpenedModel,
-    checking_device,
-    load_model,
-    open_device,
-    run_launches,
-    verified_layout,
-)
-from qlora_wgpu.runs.planning import plan_layout
+from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
+from qlora_wgpu.runs.placement import Placement
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.resolve import base_in, prompt_of_run, run_prompts
-from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
+from qlora_wgpu.runs.samples import SampleTexts, Writer, longest_sample, writer_of
 from qlora_wgpu.runs.settings import (
     AnyConfig,
     as_config,
@@ -38,18 +31,22 @@ from qlora_wgpu.runs.settings import (
     require_init_from,
     require_own_peers,
 )
+from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
+from qlora_wgpu.training.batching import sorted_by_length
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_figures
 from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
-from qlora_wgpu.training.preferences import training_options
+from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_log import RunLog
 from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.start import check_output, refuse_both
+
+# ---- the run -------------------------------------------------------------------------------------
 
 
 def train(
@@ -63,13 +60,7 @@ def train(
 ) -> TrainResult:
     """Fine-tunes a model: all that ``qlora_wgpu.train`` does, without a word.
 
-    Args:
-        config: As ``as_config`` takes it.
-        observer: Is told what goes on; an ``Events`` is the run's own hub.
-        overwrite: Whether a run in ``output.dir`` may be replaced.
-        resume: Whether the run in ``output.dir`` goes on.
-        overrides: Other values, as ``load_config`` takes them.
-        callbacks: Functions that are called between steps.
+    An observer that is an ``Events`` is the run's own hub.
     """
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
@@ -105,14 +96,16 @@ def _train(
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
     data = replace(data, prompts=prompts)
     events.check()
-    layout = None
-    if settings.cluster.scheduler is None:
-        fitted = plan_layout(settings, source.pretrained, data, device, events)
-        settings, layout = _as_fitted(settings, fitted), fitted.layout
-    opening = _computing(settings, source, data, device, layout, events, resume=resume)
-    with opening as (model, executor, write):
+    shapes = run_shapes(settings, data)
+    workload = TrainingWorkload.of(settings, source.pretrained, data.length, shapes)
+    opening = _computing(settings, source, workload, data, device, events, resume=resume)
+    with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
-        texts = _texts(settings, write, source, data, prompt)
+        own = bool(settings.eval.sample_prompts)  # whose answers end where a turn does
+        texts = SampleTexts(
+            write, source.tokenizer, data.prompts, ends=prompt.stop_ids if own else (),
+            all_of_them=own,
+        )  # fmt: skip
         events.activity("writing texts before training")
         samples = texts.before()
         _tell_samples(samples, page, events)
@@ -145,15 +138,6 @@ def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -
     events.sampled(samples[0])
 
 
-def _texts(
-    settings: Config, write: Writer, source: OpenedModel, data: RunData, prompt: PromptFormat
-) -> SampleTexts:
-    """The texts of a run; an answer to a prompt of the user's own ends where a turn does."""
-    own = bool(settings.eval.sample_prompts)
-    ends = prompt.stop_ids if own else ()
-    return SampleTexts(write, source.tokenizer, data.prompts, ends=ends, all_of_them=own)
-
-
 def _after(
     texts: SampleTexts, samples: Sequence[Sample], result: TrainResult, observer: Observer
 ) -> tuple[Sample, ...]:
@@ -165,53 +149,38 @@ def _after(
     return tuple(replace(sample, after=each.text) for sample, each in pairs)
 
 
-def _as_fitted(settings: Config, fitted: Fit) -> Config:
-    """The settings of a run whose layers are recomputed, if they have to be."""
-    if fitted.options.checkpointing == settings.train.gradient_checkpointing:
-        return settings
-    train = settings.train.model_copy(update={"gradient_checkpointing": True})
-    return settings.model_copy(update={"train": train})
-
-
 @contextmanager
 def _computing(
-    settings: Config, source: OpenedModel, data: RunData, device: Device,
-    layout: ModelPlan | None, observer: Observer, *, resume: bool,
-) -> Iterator[tuple[AdapterModel, Executor | None, Writer]]:  # fmt: skip
-    """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
-    if layout is not None:
-        if resume and settings.lora.changes_base:  # it need not be found again
-            start = start_of(checkpoint_folders(Path(settings.output.dir)))
-            layout.adapter.start = None if start is None else layout.adapter.join(start)
-        model = _open_model(settings, source, data, device, layout, observer)
-        yield model, None, writer_of(model)
+    settings: Config, source: OpenedModel, workload: TrainingWorkload, data: RunData,
+    device: Device, observer: Observer, *, resume: bool,
+) -> Iterator[tuple[Config, AdapterModel, Executor | None, Writer]]:  # fmt: skip
+    """The settings as they fit, the model, who computes if not it itself, and who writes texts."""
+    if settings.cluster.scheduler is not None:
+        from qlora_wgpu.runs.clustered import opened_cluster
+
+        with opened_cluster(settings, source, workload, device, observer) as (owned, cluster):
+            yield settings, owned, cluster, cluster.text
         return
-    from qlora_wgpu.runs.clustered import opened_cluster
-
-    with opened_cluster(settings, source, data, device, observer) as (owned, cluster):
-        yield owned, cluster, cluster.text
-
-
-def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelPlan,
-    observer: Observer,
-) -> QLoRAModel:  # fmt: skip
-    """The model on its device, ready for its longest step."""
-    assert source.pretrained.folder is not None
-    source.pretrained.folder.start_fingerprint()  # checkpoints keep it
-    layout = verified_layout(
-        device,
-        lambda: checking_device(settings.device),
-        lambda layout: run_launches(settings, layout, data.length),
-        layout,
-        observer,
-    )
-    options = training_options(settings.train, weighted=settings.data.has_weights)
-    model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
+    placed = place_training(settings, workload, data.computed_tokens, device, observer)
+    settings = _as_placed(settings, placed)
+    if resume and settings.lora.changes_base:  # it need not be found again
+        start = start_of(checkpoint_folders(Path(settings.output.dir)))
+        adapter = placed.layout.adapter
+        adapter.start = None if start is None else adapter.join(start)
+    model = load_training(settings, placed, device, observer, observer)
     load_init_from(model, settings.lora)
     # The largest plan first, so that the smaller ones find room in its slots.
     model.prepare(settings.rows_at_once, data.length)
-    return model
+    yield settings, model, None, writer_of(model)
+
+
+def _as_placed(settings: Config, placed: Placement) -> Config:
+    """The settings of a run whose layers are recomputed, if they have to be."""
+    assert isinstance(placed.workload, TrainingWorkload)
+    if placed.workload.checkpointing == settings.train.gradient_checkpointing:
+        return settings
+    train = settings.train.model_copy(update={"gradient_checkpointing": True})
+    return settings.model_copy(update={"train": train})
 
 
 def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
@@ -232,3 +201,76 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
         eval_rows=None if held_out is None else held_out.num_rows,
         eval_tokens=None if held_out is None else held_out.num_label_tokens,
     )
+
+
+# ---- the shapes of all that a run computes -------------------------------------------------------
+
+STEPS_LOOKED_AT = 2000  # for the lengths of their batches
+
+_Lengths = npt.NDArray[np.int64]
+
+
+def run_shapes(settings: Config, data: RunData) -> RunShapes:
+    """What a run computes beside its longest step, from which its memory is planned."""
+    longest = max(settings.data.max_seq_length, data.plan.longest)
+    rows, held_out = settings.rows_at_once, data.held_out
+    preference = preference_of(settings.train)
+    measured: Iterable[int] = ()
+    answers: Iterable[tuple[StepKind, int]] = ()
+    if preference is not None:
+        measured, answers = _answer_shapes(data, preference, rows, longest)
+    elif held_out is not None:
+        most = max(longest, held_out.longest)
+        chunks = sorted_by_length(held_out, rows)
+        measured = dict.fromkeys(
+            bucket_length(max(len(example) for row in chunk for example in row), most)
+            for chunk in chunks
+        )
+    trained = _lengths(_training_blocks(data), data.train.lengths, longest)
+    return RunShapes(
+        tuple(len(prompt.ids) for prompt in data.prompts),
+        longest_sample(data.prompts),
+        tuple(measured),
+        tuple(dict.fromkeys([bucket_length(data.plan.longest, longest), *trained])),
+        tuple(answers),
+    )
+
+
+def _answer_shapes(
+    data: RunData, preference: Preference, batch_size: int, longest: int
+) -> tuple[Iterable[int], Iterable[tuple[StepKind, int]]]:
+    """Lengths of batches whose loss is measured, and kinds and lengths of the others, in order."""
+    measured: dict[int, None] = {}
+    others: dict[tuple[StepKind, int], None] = {}
+    for dataset in (data.train, data.held_out):
+        if dataset is None:
+            continue
+        most = max(longest, dataset.longest)
+        blocks = in_blocks(dataset, preference, batch_size)
+        own = _lengths(blocks, dataset.lengths, most)
+        asked = list(own) if preference.has_reference else []
+        if preference.has_divergence:
+            examples = KLPairs(dataset, most)  # each prompt with another's answer
+            lengths = np.array([len(examples[i]) for i in range(len(dataset))], np.int64)
+            asked += _lengths(blocks, lengths, most)
+            steps = blocks if dataset is not data.train else _training_blocks(data)
+            compared = _lengths(steps, lengths, most)
+            others |= dict.fromkeys(("divergence", length) for length in compared)
+        others |= dict.fromkeys(("sums", length) for length in asked)
+        if dataset is data.held_out:
+            measured |= dict.fromkeys(own)
+    return measured, others
+
+
+def _training_blocks(data: RunData) -> list[Block]:
+    steps = range(min(data.plan.total_steps, STEPS_LOOKED_AT))
+    return [block for step in steps for block in data.plan.blocks(step)]
+
+
+def _lengths(blocks: Iterable[Block], lengths: _Lengths, longest: int) -> list[int]:
+    """Tokens of blocks' rows, padding included, each once."""
+    found: dict[int, None] = {}
+    for block in blocks:
+        tokens = max(int(lengths[list(row)].sum()) for row in block)
+        found[bucket_length(tokens, max(longest, tokens))] = None
+    return list(found)

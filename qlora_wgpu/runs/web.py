@@ -1,7 +1,5 @@
 """A run's model as a page that trains it in a browser, and a server to try it."""
 
-from __future__ import annotations
-
 import functools
 import http
 import http.server
@@ -15,14 +13,14 @@ from typing import Any
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder
 from qlora_wgpu.config import Config
+from qlora_wgpu.data import load_dataset
 from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.training import Observer
-from qlora_wgpu.training.data import read_dataset
+from qlora_wgpu.training.data import preparation
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
 from qlora_wgpu.web.site import put_page
 
@@ -40,14 +38,9 @@ def write_page(
     with_data: bool = False,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Site:
-    """Writes a folder for any web server.
+    """Writes a folder for any web server, in place of a site that is there, once it is whole.
 
-    Args:
-        settings: The run's.
-        out: The folder; it appears once it is whole, in place of a site that is there.
-        options: What the page offers.
-        with_data: Whether ``data.train`` goes along, as an example to take.
-        progress: Called with each tensor's name before it is read.
+    ``with_data`` takes ``data.train`` along, as an example to take.
     """
     out = Path(out)
     if exists(out) and not is_file(out / MANIFEST):
@@ -80,8 +73,8 @@ def _sample(settings: Config) -> Path:
 def _check_rows(settings: Config, source: OpenedModel, sample: Path, longest: int) -> None:
     """Refuses an example that the page would refuse whoever takes it."""
     length = longest or settings.data.max_seq_length
-    data = settings.data.model_copy(update={"max_seq_length": length, "cache": False})
-    read_dataset(data, str(sample), source.tokenizer, Observer())
+    data = settings.data.model_copy(update={"max_seq_length": length})
+    load_dataset(sample, source.tokenizer, length, how=preparation(data))
 
 
 class SiteServer(socketserver.ThreadingTCPServer):

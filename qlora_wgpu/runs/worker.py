@@ -9,20 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qlora_wgpu.cluster.blocks import (
-    DIVERGENCE,
-    NO_DIVERGENCE,
-    Asked,
-    FloatArray,
-    Identity,
-    Specification,
-    Sums,
-)
+from qlora_wgpu.cluster.actor import Identity, Specification
+from qlora_wgpu.cluster.blocks import DIVERGENCE, NO_DIVERGENCE, Asked, FloatArray, Sums
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
-from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import PreferenceInputs, StepKind
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
@@ -32,20 +25,11 @@ from qlora_wgpu.ops.optimizers import (
     STATS_METRICS,
     STATS_TOKENS,
 )
-from qlora_wgpu.runs.inference_memory import with_dequantized
-from qlora_wgpu.runs.opening import (
-    OpenedModel,
-    checking_device,
-    device_of,
-    load_model,
-    run_launches,
-    verified_layout,
-)
-from qlora_wgpu.runs.planning import use_known_kernels, within_room
+from qlora_wgpu.runs.opening import OpenedModel, device_of, load_training, place_training
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.run_memory import RunShapes, forms_of_worker, zeroing
 from qlora_wgpu.runs.samples import writer_of
-from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload, zeroing
+from qlora_wgpu.training import Observer
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import visible
 
@@ -102,7 +86,7 @@ class Worker:
         """Shows on this machine why the owner lets it do nothing."""
         print(f"error: {visible(sentence)}", flush=True)
 
-    def neutral(self) -> FloatArray:
+    def neutral(self, asked: Asked) -> FloatArray:
         """A flat adapter that does nothing: with DoRA it has the norms of the base's rows."""
         return self._model.neutral
 
@@ -174,10 +158,10 @@ class Worker:
             return Sums(loss, float(tokens), 0, seconds, correct=float(correct), nonce=asked.nonce)
 
     def text(
-        self, version: int, ids: list[int], more: int, stop_ids: list[int], longest: int
+        self, asked: Asked, ids: list[int], more: int, stop_ids: list[int], longest: int
     ) -> list[int]:
         """A text's continuation, greedily."""
-        self._require(version)
+        self._require(asked.version)
         return self._write(ids, more, stop_ids, longest)
 
     def _require(self, version: int) -> None:
@@ -242,25 +226,6 @@ def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer
     """The model on its device, in kernels that its driver computes rightly."""
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
-    train = settings.train
-    use_known_kernels(settings, source.pretrained, length, device)
-    layout = device_layout(
-        source.pretrained, settings.lora, settings.quant, train.compute_dtype, device,
-        forms=forms_of_worker(settings), keep=settings.model.cache,
-    )  # fmt: skip
-    layout = with_dequantized(layout, settings, device)
-    options = training_options(train, weighted=settings.data.has_weights)
-    longest = options.step("train", settings.rows_at_once, length)
-    fitted = within_room(settings, layout, longest, device, observer, shapes)
-    options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)
-    folder = source.pretrained.folder
-    assert folder is not None
-    folder.start_fingerprint()
-    layout = verified_layout(
-        device,
-        lambda: checking_device(settings.device),
-        lambda layout: run_launches(settings, layout, length),
-        fitted.layout,
-        observer,
-    )
-    return load_model(layout, device, Observer(), seed=train.seed, options=options)
+    workload = TrainingWorkload.of(settings, source.pretrained, length, shapes).on_worker
+    placed = place_training(settings, workload, None, device, observer)
+    return load_training(settings, placed, device, observer, Observer())

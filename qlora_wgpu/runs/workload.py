@@ -1,77 +1,73 @@
-"""A training to be planned, what of it fits into a budget, and what fits on usual cards."""
+"""What a command computes of a model: all its programs, as the plans of a layout."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 
-from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.config.schema import DeviceConfig
-from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
+from qlora_wgpu.cluster.computing import received_gradient
+from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
+from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.generation.engine import batch_sizes
+from qlora_wgpu.generation.prefill import largest_batch
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, Profile
-from qlora_wgpu.gpu.memory import memory_size, room_of
-from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.limits import GIB
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.gpu.memory import memory_size
+from qlora_wgpu.gpu.timing import READ_AHEAD
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.graph.plan import Plan, compile_plan
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
-from qlora_wgpu.model.budget import Fit, Search, fit_to_budget
-from qlora_wgpu.model.memory_plan import KeepDequantized, has_room, with_kept
+from qlora_wgpu.model.adapter_state import norms_graph
+from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.model_plan import ModelPlan
-from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.steps import StepOptions, TrainingOptions
+from qlora_wgpu.model.steps import StepKind, StepOptions, TrainingOptions
+from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.loss import PLAIN, Objective
-from qlora_wgpu.runs.opening import device_of
+from qlora_wgpu.ops.moments import passing_parts
+from qlora_wgpu.ops.sampling import make_seen
+from qlora_wgpu.ops.tensor import add_to, fill_zero
+from qlora_wgpu.training import training_options
+from qlora_wgpu.training.optimizer import trace_update
+from qlora_wgpu.training.schedule import STEP_NUMBERS
 
-# ---- a training and its device -------------------------------------------------------------------
+
+class Workload:
+    """Something that is computed of a model."""
+
+    measures = False  # whether rows are measured, whose micro-batches dequantize the weights
+    writes = False  # whether texts are, which may read copies of the weights
+
+    def plans(self, layout: ModelPlan) -> Sequence[Plan]:
+        """Plans of all of it; those with the largest slots come first."""
+        raise NotImplementedError
+
+    def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
+        """Bytes on the device by kind at the peak, of these ``plans``."""
+        return reading_memory(plans, layout)
+
+
+# ---- training ------------------------------------------------------------------------------------
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The training that is to be planned."""
-
-    pretrained: Pretrained  # the base model, of which config.json is known
-    lora: LoraConfig  # the adapter
-    quant: QuantConfig  # how the base's linear layers are stored
-    compute_dtype: str  # type of matmul operands
-    batch: int  # rows of a micro-batch
-    seq: int  # tokens of a row
-    checkpointing: bool  # whether layers are recomputed in the backward
-    accumulation: int = 1  # micro-batches of a step
-    forms: AdapterDtypes = FLOAT32  # in which types the adapter's gradient and moments are kept
-    objective: Objective = PLAIN  # the loss that is minimized
-    sides: int = 1  # rows of a micro-batch for each that the settings count: two of a pair
-
-    @property
-    def options(self) -> StepOptions:
-        """Its longest step."""
-        return TrainingOptions(self.checkpointing, self.objective).step(
-            "train", self.batch, self.seq
-        )
+_VERIFIED_TEXT = 64  # tokens: the shaders of a text do not depend on its length
 
 
 @dataclass(frozen=True)
 class Target:
-    """For what it is planned: an open GPU, or a common one where none is there."""
+    """For what a training is planned: an open GPU, or a common one where none is there."""
 
     name: str = "a GPU"  # the GPU's name
     max_binding: int = _LARGEST_BINDING  # bytes of its largest binding
     profile: Profile = GPU_PROFILE  # how kernels are cut for it
     nbytes: int | None = None  # bytes of its memory, where they are known
-    is_host: bool = False  # whether its memory is the host's
-
-    @classmethod
-    def here(cls, settings: DeviceConfig | None = None) -> Target:
-        """The GPU that a run would take here; a common one where there is none."""
-        try:
-            return cls.of(device_of(settings or DeviceConfig()))
-        except QLoRAError:
-            return cls()
+    is_cpu: bool = False  # whether its memory is the host's
 
     @classmethod
     def of(cls, device: Device) -> Target:
@@ -79,306 +75,279 @@ class Target:
         nbytes = memory_size(device)
         return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
 
-    def layout(self, workload: Workload) -> ModelPlan:
-        """The model laid out for it."""
+
+@dataclass(frozen=True)
+class RunShapes:
+    """What a run computes beside its longest step, by its data, in the order of the run."""
+
+    prompts: tuple[int, ...]  # tokens of the texts that are continued
+    longest_sample: int  # most tokens of such a text
+    held_out: tuple[int, ...]  # lengths of the batches whose loss is measured
+    training: tuple[int, ...]  # lengths of the batches that are trained on, the longest first
+    # Kinds and lengths of what else an objective over answers computes
+    answers: tuple[tuple[StepKind, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingWorkload(Workload):
+    """A training: its longest step, the updates, and what its data makes it compute beside."""
+
+    pretrained: Pretrained  # the base model, of which config.json is known
+    step: StepOptions  # its longest step
+    lora: LoraConfig = field(default_factory=LoraConfig)  # the adapter
+    quant: QuantConfig = field(default_factory=QuantConfig)  # how linear layers are stored
+    compute_dtype: str = "bfloat16"  # type of matmul operands
+    accumulation: int = 1  # micro-batches of a step
+    forms: AdapterDtypes = FLOAT32  # in which types the adapter's gradient and moments are kept
+    sides: int = 1  # rows of a micro-batch for each that the settings count: two of a pair
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    shapes: RunShapes | None = None  # None where the data is not known
+
+    @classmethod
+    def of(
+        cls, settings: Config, base: Pretrained, length: int, shapes: RunShapes | None = None
+    ) -> TrainingWorkload:
+        """A run's, whose longest row has so many tokens."""
+        train, rows = settings.train, settings.rows_at_once
+        options = training_options(train, weighted=settings.data.has_weights)
+        return cls(
+            base, options.step("train", rows, length), settings.lora, settings.quant,
+            train.compute_dtype, train.gradient_accumulation_steps, AdapterDtypes.of(settings),
+            rows // train.per_device_train_batch_size, settings.optim, shapes,
+        )  # fmt: skip
+
+    @property
+    def batch(self) -> int:
+        """Rows of a micro-batch."""
+        return self.step.batch
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a row."""
+        return self.step.seq
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether layers are recomputed in the backward."""
+        return self.step.checkpointing
+
+    @property
+    def on_worker(self) -> TrainingWorkload:
+        """A cluster worker's, which gives float32 gradients of micro-batches and never updates."""
+        return replace(self, forms=AdapterDtypes(self.optim.name, updates=False))
+
+    def layout(self, device: Device | Target, *, keep: bool = False) -> ModelPlan:
+        """The model laid out for a device; ``keep`` as for ``ModelPlan``."""
         return ModelPlan(
-            workload.pretrained,
-            workload.lora,
-            workload.quant,
-            workload.compute_dtype,
-            profile=self.profile,
-            max_binding=self.max_binding,
-            forms=workload.forms,
-        )
+            self.pretrained, self.lora, self.quant, self.compute_dtype, profile=device.profile,
+            max_binding=device.max_binding, forms=self.forms, keep=keep,
+        )  # fmt: skip
 
-    def memory(self, workload: Workload) -> Counter[str]:
-        """Bytes on the device by kind."""
-        return self.layout(workload).memory(workload.options)
-
-    def total(self, workload: Workload) -> int | None:
-        """All bytes; None where there is more than kernels can count."""
-        return self.layout(workload).total(workload.options)
-
-    def totals(self, workload: Workload, *, kept: bool = False) -> Totals:
-        """``total`` of a workload in other sizes; with weights kept dequantized, if they are."""
-        return Totals(with_kept(self.layout(workload), kept=kept), workload)
-
-    def as_kept(
-        self,
-        layout: ModelPlan,
-        options: StepOptions,
-        asked: KeepDequantized,
-        budget: int | None,
-    ) -> ModelPlan:
-        """A layout with weights kept dequantized, where training with these options keeps them.
-
-        Args:
-            layout: Without them, where they are not ``asked`` for in any case.
-            options: Of the longest step.
-            asked: ``device.keep_dequantized``.
-            budget: Bytes that training may take, if somebody says how many.
-        """
-        if asked != "auto" or (budget is None and not self.is_host):
-            return layout
-        kept = with_kept(layout)
-        total = kept.total(options)
-        fits = total is not None and (budget is None or total <= budget)
-        return kept if fits and (not self.is_host or has_room(total or 0)) else layout
-
-
-class Totals:
-    """All bytes of a training in several sizes, each planned once.
-
-    Attributes:
-        layout: The model.
-    """
-
-    def __init__(self, layout: ModelPlan, workload: Workload) -> None:
-        """Plans nothing yet."""
-        self.layout = layout
-        self._workload = workload
-        self._known: dict[StepOptions, int | None] = {}
-
-    def __call__(self, **sizes: Any) -> int | None:
-        """Bytes with this ``batch``, ``seq`` or ``checkpointing``; None if beyond counting."""
-        options = self.options(**sizes)
-        if options not in self._known:
-            self._known[options] = self.layout.total(options)
-        return self._known[options]
-
-    def options(self, **sizes: Any) -> StepOptions:
-        """A step's in these sizes."""
-        return replace(self._workload, **sizes).options
-
-    def with_offload(self, offload: OffloadPlan) -> Totals:
-        """The same with what waits in host memory."""
-        return Totals(self.layout.changed(offload=offload), self._workload)
-
-
-def fitted_within(layout: ModelPlan, workload: Workload, budget: int) -> Fit | None:
-    """How training keeps a budget; None where it cannot."""
-    try:
-        return fit_to_budget(layout, workload.options, budget, accumulation=workload.accumulation)
-    except OutOfMemoryError:
-        return None
-
-
-# ---- what fits into a budget ---------------------------------------------------------------------
-
-MOST_TOKENS = 65_536  # of a micro-batch; more are not looked for
-# In which rows are tried: so far apart that a longer one takes more. Between neighbours that need
-# not be so, since products of more rows are cut along their reduction less.
-LENGTHS = (
-    *range(64, 1024, 64),
-    *(
-        length
-        for first in (1024 << n for n in range(6))
-        for length in range(first, 2 * first, first // 16)
-    ),
-    MOST_TOKENS,
-)
-
-
-@dataclass(frozen=True)
-class Fits:
-    """The largest batch and sequence that a budget has room for."""
-
-    batch: int  # most rows at the planned length; 0 for none
-    seq: int  # most tokens of one row; 0 for none
-
-
-def what_fits(totals: Totals, workload: Workload, budget: int) -> Fits:
-    """The most rows at the planned length, and the most tokens of one row."""
-    rows = range(1, max(MOST_TOKENS // workload.seq, 1) + 1)
-    return Fits(
-        largest_fitting(lambda n: totals(batch=n), budget, rows),
-        largest_fitting(lambda n: totals(batch=1, seq=n), budget, LENGTHS),
-    )
-
-
-def remedy_for(totals: Totals, workload: Workload, budget: int) -> str:
-    """The settings that cost least with which a workload fits; empty where none do.
-
-    A smaller micro-batch changes nothing that is learnt and little of the speed, checkpointing
-    costs about a third of it, and shorter rows lose what they cut.
-    """
-    rows = range(1, workload.batch + 1)
-    for checkpointing in dict.fromkeys((workload.checkpointing, True)):
-
-        def total(n: int, *, checkpointing: bool = checkpointing) -> int | None:
-            return totals(batch=n, checkpointing=checkpointing)
-
-        if batch := largest_fitting(total, budget, rows):
-            return _in_keys(workload, batch, workload.seq, checkpointing)
-    shorter = [length for length in LENGTHS if length < workload.seq]
-    seq = largest_fitting(lambda n: totals(batch=1, seq=n, checkpointing=True), budget, shorter)
-    return _in_keys(workload, 1, seq, True) if seq else ""
-
-
-def _in_keys(workload: Workload, batch: int, seq: int, checkpointing: bool) -> str:
-    """What differs from a workload, as it is written behind ``train run.yaml``."""
-    keys = []
-    batch = max(batch // workload.sides, 1)
-    if batch * workload.sides != workload.batch:
-        accumulation = -(-workload.batch * workload.accumulation // (batch * workload.sides))
-        keys.append(f"train.per_device_train_batch_size={batch}")
-        keys.append(f"train.gradient_accumulation_steps={accumulation}")
-    if checkpointing != workload.checkpointing:
-        keys.append("train.gradient_checkpointing=true")
-    if seq != workload.seq:
-        keys.append(f"data.max_seq_length={seq}")
-    return " ".join(keys)
-
-
-def largest_fitting(total: Callable[[int], int | None], budget: int, sizes: Sequence[int]) -> int:
-    """The largest of some sizes whose total fits, where totals rise with the sizes; 0 for none.
-
-    Totals grow about linearly, so few are made: that of the size that is told, and of the next
-    larger one, which does not fit, are among them.
-
-    Args:
-        total: Bytes that a size takes; None for too many to count.
-        budget: Bytes that there are.
-        sizes: Rising.
-    """
-    low, high, made = -1, len(sizes), dict[int, int]()
-    guess = 0
-    while high - low > 1:
-        taken = total(sizes[guess])
-        made[sizes[guess]] = 2 * budget if taken is None else taken
-        if taken is not None and taken <= budget:
-            low = guess
+    def plans(self, layout: ModelPlan) -> list[Plan]:
+        """The plans of all programs, in the order in which they are made ready."""
+        if self.shapes is None:
+            return [layout.step(self.step).plan]
+        shapes = self.shapes
+        training = [layout.step(replace(self.step, seq=length)).plan for length in shapes.training]
+        others = [
+            self._other(layout, kind, length)
+            for kind, length in (*shapes.answers, *(("loss", n) for n in shapes.held_out))
+        ]
+        first = [layout.step(self.step).plan, *self._texts(layout, shapes), training[0]]
+        if layout.adapter.forms.updates:
+            first.append(update_plan(layout, self.optim))
         else:
-            high = guess
-        near = [sizes[i] for i in (low, high) if 0 <= i < len(sizes)]
-        if len(near) == 1:  # nothing is there on the other side
-            near = sorted(made, key=lambda size: abs(made[size] - budget))[:2]
-        where = _where({size: made[size] for size in near}, budget)
-        guess = min(max(bisect_right(sizes, where) - 1, low + 1), high - 1)
-    return sizes[low] if low >= 0 else 0
+            first.insert(0, compile_plan(zeroing(layout)))
+        return list({id(plan): plan for plan in (*first, *others, *training)}.values())
+
+    def _other(self, layout: ModelPlan, kind: StepKind, length: int) -> Plan:
+        """A step without a gradient."""
+        options = TrainingOptions(objective=self.step.objective)
+        return layout.step(options.step(kind, self.step.batch, length)).plan
+
+    def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
+        most = shapes.longest_sample
+        first, *others = (max(bucket_length(each, most), 2) for each in shapes.prompts)
+        sizes = [(1, tokens) for tokens in dict.fromkeys([first, 1, *others])]
+        yield from text_plans(layout, KVCache(most), sizes)
+
+    def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
+        """Bytes on the device by kind at a run's peak."""
+        first = list(_first_plans(layout))  # what they leave is weights and slots
+        memory = reading_memory([*first, *plans])
+        memory["uniforms"] -= reading_memory(first)["uniforms"]
+        if layout.adapter.forms.updates:
+            memory["inputs"] += _sums_for_the_log(layout)
+        if layout.adapter.forms.updates and layout.offload.host_moments:
+            moments = layout.adapter.moments
+            memory["optimizer"] -= moments.nbytes
+            memory["staging"] += layout.moments_passing
+            parts = passing_parts(moments.piece_lengths, moments.blocks)
+            memory["uniforms"] += ALIGNMENT * (parts - len(moments.piece_lengths))
+        return +memory
+
+    def launches(self, layout: ModelPlan) -> Iterator[Launch]:
+        """Launches of all kinds of programs: steps, evaluations, updates and texts."""
+        preference = self.step.objective.preference
+        kinds: list[StepKind] = ["loss"]
+        if preference is not None and preference.has_reference:
+            kinds.append("sums")
+        if preference is not None and preference.has_divergence:
+            kinds.append("divergence")
+        plans = [] if layout.dequantize_plan is None else [layout.dequantize_plan]
+        plans.append(layout.step(self.step).plan)
+        plans += [self._other(layout, kind, self.step.seq) for kind in kinds]
+        plans.append(update_plan(layout, self.optim))
+        plans += text_plans(layout, KVCache(_VERIFIED_TEXT), ((1, _VERIFIED_TEXT), (1, 1)))
+        if layout.profile.textures and layout.packed_sizes.fits:
+            plans += _strip_plans(layout.changed(profile=layout.profile))
+        for plan in (*plans, *_norms_plans(layout)):
+            yield from plan.launches
 
 
-def _where(made: dict[int, int], budget: int) -> float:
-    """About the size that takes a budget, by the line through one or two of known totals."""
-    (a, taken), *others = made.items()
-    if not others:
-        return max(min(8.0 * a, 2048.0), 1.1 * a * budget / taken)
-    ((b, other),) = others
-    slope = (other - taken) / (b - a)
-    return a + (budget - taken) / slope if slope > 0 else 2 * max(a, b)
+Total = Callable[..., int | None]
+"""Bytes with this ``batch``, ``seq`` or ``checkpointing``; None if beyond counting."""
 
 
-# ---- cards ---------------------------------------------------------------------------------------
+def totals(layout: ModelPlan, step: StepOptions) -> Total:
+    """All bytes of a training step in other sizes, each planned once."""
+    known = cache(layout.total)
+    return lambda **sizes: known(replace(step, **sizes))
 
-SIZES = (4, 6, 8, 12, 16, 24, 48, 80)  # GB, as cards are sold: 2**30 bytes each
-FLOPS, BYTES = 1e13, 5e11  # a second, of products and of the card's memory
-_FEW_LAYERS = 8
-_NEARLY = 1.1  # ways that are alike differ by a smaller factor
+
+def update_plan(layout: ModelPlan, optim: OptimConfig) -> Plan:
+    """An update of the adapter with its moments on the device."""
+    graph, storage = layout.new_graph(), Storage("step info", "inputs", 4 * STEP_NUMBERS)
+    info = vector("step_info", STEP_NUMBERS, "float32", storage)
+    trace_update(graph, layout.adapter, layout.stats, info, optim)
+    return compile_plan(graph)
+
+
+def zeroing(layout: ModelPlan) -> Graph:
+    """Zeroes the gradient, which a worker of a cluster does before each micro-batch."""
+    graph = layout.new_graph()
+    fill_zero(graph, layout.adapter.gradient)
+    return graph
+
+
+def owner_memory(layout: ModelPlan, optim: OptimConfig) -> Counter[str]:
+    """Bytes on a cluster's owner by kind: no base, no activations, a gradient that came."""
+    layout = layout.changed(forms=layout.adapter.forms)
+    layout.make_room_for_counts()  # of workers whose kernels have such a type
+    graph = layout.new_graph()
+    add_to(graph, layout.adapter.gradient, received_gradient(layout.adapter))
+    memory = reading_memory([compile_plan(graph), update_plan(layout, optim)])
+    memory["inputs"] += _sums_for_the_log(layout)
+    return memory
+
+
+def _sums_for_the_log(layout: ModelPlan) -> int:
+    """Bytes of the copies that are read for the log while later steps run."""
+    assert layout.stats.storage is not None
+    return READ_AHEAD * layout.stats.storage.nbytes
+
+
+def _first_plans(layout: ModelPlan) -> Iterator[Plan]:
+    """Plans that run once, before all others, and whose parameters do not stay."""
+    if layout.dequantize_plan is not None:
+        yield layout.dequantize_plan
+    yield from _norms_plans(layout)
+
+
+def _norms_plans(layout: ModelPlan) -> Iterator[Plan]:
+    """Those of DoRA's magnitudes."""
+    for name in layout.adapter.loras if layout.adapter.config.use_dora else ():
+        graph, norms = norms_graph(layout, name)
+        yield compile_plan(graph, (norms,))
+
+
+def _strip_plans(own: ModelPlan) -> Iterator[Plan]:
+    """New tokens with copies of the weights, and what fills those.
+
+    The layout is one of its own: what the plans ask of its copies is never filled.
+    """
+    yield from text_plans(own, KVCache(_VERIFIED_TEXT, packs_weights=True), ((1, 1),))
+    graph = own.new_graph()
+    own.packed_weights.fill(graph)
+    yield compile_plan(graph)
+
+
+# ---- what is computed without a gradient ---------------------------------------------------------
+
+_PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
 
 
 @dataclass(frozen=True)
-class CardPlan:
-    """A training on a card of some size."""
+class GenerationWorkload(Workload):
+    """Texts that grow."""
 
-    gib: int  # the card's memory in GiB
-    room: int  # bytes of it that training may take
-    # The longest of ``LENGTHS`` that a row may have with all weights on the card, layers
-    # recomputed; 0 for none
-    resident_seq: int
-    # The same with all in host memory that can be. The next longer one has no room in any way
-    longest_seq: int
-    fitted: Fit | None  # how the planned training keeps to the card; None where it cannot
-    # How many times as long its step takes as with everything on a card and nothing recomputed, if
-    # no traffic is hidden; None where it does not fit
-    slow_down: float | None
+    prompt: int  # tokens of the longest prompt
+    capacity: int  # most tokens of a text
+    count: int = 1  # how many grow at a time
+    others: tuple[LoraConfig, ...] = ()  # adapters that they may have instead of the model's own
+    writes = True
 
+    @classmethod
+    def of(
+        cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
+    ) -> GenerationWorkload:
+        """Texts of so many tokens, at most as many as a model takes."""
+        limit = longest_text(base.config) or prompt + answer
+        return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
-def plans_for_cards(workload: Workload) -> tuple[CardPlan, ...]:
-    """Plans a training for cards from 4 to 80 GB, until a card has room for everything.
-
-    All cards are planned as a common GPU. Times are reckoned, never measured: operations over
-    ``FLOPS``, bytes of the card's memory over ``BYTES``, traffic over ``LINK``, one after the
-    other. So a slow-down is an upper bound for such a card.
-    """
-    return tuple(_plans(workload))
-
-
-def _plans(workload: Workload) -> Iterator[CardPlan]:
-    totals = Target().totals(replace(workload, batch=1, checkpointing=True))
-    resident = totals.layout
-    waiting = _Waiting(totals)
-    kept = replace(workload, checkpointing=False).options
-    search = Search(resident, kept, workload.accumulation, (FLOPS, BYTES))
-    seconds = workload.accumulation * _computing(resident.sized(kept).plan)
-    for gib in SIZES:
-        room = room_of(gib * GIB)
-        fitted = _fitted(search, room)
-        resident_seq = largest_fitting(lambda n: totals(seq=n), room, LENGTHS)
-        yield CardPlan(
-            gib,
-            room,
-            resident_seq,
-            waiting.longest(room, resident_seq),
-            fitted,
-            None if fitted is None else _seconds(fitted, workload.accumulation) / seconds,
-        )
-        if fitted is not None and not fitted.options.checkpointing and not fitted.moved:
-            return
+    def plans(self, layout: ModelPlan) -> list[Plan]:
+        """The largest prompts, and a token after them, with each shape of adapter."""
+        prompts = largest_batch(self.prompt, self.capacity, self.count)
+        sizes = [prompts, *((rows, 1) for rows in batch_sizes(self.count))]
+        cache = KVCache(self.capacity, self.count)
+        layouts = {layout.adapter.shape: layout}
+        for other in map(layout.with_adapter, self.others):
+            layouts.setdefault(other.adapter.shape, other)
+        return [plan for each in layouts.values() for plan in text_plans(each, cache, sizes)]
 
 
-class _Waiting:
-    """What rows of several lengths take with all in host memory that can wait."""
+@dataclass(frozen=True)
+class LossWorkload(Workload):
+    """Rows whose loss is measured."""
 
-    def __init__(self, resident: Totals) -> None:
-        layout = resident.layout
-        self._resident = resident
-        # A head's blocks, and gradients of all rows, may take more than it does itself.
-        self._ways = [self._like(layout, streamed_head=head) for head in layout.head_options]
+    count: int  # rows of a micro-batch
+    length: int  # tokens of the longest
+    objective: Objective = PLAIN  # what is measured
+    measures = True
 
-    def _like(self, layout: ModelPlan, *, streamed_head: bool) -> list[Totals]:
-        """A way that takes about the least, and those that may take a little less."""
-        way = replace(OffloadPlan.least(layout.num_layers), streamed_head=streamed_head)
-        ways = [way, replace(way, remakes=False)]
-        return [self._resident.with_offload(each) for each in ways]
+    @classmethod
+    def of(cls, settings: Config, rows: Dataset) -> LossWorkload:
+        """A data set's."""
+        longest = max(settings.data.max_seq_length, rows.longest)
+        length = bucket_length(rows.longest, longest)
+        return cls(settings.rows_at_once, length, training_options(settings.train).objective)
 
-    def longest(self, room: int, found: int) -> int:
-        """The longest row that has room, of those that are tried."""
-        for first, *_ in self._ways:
-            longer = [length for length in LENGTHS if length > found]
-            found = largest_fitting(lambda n: first(seq=n), room, longer) or found  # noqa: B023
-        for seq in LENGTHS:
-            if seq > found:
-                if not self._fits_otherwise(seq, room):
-                    break
-                found = seq
-        return found
-
-    def _fits_otherwise(self, seq: int, room: int) -> bool:
-        if self._resident.layout.num_layers <= _FEW_LAYERS:  # any may be the least of small models
-            options = self._resident.options(seq=seq)
-            return Search(self._resident.layout, options).least().total <= room
-        for first, *others in self._ways:
-            taken = first(seq=seq)
-            if taken is None or taken > _NEARLY * room:
-                continue
-            for way in others:
-                other = way(seq=seq)
-                if other is not None and other <= room:
-                    return True
-        return False
+    def plans(self, layout: ModelPlan) -> list[Plan]:
+        """The longest micro-batch; shorter ones take its slots."""
+        options = TrainingOptions(objective=self.objective)
+        return [layout.step(options.step("loss", self.count, self.length)).plan]
 
 
-def _fitted(search: Search, room: int) -> Fit | None:
-    try:
-        return search.within(room)
-    except OutOfMemoryError:
-        return None
+class CombinedWorkload(Workload):
+    """Several of them, one after the other."""
+
+    def __init__(self, parts: Sequence[Workload]) -> None:
+        self._parts = parts
+        self.measures = any(part.measures for part in parts)
+        self.writes = any(part.writes for part in parts)
+
+    def plans(self, layout: ModelPlan) -> list[Plan]:
+        """All their plans, those with the largest slots first."""
+        plans = [plan for part in self._parts for plan in part.plans(layout)]
+        return sorted(plans, key=lambda plan: -plan.activation_bytes)
 
 
-def _seconds(fitted: Fit, accumulation: int) -> float:
-    plan = fitted.layout.sized(fitted.options).plan
-    return accumulation * _computing(plan) + fitted.seconds
-
-
-def _computing(plan: Plan) -> float:
-    return plan.flops / FLOPS + plan.memory_traffic / BYTES
+def text_plans(
+    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
+) -> Iterator[Plan]:
+    """The plans of an engine's programs, two of each, in the order in which they are made ready."""
+    seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
+    for texts, tokens in sizes:
+        graphs = layout.token_graphs(texts, tokens, cache, seen)
+        yield compile_plan(graphs.hidden, apart=graphs.apart)
+        yield compile_plan(graphs.head, apart=graphs.apart)

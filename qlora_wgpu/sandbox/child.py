@@ -50,9 +50,10 @@ def _pipes() -> tuple[BinaryIO, BinaryIO]:
 def _import(module: str) -> bytes:
     """Imports a module; gives what to answer where that fails, which nobody would see else."""
     try:
-        importlib.import_module(f"qlora_wgpu.sandbox.{module}")
+        importlib.import_module(f"qlora_wgpu.{module}")
     except Exception as err:
-        told = f"the process for {module} cannot start: {type(err).__name__}: {err}"
+        name = module.rpartition(".")[2]
+        told = f"the process for {name} cannot start: {type(err).__name__}: {err}"
         return json.dumps({"error": ["QLoRAError", told[:_MESSAGE]]}).encode()
     return b""
 
@@ -60,8 +61,8 @@ def _import(module: str) -> bytes:
 def _limit() -> None:
     """Holds this process to its memory, and keeps it from opening or starting anything.
 
-    Windows has no such limits, and macOS does not enforce the one on memory: there, what counts
-    within Jinja and the timer are all there is.
+    Windows has no such limits, and macOS does not enforce the one on memory: there, the process
+    that has started this one watches it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

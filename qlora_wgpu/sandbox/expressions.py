@@ -24,7 +24,7 @@ class ExpressionError(ValueError):
 
 @lru_cache(maxsize=1)
 def _process() -> ChildProcess:
-    return ChildProcess("expressions")
+    return ChildProcess("sandbox.expressions")
 
 
 def check_expression(expression: str) -> None:

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ QUESTION = struct.Struct("<Qdd")  # bytes that follow; seconds of computing, and
 ANSWER = struct.Struct("<Qd")  # bytes that follow, and seconds that it took
 _TIMER = -signal.SIGPROF if hasattr(signal, "SIGPROF") else 1  # status of what took too long
 
-# The package's own __init__ would import all of it, which takes most of a second.
+# The packages' own __init__ would import all of them, which takes most of a second.
 _START = """\
 import sys, types
 sys.path[:] = {path!r}
-package = types.ModuleType("qlora_wgpu")
-package.__path__ = [{package!r}]
-sys.modules["qlora_wgpu"] = package
+for name, folder in {packages!r}.items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
 from qlora_wgpu.sandbox.child import main
 main({module!r})
 """
@@ -69,8 +70,9 @@ class ChildProcess:
         """Says what the process will need; nothing is started yet.
 
         Args:
-            module: The module of ``qlora_wgpu.sandbox`` whose functions will be called: it imports
-                all that they need, for the child can open no file once it has begun.
+            module: The module of ``qlora_wgpu``, such as ``sandbox.templates``, whose functions
+                will be called: it imports all that they need, for the child can open no file once
+                it has begun.
             setup: A function and its arguments, called first in each process that is started.
         """
         self._module = module
@@ -82,13 +84,16 @@ class ChildProcess:
         self._spent = 0.0
         self._answers = 0
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function gives for some arguments, as JSON keeps it."""
+    def call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+        """What a function gives for some arguments, as JSON keeps it.
+
+        What answers several questions at once may take as long as they would one by one.
+        """
         question = pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
         with self._lock:
             if not self._is_running():
                 self._start()
-            answer = self._ask(question)
+            answer = self._ask(question, answers)
         return _value(answer)
 
     def close(self) -> None:
@@ -104,8 +109,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def _start(self) -> None:
-        package = Path(__file__).resolve().parents[1]
-        start = _START.format(path=_paths(), package=str(package), module=self._module)
+        start = _START.format(path=_paths(), packages=_packages(), module=self._module)
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", start],
             stdin=subprocess.PIPE,
@@ -125,16 +129,17 @@ class ChildProcess:
                 self.close()
             _value(answer)
 
-    def _ask(self, question: bytes) -> Mapping[str, Any]:
+    def _ask(self, question: bytes, answers: int = 1) -> Mapping[str, Any]:
         """Sends a call and waits for what comes back; ends the process where that goes wrong."""
         assert self._process is not None and self._process.stdin and self._process.stdout
-        more = len(question) * CHILD_SECONDS_PER_BYTE
+        more = len(question) * CHILD_SECONDS_PER_BYTE + (answers - 1) * CHILD_SECONDS_REGAINED
         seconds, wait = self._spare + more, CHILD_WAIT + 10 * more
         try:
             self._process.stdin.write(QUESTION.pack(len(question), seconds, wait))
             self._process.stdin.write(question)
             self._process.stdin.flush()
-            answer, spent = _read(self._process)
+            with _watched(self._process):
+                answer, spent = _read(self._process)
         except (OSError, EOFError):
             status = self._status()
             if status == _TIMER:
@@ -151,7 +156,7 @@ class ChildProcess:
             raise Stopped(self._too_long(seconds))
         self._spare = min(seconds - spent + CHILD_SECONDS_REGAINED, CHILD_SECONDS)
         self._spent += spent
-        self._answers += 1
+        self._answers += answers
         return answer
 
     def _status(self) -> int:
@@ -176,10 +181,55 @@ def _paths() -> list[str]:
     return [str(Path(entry).resolve()) for entry in sys.path if isinstance(entry, str)]
 
 
+def _packages() -> dict[str, str]:
+    """The folders of this package and of the rooms that child processes import of."""
+    root = Path(__file__).resolve().parents[1]
+    rooms = {f"qlora_wgpu.{room}": str(root / room) for room in ("data", "sandbox")}
+    return {"qlora_wgpu": str(root), **rooms}
+
+
 def _environment() -> dict[str, str]:
     """Nothing that is secret, and nothing that makes a library start threads."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     return {**kept, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+
+
+_LIMITED = sys.platform not in ("darwin", "win32")  # memory, by the operating system
+_LOOKS = 0.02  # seconds from one look at a process's memory to the next
+
+
+@contextmanager
+def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kills a process that takes too much memory, where the operating system does not limit it."""
+    if _LIMITED:
+        yield
+        return
+    answered, killed = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process, answered, killed), daemon=True)
+    watcher.start()
+    try:
+        yield
+    except (OSError, EOFError):
+        if killed.is_set():
+            raise Stopped(f"needs more than {CHILD_BYTES // 2**20} MB of memory") from None
+        raise
+    finally:
+        answered.set()
+        watcher.join()
+
+
+def _watch(
+    process: subprocess.Popen[bytes], answered: threading.Event, killed: threading.Event
+) -> None:
+    import psutil  # here, since the child imports this module
+
+    with suppress(psutil.Error):
+        seen = psutil.Process(process.pid)
+        while not answered.wait(_LOOKS):
+            if seen.memory_info().rss > CHILD_BYTES:
+                killed.set()
+                process.kill()
+                return
 
 
 def _read(process: subprocess.Popen[bytes]) -> tuple[Mapping[str, Any], float]:
@@ -202,11 +252,15 @@ def _exactly(process: subprocess.Popen[bytes], size: int) -> bytes:
 
 def _value(answer: Mapping[str, Any]) -> Any:
     if "error" in answer:
-        name, message = answer["error"]
-        kind = getattr(errors, name, None)
-        is_ours = isinstance(kind, type) and issubclass(kind, errors.QLoRAError)
-        raise (kind if is_ours and kind else errors.QLoRAError)(message)
+        raise error_of(*answer["error"])
     return answer["value"]
+
+
+def error_of(name: str, message: str) -> errors.QLoRAError:
+    """An error of this package by its class's name, as a child process tells of it."""
+    kind = getattr(errors, name, None)
+    is_ours = isinstance(kind, type) and issubclass(kind, errors.QLoRAError)
+    return (kind if is_ours and kind else errors.QLoRAError)(message)
 
 
 def _reason(status: int, wait: float) -> str:

@@ -1,9 +1,8 @@
-"""Chat templates of strangers, rendered in a process of their own: no code, no endlessness.
+"""Chat templates of strangers: no code of their own, nothing that tells of this process.
 
 Jinja's sandbox stops access to Python's internals and changes to values. It does not stop loops
-without end or texts without bound: steps are counted here and single values held to a size, so that
-most of them end with a sentence. What goes on within filters and comparisons cannot be counted;
-the process that this runs in is held to its time and memory (``process.py``).
+without end or texts without bound: the process that this runs in is held to its time and memory
+(``process.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType
@@ -23,19 +21,13 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.ext
 import jinja2.nodes
-import jinja2.visitor
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import BlockReference
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
-from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.errors import DataError, TokenizerError
 
-# ---- an environment with bounds ------------------------------------------------------------------
-
-MAX_CHARACTERS = 10_000_000
-MAX_STEPS = 250_000
-_LARGEST = {"*": 10**9, "**": 100}  # operands: products and powers of such stay small
-_MAX_WIDTH = 100_000  # of a padded or indented text
+# ---- the environment -----------------------------------------------------------------------------
 
 _TELL_ADDRESSES = (
     BuiltinFunctionType,
@@ -53,58 +45,9 @@ _STREAMS = (
 # template captures a block in a variable or a macro before printing it.
 SPAN_START, SPAN_END = "\ufdd0", "\ufdd1"
 
-_steps: ContextVar[list[int]] = ContextVar("template_steps")
-
 
 class RefusedConversation(Exception):
     """A template called ``raise_exception``."""
-
-
-class LimitExceeded(SecurityError):
-    """A template runs or grows without reasonable bound."""
-
-
-def start_counting() -> None:
-    """Begins the step count of one rendering."""
-    _steps.set([0])
-
-
-def _tick() -> str:
-    count = _steps.get()
-    count[0] += 1
-    if count[0] > MAX_STEPS:
-        raise LimitExceeded(f"it takes more than {MAX_STEPS:,} steps")
-    return ""
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_CHARACTERS:
-        raise LimitExceeded(f"it builds a value of more than {MAX_CHARACTERS:,} characters")
-
-
-def _concat(*parts: Any) -> str:
-    texts = [str(part) for part in parts]
-    _check_length(sum(map(len, texts)))
-    return "".join(texts)
-
-
-class _Guard(jinja2.visitor.NodeTransformer):
-    """Adds a step to every loop and macro, and bounds ``~``, which Jinja compiles to a join."""
-
-    def _count(self, node: Any) -> Any:
-        self.generic_visit(node)
-        call = jinja2.nodes.Call(jinja2.nodes.EnvironmentAttribute("tick"), [], [], None, None)
-        node.body.insert(0, jinja2.nodes.ExprStmt(call).set_lineno(node.lineno))
-        if getattr(node, "test", None) is not None:  # tried even where the body is not run
-            node.test = jinja2.nodes.And(jinja2.nodes.Not(call), node.test)
-        return node
-
-    visit_For = visit_Macro = visit_CallBlock = _count
-
-    def visit_Concat(self, node: Any) -> Any:
-        self.generic_visit(node)
-        concat = jinja2.nodes.EnvironmentAttribute("bounded_concat")
-        return jinja2.nodes.Call(concat, node.nodes, [], None, None).set_lineno(node.lineno)
 
 
 class _Function:
@@ -174,15 +117,11 @@ class GenerationExtension(jinja2.ext.Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for, with bounds.
+    """The environment that chat templates are written for.
 
     Blocks are trimmed, loops have ``break`` and ``continue``, and ``raise_exception``,
     ``strftime_now`` and a plain ``tojson`` exist, as in transformers.
     """
-
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
-    tick = staticmethod(_tick)
-    bounded_concat = staticmethod(_concat)
 
     def __init__(self) -> None:
         super().__init__(
@@ -194,16 +133,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.globals["range"] = _Function(safe_range)
         self.globals["raise_exception"] = _Function(_raise_exception)
-        self.globals["strftime_now"] = _Function(lambda pattern: _strftime(now, pattern))
-        for name in ("center", "indent", "format", "replace", "join", "wordwrap", "urlize"):
-            self.filters[name] = _bounded_filter(name, self.filters[name])
+        self.globals["strftime_now"] = _Function(now.strftime)
         for name in _STREAMS:
             self.filters[name] = _streaming(self.filters[name])
         for name in ("lipsum", "cycler", "joiner"):
             self.globals.pop(name, None)
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
-        return _Guard().visit(super()._parse(source, name, filename))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """An attribute or item, functions without their addresses."""
@@ -213,81 +147,10 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         """An item or attribute, functions without their addresses."""
         return _hidden(super().getitem(obj, argument))
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Computes ``left operator right`` after a look at how large it would be."""
-        sizes = [len(v) if isinstance(v, (str, list, tuple)) else None for v in (left, right)]
-        if operator == "+" and None not in sizes:
-            _check_length(sum(size for size in sizes if size is not None))
-        elif operator == "*" and sizes != [None, None]:
-            size = next(s for s in sizes if s is not None)
-            times = right if sizes[0] is not None else left
-            _check_length(size * times if isinstance(times, int) else 0)
-        elif operator in _LARGEST and any(abs(v) > _LARGEST[operator] for v in (left, right)):
-            raise LimitExceeded("it computes with huge numbers")
-        elif operator == "%" and isinstance(left, str):
-            _check_format(left)
-        return super().call_binop(context, operator, left, right)
-
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls a function or method after a look at how large its result would be."""
-        obj = obj.function if isinstance(obj, _Function) else obj
-        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
-        owner = getattr(method, "__self__", None)
-        if isinstance(owner, str):
-            _check_text_method(owner, method.__name__, args)
-        return super().call(context, obj, *args, **kwargs)
-
-
-def _check_text_method(text: str, method: str, args: Sequence[Any]) -> None:
-    if method in ("center", "ljust", "rjust", "zfill", "expandtabs"):
-        _check_width(args)
-    elif method in ("format", "format_map"):
-        _check_format(text)
-    elif method == "replace" and len(args) >= 2 and all(isinstance(a, str) for a in args[:2]):
-        _check_length(text.count(args[0]) * len(args[1]) + len(text))
-    elif method == "join" and args and isinstance(args[0], (list, tuple, str)):
-        _check_length(len(text) * len(args[0]) + sum(len(str(part)) for part in args[0]))
-
-
-def _check_width(values: Sequence[Any]) -> None:
-    if any(isinstance(value, int) and value > _MAX_WIDTH for value in values):
-        raise LimitExceeded(f"it pads a text to more than {_MAX_WIDTH:,} characters")
-
-
-def _check_format(text: str) -> None:
-    if re.search(r"[0-9]{6}|\*", text):
-        raise LimitExceeded("it formats a value to a huge width")
-
-
-def _bounded_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    # Filters have arguments of any name: ours are by position alone.
-    def bounded(first: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # With a context of Jinja's in front, the value that is filtered comes second.
-        passed = hasattr(original, "jinja_pass_arg")
-        value, rest = (args[0], args[1:]) if passed else (first, args)
-        values = [*rest, *kwargs.values()]
-        if name == "replace":
-            _check_text_method(str(value), "replace", [str(v) for v in values[:2]])
-        elif name == "join":
-            separator = str(values[0]) if values else ""
-            value = list(value)
-            _check_length(len(separator) * len(value))
-        elif name == "format":
-            _check_format(str(value))
-        else:
-            _check_width(values)
-            _check_length(str(value).count("\n") * max([4, *(_width(v) for v in values)]))
-        return (
-            original(first, value, *rest, **kwargs) if passed else original(value, *rest, **kwargs)
-        )
-
-    if hasattr(original, "jinja_pass_arg"):
-        bounded.jinja_pass_arg = original.jinja_pass_arg  # type: ignore[attr-defined]
-    return bounded
-
-
-def _width(value: Any) -> int:
-    return value if isinstance(value, int) else len(value) if isinstance(value, str) else 0
+        """Calls a function or method."""
+        called = obj.function if isinstance(obj, _Function) else obj
+        return super().call(context, called, *args, **kwargs)
 
 
 def _tojson(
@@ -298,8 +161,6 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON without the escapes for HTML that Jinja's own filter makes."""
-    if _width(indent) > 64:
-        raise LimitExceeded("it indents JSON by more than 64 characters")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -307,11 +168,6 @@ def _tojson(
         separators=(separators[0], separators[1]) if separators else None,
         sort_keys=sort_keys,
     )
-
-
-def _strftime(moment: datetime, pattern: str) -> str:
-    _check_format(pattern)
-    return moment.strftime(pattern)
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -328,7 +184,6 @@ for _codec in ("ascii", "latin-1", "raw_unicode_escape", "unicode_escape", "utf-
 # ---- rendering -----------------------------------------------------------------------------------
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_TURNS = 8  # of which the texts before and after are rendered at once
 _MARKS = re.compile(f"([{SPAN_START}{SPAN_END}])")
 
 
@@ -346,20 +201,14 @@ def render(
 ) -> tuple[str, list[tuple[int, int]]]:
     """A conversation's text, and the ranges of characters that the template marks."""
     template = _compile(source)[0]
-    start_counting()
-    pieces, length = [], 0
     try:
-        for piece in template.generate(
+        text = template.render(
             messages=messages,
             tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **special_tokens,
-        ):
-            length += len(piece)
-            if length > MAX_CHARACTERS:
-                raise LimitExceeded(f"it writes more than {MAX_CHARACTERS:,} characters")
-            pieces.append(piece)
+        )
     except RefusedConversation as err:
         raise DataError(f"the chat template refuses this conversation: {_told(err)}") from err
     except SecurityError as err:
@@ -368,57 +217,7 @@ def render(
         raise  # told by the process that this runs in
     except Exception as err:  # a template can raise anything its filters and operators raise
         raise DataError(f"the chat template cannot render this conversation: {_told(err)}") from err
-    return _take_marks("".join(pieces))
-
-
-def render_with_prefixes(
-    source: str,
-    special_tokens: Mapping[str, str],
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> tuple[tuple[str, list[tuple[int, int]]], list[tuple[int, bool, str | None]]]:
-    """A conversation's text, and those that the assistant's turns are found by.
-
-    Returns:
-        What ``render`` gives; and for beginnings of the conversation how many messages they have,
-        whether the generation prompt follows, and the text, or None where it is refused.
-    """
-    whole = render(source, special_tokens, messages, tools, False)
-    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-    prefixes = []
-    for length, prompt in [(i + ahead, not ahead) for i in turns[:_TURNS] for ahead in (0, 1)]:
-        if 0 < length < len(messages):
-            prefixes.append(
-                (length, prompt, _text(source, special_tokens, messages[:length], tools, prompt))
-            )
-    return whole, prefixes
-
-
-def render_many(
-    source: str,
-    special_tokens: Mapping[str, str],
-    conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]],
-) -> list[tuple[tuple[str, list[tuple[int, int]]], list[tuple[int, bool, str | None]]] | None]:
-    """What ``render_with_prefixes`` gives for each of some messages and their tools.
-
-    Templates that mark the assistant's text need no prefixes. None stands for what is refused.
-    """
-    marks = marks_assistant(source)
-    rendered: list[Any] = []
-    for messages, tools in conversations:
-        given = source, special_tokens, messages, tools
-        try:
-            rendered.append((render(*given, False), []) if marks else render_with_prefixes(*given))
-        except QLoRAError:
-            rendered.append(None)
-    return rendered
-
-
-def _text(source: str, *args: Any) -> str | None:
-    try:
-        return render(source, *args)[0]
-    except DataError:
-        return None
+    return _take_marks(text)
 
 
 @lru_cache(maxsize=16)

@@ -163,7 +163,7 @@ def _examine(content: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def _examiner() -> ChildProcess:
-    return ChildProcess("tokenizers")
+    return ChildProcess("sandbox.tokenizers")
 
 
 def _library() -> str:
@@ -189,7 +189,7 @@ class ConfinedTokenizer:
     def __init__(self, content: bytes) -> None:
         """Takes the content of a tokenizer.json, which is read when it is first used."""
         self._content = content
-        self._process = ChildProcess("tokenizers", (_load, content))
+        self._process = ChildProcess("sandbox.tokenizers", (_load, content))
 
     def close(self) -> None:
         """Ends the process."""
@@ -197,8 +197,14 @@ class ConfinedTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
         """Ids and ranges of characters."""
-        ids, offsets = self._call(_encode, text, add_special_tokens)
-        return _Encoding(ids, [(first, end) for first, end in offsets])
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[_Encoding]:
+        """Those of several texts, in one call."""
+        made = self._call(_encode, list(texts), add_special_tokens, answers=len(texts))
+        return [_Encoding(ids, [(a, b) for a, b in offsets]) for ids, offsets in made]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids."""
@@ -206,17 +212,17 @@ class ConfinedTokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Id of a token, or None."""
-        number: int | None = self._call(_token_to_id, token)
+        number: int | None = self._call(_ask, "token_to_id", token)
         return number
 
     def id_to_token(self, number: int) -> str | None:
         """Text of an id, or None."""
-        token: str | None = self._call(_id_to_token, number)
+        token: str | None = self._call(_ask, "id_to_token", number)
         return token
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
         """Number of tokens."""
-        return int(self._call(_vocab_size, with_added_tokens))
+        return int(self._call(_ask, "get_vocab_size", with_added_tokens))
 
     def get_added_tokens_decoder(self) -> Mapping[int, _AddedToken]:
         """The added tokens by their ids."""
@@ -232,9 +238,9 @@ class ConfinedTokenizer:
     def no_padding(self) -> None:
         """Nothing: it never pads."""
 
-    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
         try:
-            return self._process.call(function, *args)
+            return self._process.call(function, *args, answers=answers)
         except Stopped as err:
             raise TokenizerError(f"the tokenizer is stopped: it {err}") from err
 
@@ -288,10 +294,12 @@ def _load_and_look(content: bytes) -> bool:
     return is_bounded(parts, _longest_token, word)
 
 
-def _encode(text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+def _encode(
+    texts: list[str], add_special_tokens: bool
+) -> list[tuple[list[int], list[tuple[int, int]]]]:
     with library_errors("it cannot encode the text"):
-        encoding = _backend.encode(text, add_special_tokens=add_special_tokens)
-        return encoding.ids, encoding.offsets
+        made = [_backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return [(each.ids, each.offsets) for each in made]
 
 
 def _decode(ids: list[int], skip_special_tokens: bool) -> str:
@@ -299,18 +307,8 @@ def _decode(ids: list[int], skip_special_tokens: bool) -> str:
         return str(_backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
 
-def _token_to_id(token: str) -> int | None:
-    number: int | None = _backend.token_to_id(token)
-    return number
-
-
-def _id_to_token(number: int) -> str | None:
-    token: str | None = _backend.id_to_token(number)
-    return token
-
-
-def _vocab_size(with_added_tokens: bool) -> int:
-    return int(_backend.get_vocab_size(with_added_tokens=with_added_tokens))
+def _ask(method: str, *args: Any) -> Any:
+    return getattr(_backend, method)(*args)
 
 
 def _added_tokens() -> list[tuple[int, bool]]:

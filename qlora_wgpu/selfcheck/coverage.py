@@ -56,19 +56,19 @@ def _statements(path: str, code: str) -> Statements:
     accessors, own = set[str](), list[str]()
     for line in code.splitlines():
         if match := _ACCESSOR.match(line):
-            accessors.add(_named_x(line, match[1]))
+            accessors |= _pieces(_named_x(line, match[1]))
         else:
             own.append(line)
     shared = _of_stored_forms()
     return frozenset((path, s) for s in _pieces("\n".join(own)) - shared) | {
-        (_OPERANDS, line) for line in accessors
+        (_OPERANDS, s) for s in accessors
     }
 
 
 @cache
 def _named_x(line: str, name: str) -> str:
     """How a binding is read or written, without its name and numbers."""
-    return re.sub(rf"(\b|_){name}\b", r"\1x", _NUMBER.sub("#", line))
+    return re.sub(rf"(\b|_){name}(?=\b|_before\b)", r"\1x", _NUMBER.sub("#", line))
 
 
 @cache

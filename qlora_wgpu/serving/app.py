@@ -29,7 +29,7 @@ from qlora_wgpu.data.json_rows import parse_json
 from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
 from qlora_wgpu.limits import REQUEST_BYTES
 from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest
-from qlora_wgpu.serving.responses import ChatForm, Choice, Form, TextForm, together
+from qlora_wgpu.serving.responses import ChatForm, Choice, TextForm, together
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Answer, Writer, told
 
@@ -76,15 +76,10 @@ class _OwnHost:
 
 
 class ChatServer:
-    """What the endpoints do.
-
-    Attributes:
-        models: The models by the names that requests give.
-    """
+    """What the endpoints do."""
 
     def __init__(self, models: Mapping[str, Served], writer: Writer) -> None:
-        """Takes who writes."""
-        self.models = models
+        self.models = models  # by the names that requests give
         self._writer = writer
         self._since = int(time.time())
         self._held = 0  # bytes of requests that are coming
@@ -119,7 +114,7 @@ class ChatServer:
         return await self._complete(request, CompletionRequest, TextForm())
 
     async def _complete(
-        self, request: Request, kind: type[ChatRequest | CompletionRequest], form: Form
+        self, request: Request, kind: type[ChatRequest | CompletionRequest], form: TextForm
     ) -> Response:
         content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content != "application/json":
@@ -174,7 +169,7 @@ class ChatServer:
         known = ", ".join(map(repr, self.models))
         return _error(404, f"there is no model {brief(name)} here, only {known}", "model_not_found")
 
-    async def _whole(self, asked: Asked, answers: Sequence[Answer], form: Form) -> Response:
+    async def _whole(self, asked: Asked, answers: Sequence[Answer], form: TextForm) -> Response:
         choices = [Choice(*each, form) for each in enumerate(answers)]
         try:
             async with aclosing(together(answers)) as pieces:
@@ -187,7 +182,7 @@ class ChatServer:
         return JSONResponse(head | {"choices": made, "usage": _usage(asked, choices)})
 
     async def _events(
-        self, asked: Asked, answers: Sequence[Answer], form: Form
+        self, asked: Asked, answers: Sequence[Answer], form: TextForm
     ) -> AsyncIterator[str]:
         choices = [Choice(*each, form) for each in enumerate(answers)]
         head = _head(form.prefix, form.chunk, asked.model)

@@ -15,21 +15,14 @@ from qlora_wgpu.limits import ANSWERS, LOGPROBS, STOP_TEXTS
 
 # ---- what all requests have ----------------------------------------------------------------------
 
-# What changes nothing of the answer.
-_SAYS_NOTHING = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-)
-# What is computed only as it is by default.
-_COMMON_DEFAULTS: Mapping[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
-_INSTEAD = {
-    "presence_penalty": "; repetition_penalty is",
-    "frequency_penalty": "; repetition_penalty is",
-}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 _COMMON = {
     "model", "stream", "stream_options", "stop", "max_tokens", "n", "logit_bias", *_SAMPLING,
-    *_SAYS_NOTHING, *_COMMON_DEFAULTS,
+    # What changes nothing of the answer.
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
 }  # fmt: skip
+# What is computed only as it is by default.
+_COMMON_DEFAULTS: Mapping[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
 _STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter says nothing
 
 
@@ -54,97 +47,78 @@ class Asked:
         return self.sampling if seed is None else replace(self.sampling, seed=seed + number)
 
 
-def read_common(body: Any, known: Collection[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What all requests have, but for logprobs, as arguments of ``Asked``.
-
-    Args:
-        body: The request's JSON.
-        known: What requests of this kind may have beside.
-        defaults: What of it is computed only as it is by default.
-    """
+def _given(body: Any, known: Collection[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says, without nulls; refuses what is not known, or not computed so."""
     if not isinstance(body, dict):
         raise DataError("the request must be a JSON object")
-    _refuse(body, known, defaults)
-    options = body.get("stream_options") or {}
+    if unknown := sorted(set(body) - _COMMON - set(known) - set(defaults)):
+        raise ConfigError(f"{brief(unknown[0])} is not known here: leave it out")
+    for name, default in defaults.items():
+        value = body.get(name)
+        if value and value != default:
+            instead = "; repetition_penalty is" if name in _COMMON_DEFAULTS else ""
+            raise ConfigError(
+                f"{name} = {brief(value)} is not computed here{instead}: leave it out"
+            )
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _common(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What all requests say, but for logprobs, as arguments of ``Asked``."""
+    options = given.get("stream_options") or {}
     if not isinstance(options, dict):
         raise DataError("stream_options must be an object")
     if unknown := sorted(set(options) - _STREAM_OPTIONS):
         raise ConfigError(f"stream_options: {brief(unknown[0])} is not known here: leave it out")
-    model = body.get("model")
-    if not isinstance(model, str):
+    if not isinstance(model := given.get("model"), str):
         raise DataError("'model' must be the name of a model")
     return {
         "model": model,
-        "sampling": _sampling(body),
-        "max_new_tokens": _most_tokens(body),
-        "stop": _stops(body.get("stop")),
-        "streamed": flag(body, "stream"),
-        "counted": flag(options, "include_usage"),
-        "count": _count(body.get("n")),
+        "sampling": _sampling(given),
+        "max_new_tokens": _most_tokens(given),
+        "stop": _stops(given.get("stop", [])),
+        "streamed": _flag(given, "stream"),
+        "counted": _flag(options, "include_usage"),
+        "count": _count(given.get("n", 1)),
     }
 
 
-def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """A truth value."""
-    value = body.get(name)
+def _flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = given.get(name)
     if value is not None and not isinstance(value, bool):
         raise DataError(f"'{name}' must be true or false")
     return default if value is None else value
 
 
-def number_of_logprobs(name: str, value: Any) -> int:
-    """How many of the likeliest tokens are told."""
-    check_count(name, value)
-    if value > LOGPROBS:
+def _number_of_logprobs(name: str, value: Any) -> int:
+    count = check_count(name, value)
+    if count > LOGPROBS:
         raise ConfigError(f"{name} = {brief(value)} is more than {LOGPROBS}")
-    return int(value)
+    return count
 
 
-def _refuse(body: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any]) -> None:
-    unknown = sorted(set(body) - _COMMON - set(known) - set(more))
-    if unknown:
-        raise ConfigError(f"{brief(unknown[0])} is not known here: leave it out")
-    for name, default in {**_COMMON_DEFAULTS, **more}.items():
-        value = body.get(name)
-        if value is not None and value != default and value:
-            instead = _INSTEAD.get(name, "")
-            raise ConfigError(
-                f"{name} = {brief(value)} is not computed here{instead}: leave it out"
-            )
-
-
-def _sampling(body: Mapping[str, Any]) -> Sampling:
-    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    if type(seed := given.get("seed")) is int and -(2**63) <= seed < 0:
-        given["seed"] = seed + 2**64  # OpenAI's have a sign
-    biases = _biases(body.get("logit_bias"))
-    return Sampling(**{"temperature": 1.0, "seed": None, **given}, logit_bias=biases)
-
-
-def _biases(value: Any) -> dict[int, float]:
-    """Biases by tokens' ids, which are texts in JSON."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
+def _sampling(given: Mapping[str, Any]) -> Sampling:
+    said = {name: given[name] for name in _SAMPLING if name in given}
+    if type(seed := said.get("seed")) is int and -(2**63) <= seed < 0:
+        said["seed"] = seed + 2**64  # OpenAI's have a sign
+    biases = given.get("logit_bias", {})  # by tokens' ids, which are texts in JSON
+    if not isinstance(biases, dict):
         raise DataError("'logit_bias' must be an object of tokens' ids and numbers")
-    for token in value:
+    for token in biases:
         if not re.fullmatch("0|[1-9][0-9]{0,9}", token):
             raise DataError(f"'logit_bias' has {brief(token)}, which is no token's id")
-    return {int(token): bias for token, bias in value.items()}
+    numbers = {int(token): bias for token, bias in biases.items()}
+    return Sampling(**{"temperature": 1.0, "seed": None, **said}, logit_bias=numbers)
 
 
-def _most_tokens(body: Mapping[str, Any]) -> int | None:
+def _most_tokens(given: Mapping[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
-        value = body.get(name)
-        if value is not None:
-            check_count(name, value)
-            return int(value)
+        if name in given:
+            return check_count(name, given[name])
     return None
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
         raise DataError("'stop' must be a text or a list of texts")
@@ -154,8 +128,6 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _count(value: Any) -> int:
-    if value is None:
-        return 1
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= ANSWERS:
         raise ConfigError(f"n must be a whole number from 1 to {ANSWERS}, got {brief(value)}")
     return value
@@ -163,14 +135,13 @@ def _count(value: Any) -> int:
 
 # ---- chat completions ----------------------------------------------------------------------------
 
-_CHAT_KEYS = {
+_CHAT = {
     "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice",
     "parallel_tool_calls", "chat_template_kwargs",
 }  # fmt: skip
-_CHAT_DEFAULTS: Mapping[str, Any] = {
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-}
+_CHAT_DEFAULTS = {
+    **_COMMON_DEFAULTS, "response_format": {"type": "text"}, "modalities": ["text"],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,31 +158,31 @@ class ChatRequest(Asked):
     @classmethod
     def read(cls, body: Any) -> ChatRequest:
         """Reads a request's JSON."""
-        common = read_common(body, _CHAT_KEYS, _CHAT_DEFAULTS)
+        given = _given(body, _CHAT, _CHAT_DEFAULTS)
         return cls(
-            **common,
-            logprobs=_logprobs(body),
-            messages=checked_messages(body.get("messages"), "messages"),
-            tools=_tools(body),
-            several_calls=flag(body, "parallel_tool_calls", default=True),
-            options=canonical_options(body.get("chat_template_kwargs")),
+            **_common(given),
+            logprobs=_logprobs(given),
+            messages=checked_messages(given.get("messages"), "messages"),
+            tools=_tools(given),
+            several_calls=_flag(given, "parallel_tool_calls", default=True),
+            options=canonical_options(given.get("chat_template_kwargs")),
         )
 
 
-def _logprobs(body: Mapping[str, Any]) -> int | None:
-    top = body.get("top_logprobs")
-    if not flag(body, "logprobs"):
-        if top:
-            raise ConfigError("top_logprobs is told only where logprobs is true")
-        return None
-    return number_of_logprobs("top_logprobs", 0 if top is None else top)
+def _logprobs(given: Mapping[str, Any]) -> int | None:
+    top = given.get("top_logprobs", 0)
+    if _flag(given, "logprobs"):
+        return _number_of_logprobs("top_logprobs", top)
+    if top:
+        raise ConfigError("top_logprobs is told only where logprobs is true")
+    return None
 
 
-def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    if tools is not None and not isinstance(tools, list):
+def _tools(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    tools, choice = given.get("tools", []), given.get("tool_choice", "auto")
+    if not isinstance(tools, list):
         raise DataError("'tools' must be a list of functions")
-    for number, tool in enumerate(tools or (), start=1):
+    for number, tool in enumerate(tools, start=1):
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name or tool.get("type") != "function":
@@ -219,7 +190,7 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
                 f"tool {number} is no function: it must be an object with the type 'function' and "
                 "a 'function' that has a 'name'"
             )
-    if choice not in (None, "auto", "none"):
+    if choice not in ("auto", "none"):
         raise ConfigError(
             f"tool_choice = {brief(choice)} is not computed here, only 'auto' and 'none': a model "
             "is not made to call a function"
@@ -229,8 +200,8 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 # ---- completions ---------------------------------------------------------------------------------
 
-_COMPLETION_KEYS = {"prompt", "logprobs"}
-_COMPLETION_DEFAULTS: Mapping[str, Any] = {"echo": False, "suffix": "", "best_of": 1}
+_COMPLETION = {"prompt", "logprobs"}
+_COMPLETION_DEFAULTS = {**_COMMON_DEFAULTS, "echo": False, "suffix": "", "best_of": 1}
 _MOST_TOKENS = 16  # where nobody says how many, as OpenAI has it
 
 Prompt = str | list[int]
@@ -245,16 +216,15 @@ class CompletionRequest(Asked):
     @classmethod
     def read(cls, body: Any) -> CompletionRequest:
         """Reads a request's JSON."""
-        common = read_common(body, _COMPLETION_KEYS, _COMPLETION_DEFAULTS)
-        if common["max_new_tokens"] is None:
-            common["max_new_tokens"] = _MOST_TOKENS
-        prompts, logprobs = _prompts(body.get("prompt")), body.get("logprobs")
+        given = _given(body, _COMPLETION, _COMPLETION_DEFAULTS)
+        common = _common({"max_tokens": _MOST_TOKENS, **given})
+        prompts, logprobs = _prompts(given.get("prompt")), given.get("logprobs")
         if len(prompts) * common["count"] > ANSWERS:
             raise ConfigError(
                 f"{len(prompts)} prompts with n = {common['count']} are more than {ANSWERS} "
                 "answers: ask for fewer at a time"
             )
-        told = None if logprobs is None else number_of_logprobs("logprobs", logprobs)
+        told = None if logprobs is None else _number_of_logprobs("logprobs", logprobs)
         return cls(**common, logprobs=told, prompts=prompts)
 
 

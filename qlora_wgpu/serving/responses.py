@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.generation.text import TokenLogprobs, continuation
-from qlora_wgpu.serving.tool_calls import Call, CallReader
+from qlora_wgpu.serving.tool_calls import CallReader
 from qlora_wgpu.serving.writer import Answer, Piece
 
 # ---- forms of answers ----------------------------------------------------------------------------
@@ -16,53 +16,59 @@ from qlora_wgpu.serving.writer import Answer, Piece
 Object = dict[str, Any]
 
 
-class Form(Protocol):
-    """How answers of a kind are written."""
+@dataclass(frozen=True)
+class Told:
+    """A token of an answer, and how likely it was."""
 
-    prefix: str  # what ids of answers begin with
-    whole: str  # the kind of an answer that comes at once
-    chunk: str  # the kind of a piece of a streamed one
+    text: str  # its text within the answer
+    logprobs: TokenLogprobs  # how likely it was
+    others: list[tuple[str, float]]  # the likeliest tokens' texts and logarithms
+    offset: int  # characters of the answer before it
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
+        offset: int,
+    ) -> Told:  # fmt: skip
+        """A token behind others."""
+        others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
+        return cls(continuation(tokenizer, before, [token]), logprobs, others, offset)
+
+
+class TextForm:
+    """Completions of texts."""
+
+    # What ids of answers begin with, the kind of one that comes at once, and of a streamed piece.
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
     def begun(self) -> Object | None:
         """What of a choice comes first where it is streamed, if anything."""
+        return None
 
     def piece(self, text: str) -> Object:
         """What of a choice has come."""
+        return {"text": text}
 
-    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
+    def all_of(self, text: str, calls: Sequence[Object]) -> Object:
         """A choice that has ended."""
+        return {"text": text}
 
     def logprobs(self, tokens: Sequence[Told]) -> Object:
-        """How likely tokens were."""
+        """How likely tokens were, side by side with what belongs to each."""
+        return {
+            "tokens": [each.text for each in tokens],
+            "token_logprobs": [each.logprobs.logprob for each in tokens],
+            "top_logprobs": [dict(reversed(each.others)) for each in tokens],
+            "text_offset": [each.offset for each in tokens],
+        }
 
 
-class Told:
-    """A token, its text, and how likely it was.
-
-    Attributes:
-        text: The token's text within its answer.
-        logprobs: How likely it was.
-        others: The likeliest tokens' texts and logarithms.
-        offset: Characters of the answer before it.
-    """
-
-    def __init__(
-        self, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
-        offset: int,
-    ) -> None:  # fmt: skip
-        """Takes a token of an answer."""
-        self.text = continuation(tokenizer, before, [token])
-        self.logprobs = logprobs
-        self.others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
-        self.offset = offset
-
-
-class ChatForm:
-    """Chat completions."""
+class ChatForm(TextForm):
+    """Chat completions: turns, and calls of functions."""
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begun(self) -> Object | None:
+    def begun(self) -> Object:
         """Whose turn it is."""
         return {"delta": {"role": "assistant", "content": ""}}
 
@@ -70,7 +76,7 @@ class ChatForm:
         """More of the turn."""
         return {"delta": {"content": text} if text else {}}
 
-    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
+    def all_of(self, text: str, calls: Sequence[Object]) -> Object:
         """The turn."""
         message: Object = {"role": "assistant", "content": text}
         if calls:
@@ -87,37 +93,10 @@ class ChatForm:
         return {"content": content, "refusal": None}
 
 
-class TextForm:
-    """Completions of texts."""
-
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
-
-    def begun(self) -> Object | None:
-        """Nothing."""
-        return None
-
-    def piece(self, text: str) -> Object:
-        """More of the text."""
-        return {"text": text}
-
-    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
-        """The text."""
-        return {"text": text}
-
-    def logprobs(self, tokens: Sequence[Told]) -> Object:
-        """Tokens, side by side with what belongs to each."""
-        return {
-            "tokens": [each.text for each in tokens],
-            "token_logprobs": [each.logprobs.logprob for each in tokens],
-            "top_logprobs": [dict(reversed(each.others)) for each in tokens],
-            "text_offset": [each.offset for each in tokens],
-        }
-
-
-def whole_call(call: Call, identity: str) -> Object:
-    """A call of a function."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": identity, "type": "function", "function": function}
+def _likely(text: str, logprob: float) -> Object:
+    """A token; its bytes are not known where it is half a character."""
+    whole = "\ufffd" not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
 def pieces_of_call(number: int, call: Object) -> list[Object]:
@@ -128,12 +107,6 @@ def pieces_of_call(number: int, call: Object) -> list[Object]:
     return [{"delta": {"tool_calls": [each]}} for each in (begun, rest)]
 
 
-def _likely(text: str, logprob: float) -> Object:
-    """A token; its bytes are not known where it is half a character."""
-    whole = "\ufffd" not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
-
-
 # ---- several answers at a time -------------------------------------------------------------------
 
 
@@ -142,20 +115,10 @@ async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece
 
     Whoever stops earlier leaves the answers to nobody.
     """
-    pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
-
-    async def pass_on(number: int, answer: Answer) -> None:
-        try:
-            async for piece in answer.pieces():
-                pieces.put_nowait((number, piece))
-        except Exception as err:  # told to whoever reads the pieces
-            pieces.put_nowait((number, err))
-
-    tasks = [asyncio.create_task(pass_on(*each)) for each in enumerate(answers)]
     growing = len(answers)
     try:
         while growing:
-            number, piece = await pieces.get()
+            number, piece = await answers[0].pieces.get()  # which all of a request have
             if isinstance(piece, Exception):
                 raise piece
             growing -= piece.finish_reason is not None
@@ -163,23 +126,16 @@ async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece
     finally:
         for answer in answers:
             answer.is_wanted = False
-        for task in tasks:
-            task.cancel()
 
 
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 class Choice:
-    """What has come of an answer.
+    """What has come of an answer."""
 
-    Attributes:
-        tokens: Its tokens so far.
-    """
-
-    def __init__(self, number: int, answer: Answer, form: Form) -> None:
-        """Nothing has come."""
-        self.tokens = 0
+    def __init__(self, number: int, answer: Answer, form: TextForm) -> None:
+        self.tokens = 0  # so far
         self._number, self._answer, self._form = number, answer, form
         self._text = ""
         offered = answer.wanted.offered
@@ -232,7 +188,8 @@ class Choice:
                 self._text += each
                 made.append(self._form.piece(each))
                 continue
-            call = whole_call(each, self._reader.new_id())
+            function = {"name": each.name, "arguments": each.arguments}
+            call = {"id": self._reader.form.new_id(), "type": "function", "function": function}
             made += pieces_of_call(len(self._calls), call)
             self._calls.append(call)
         if self._reader.ended:
@@ -244,7 +201,7 @@ class Choice:
         new: list[Told] = []
         for token, logprobs in zip(piece.ids, piece.told, strict=False):
             before = [*context, *self._ids]
-            new.append(Told(tokenizer, before, token, logprobs, self._offset))
+            new.append(Told.of(tokenizer, before, token, logprobs, self._offset))
             self._ids.append(token)
             self._offset += len(new[-1].text)
         self._told += new

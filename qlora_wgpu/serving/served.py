@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat
-from qlora_wgpu.data.chat_template import Conversation
-from qlora_wgpu.data.marker_words import ANSWERS, LeftOut
+from qlora_wgpu.data.conversations import Conversation
+from qlora_wgpu.data.marker_words import ANSWERS
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest, Prompt
 from qlora_wgpu.serving.tool_calls import Offered, call_format, names_of
@@ -50,7 +50,7 @@ class Served:
     def _require_written(template: ChatTemplate, asked: ChatRequest) -> None:
         """Refuses messages that the model would not see."""
         conversation = Conversation(asked.messages, asked.tools, options=asked.options)
-        if unseen := LeftOut(template).of(conversation, "", frozenset()) - ANSWERS:
+        if unseen := template.left_out(conversation) - ANSWERS:
             raise DataError(
                 f"the model's chat template leaves {min(unseen)} out, so that the model would not "
                 "see what is said there: say it in a message of the user"

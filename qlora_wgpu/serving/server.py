@@ -18,7 +18,6 @@ class StoppableServer(uvicorn.Server):
     """Ends answers that are being written, for whose end it would wait else."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
-        """Runs nothing yet."""
         super().__init__(config)
         self._stop = stop
 

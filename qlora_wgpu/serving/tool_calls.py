@@ -188,23 +188,15 @@ class CallReader:
     """Reads an answer as it comes.
 
     What is no whole call of a function that is offered stays text.
-
-    Attributes:
-        ended: Whether it has the only call that it may have: what follows is not read.
     """
 
     def __init__(self, offered: Offered) -> None:
-        """Has read nothing."""
-        self.ended = False
+        self.ended = False  # whether it has the only call that it may have: no more is read
         self._offered = offered
-        self._form = offered.form
+        self.form = offered.form
         self._rest = ""
         self._within = False
         self._calls = self._said = False
-
-    def new_id(self) -> str:
-        """An id for a call."""
-        return self._form.new_id()
 
     def push(self, text: str) -> list[str | Call]:
         """Takes more of the answer; what can be told of it by now."""
@@ -222,7 +214,7 @@ class CallReader:
     def _read(self, *, to_end: bool = False) -> Iterator[str | Call]:
         while self._rest and not self.ended:
             if not self._within:
-                place = self._form.begins_at(self._rest, said=self._said)
+                place = self.form.begins_at(self._rest, said=self._said)
                 before = self._shown(len(self._rest) if place is None else place, place is None)
                 if before:
                     self._said = True
@@ -230,7 +222,7 @@ class CallReader:
                 if place is None:
                     return
                 self._within = True
-            size = self._form.size(self._rest, to_end=to_end)
+            size = self.form.size(self._rest, to_end=to_end)
             if size is None:
                 return
             whole, self._rest, self._within = self._rest[:size], self._rest[size:], False
@@ -246,7 +238,7 @@ class CallReader:
         """What is shown of the text before a call: white space at its end is not."""
         text = self._rest[:end]
         if is_open:
-            text = text[: end - beginning(text, self._form.opener)]
+            text = text[: end - beginning(text, self.form.opener)]
         shown = text.rstrip()
         self._rest = self._rest[len(shown) if is_open else end :]
         return shown

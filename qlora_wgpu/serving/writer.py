@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
-from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream, TokenLogprobs
 from qlora_wgpu.serving.requests import Asked
@@ -31,28 +29,20 @@ class Piece:
     told: tuple[TokenLogprobs, ...] = ()  # how likely these were, where that is asked for
 
 
-class Answer:
-    """An answer that grows in the writer's thread; its pieces come in the event loop's.
+Pieces = asyncio.Queue[tuple[int, Piece | Exception]]
+"""Pieces of a request's answers as they come, each with its answer's number."""
 
-    Attributes:
-        served: Whose answer it is.
-        wanted: What is wanted.
-        sampling: How its tokens are chosen.
-        asked: The request that it belongs to.
-        number: How many answers of that request come before it.
-        is_wanted: Whether somebody still waits for it.
-    """
+
+class Answer:
+    """An answer that grows in the writer's thread; its pieces come in the event loop's."""
 
     def __init__(
-        self, served: Served, wanted: Wanted, sampling: Sampling, asked: Asked, number: int
+        self, served: Served, wanted: Wanted, asked: Asked, number: int, pieces: Pieces
     ) -> None:
-        """Has not begun; to be made in the event loop."""
-        self.served = served
-        self.wanted = wanted
-        self.sampling = sampling
-        self.asked = asked
-        self.number = number
-        self.is_wanted = True
+        self.served, self.wanted, self.asked = served, wanted, asked
+        self.number = number  # how many answers of the request come before it
+        self.pieces = pieces
+        self.is_wanted = True  # whether somebody still waits for it
         self._text: Request | None = None
         stops = (*asked.stop, wanted.stop_text)
         self._stream = TextStream(
@@ -60,24 +50,8 @@ class Answer:
         )
         self._sent = 0
         self._loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = self._loop.create_future()
-        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-
-    # -- in the event loop ---------------------------------------------------------------------
-
-    async def begun(self) -> None:
-        """Waits until it has its turn to be looked at."""
-        await self._begun
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields pieces until its end."""
-        while True:
-            piece = await self._pieces.get()
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
-            if piece.finish_reason is not None:
-                return
+        # Is done once it has had its turn to be looked at.
+        self.begun: asyncio.Future[None] = self._loop.create_future()
 
     # -- in the writer's thread ----------------------------------------------------------------
 
@@ -102,7 +76,7 @@ class Answer:
             sent, self._sent = self._sent, len(text.ids)
             new = tuple(text.ids[sent:])
             piece = Piece(shown, len(text.ids), text.finish_reason, new, tuple(text.told[sent:]))
-            self._tell(self._pieces.put_nowait, piece)
+            self._tell(self.pieces.put_nowait, (self.number, piece))
         return text.finish_reason is not None
 
     def fail(self, error: Exception) -> None:
@@ -111,15 +85,15 @@ class Answer:
             self._tell(self._set_begun, error)
             return
         self._text.cancel()
-        self._tell(self._pieces.put_nowait, error)
+        self._tell(self.pieces.put_nowait, (self.number, error))
 
     def _set_begun(self, error: Exception | None) -> None:
-        if self._begun.done():
+        if self.begun.done():
             return
         if error is None:
-            self._begun.set_result(None)
+            self.begun.set_result(None)
         else:
-            self._begun.set_exception(error)
+            self.begun.set_exception(error)
 
     def _tell(self, what: object, value: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
@@ -134,7 +108,6 @@ class Writer:
     """
 
     def __init__(self, engine: Engine, model: QLoRAModel) -> None:
-        """Starts the thread."""
         self._engine = engine
         self._model = model
         self._changed = threading.Condition()
@@ -150,9 +123,9 @@ class Writer:
         # Elsewhere: answers go on while a long prompt becomes tokens.
         loop = asyncio.get_running_loop()
         each = await loop.run_in_executor(self._prompts, self._wanted, served, asked)
+        pieces: Pieces = asyncio.Queue()
         answers = [
-            Answer(served, wanted, asked.sampling_of(number), asked, number)
-            for number, wanted in enumerate(each)
+            Answer(served, wanted, asked, number, pieces) for number, wanted in enumerate(each)
         ]
         with self._changed:
             if self._closed:
@@ -160,7 +133,7 @@ class Writer:
             self._asked.extend(answers)
             self._changed.notify()
         try:
-            begun = await asyncio.gather(*(a.begun() for a in answers), return_exceptions=True)
+            begun = await asyncio.gather(*(a.begun for a in answers), return_exceptions=True)
             if problem := next((each for each in begun if each is not None), None):
                 raise problem
         except BaseException:  # whoever asked may have gone
@@ -218,7 +191,7 @@ class Writer:
             self._model.set_adapter(answer.served.adapter)
             text = self._engine.add(
                 answer.wanted.prompt_ids,
-                answer.sampling,
+                asked.sampling_of(answer.number),
                 max_new_tokens=self._engine.capacity if most is None else most,
                 stop_ids=answer.wanted.stop_ids,
                 logprobs=asked.logprobs,

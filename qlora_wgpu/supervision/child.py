@@ -26,10 +26,8 @@ def begin(journal: Journal) -> None:
 def end_if_hung(overdue: Callable[[], str | None]) -> None:
     """Ends the process when a call into the driver takes too long.
 
-    Nothing else can be done: the call does not return, and no exception reaches it.
-
-    Args:
-        overdue: Says which call is overdue, or None.
+    ``overdue`` says which, or None. Nothing else can be done: the call does not return, and no
+    exception reaches it.
     """
     threading.Thread(target=_end_when, args=(overdue,), daemon=True).start()
 
@@ -47,20 +45,15 @@ def _keep_driver_words(journal: Journal) -> None:
 
 def _end_with(supervisor: int) -> None:
     """Asks this process to stop once its supervisor is gone."""
-    _wait_for_end_of(supervisor)
-    if sys.platform == "win32":
-        signal.raise_signal(signal.SIGTERM)
-    else:  # the main thread is the one that sleeps
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-
-
-def _wait_for_end_of(process: int) -> None:
     if sys.platform == "win32":
         kernel = ctypes.windll.kernel32
-        kernel.WaitForSingleObject(kernel.OpenProcess(_SYNCHRONIZE, False, process), _INFINITE)
+        kernel.WaitForSingleObject(kernel.OpenProcess(_SYNCHRONIZE, False, supervisor), _INFINITE)
+        signal.raise_signal(signal.SIGTERM)
         return
-    while os.getppid() == process:
+    while os.getppid() == supervisor:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+    # The main thread is the one that sleeps.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _end_when(overdue: Callable[[], str | None]) -> None:

@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _VARIABLE = "QLORA_WGPU_SUPERVISOR"  # "process id:folder", for the next process alone
 
@@ -38,26 +39,6 @@ class Journal:
         """What native libraries wrote to standard error."""
         return self.folder / "driver.log"
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def _opened(self) -> Path:
-        return self.folder / "opened"
-
-    @property
-    def _under_way(self) -> Path:
-        return self.folder / "under_way"
-
-    @property
-    def _done(self) -> Path:
-        return self.folder / "done"
-
-    @property
-    def _mapped(self) -> Path:
-        return self.folder / "mapped"
-
     def environment(self) -> dict[str, str]:
         """The variables that hand the journal to a process."""
         return {**os.environ, _VARIABLE: f"{self.supervisor}:{self.folder}"}
@@ -68,65 +49,70 @@ class Journal:
         supervisor, colon, folder = os.environ.pop(_VARIABLE, "").partition(":")
         return cls(int(supervisor), Path(folder)) if colon and supervisor.isdigit() else None
 
+    def _note(self, kind: str, value: Any = True) -> None:
+        with (self.folder / kind).open("a", encoding="ascii") as file:
+            file.write(json.dumps(value) + "\n")
+
+    def _noted(self, kind: str) -> list[Any]:
+        file = self.folder / kind
+        return [*map(json.loads, file.read_text("ascii").splitlines())] if file.exists() else []
+
+    # -- a process notes -----------------------------------------------------------------------
+
     def note_done(self) -> None:
         """Notes that the command has done all that it was to do."""
-        self._done.touch()
-
-    def take_done(self) -> bool:
-        """Whether a process has noted that, once."""
-        is_done = self._done.exists()
-        self._done.unlink(missing_ok=True)
-        return is_done
+        self._note("done")
 
     def note_opened(self) -> None:
         """Notes that the run's folder is this run's own."""
-        self._opened.touch()
+        self._note("opened")
 
     def note_checkpoint(self, folder: Path) -> None:
         """Notes a checkpoint that is whole."""
-        with self._checkpoints.open("a", encoding="utf-8") as file:
-            file.write(f"{folder}\n")
+        self._note("checkpoints", str(folder))
 
     def note_under_way(self, doing: str) -> None:
         """Notes what the driver is tried at; nothing, if that is empty."""
-        self._under_way.write_text(doing, encoding="utf-8")
-
-    def take_under_way(self) -> str:
-        """What a process was trying as it ended, once."""
-        try:
-            return self._under_way.read_text(encoding="utf-8")
-        except OSError:
-            return ""
-        finally:
-            self._under_way.unlink(missing_ok=True)
+        self._note("under_way", doing)
 
     def note_mapped(self, path: str, size: int) -> None:
         """Notes a file that is read through a map, and its size."""
-        with self._mapped.open("a", encoding="ascii") as file:
-            file.write(json.dumps([path, size]) + "\n")
+        self._note("mapped", [path, size])
+
+    # -- its supervisor reads ------------------------------------------------------------------
+
+    def forget_process(self) -> None:
+        """Begins anew with what concerns one process alone."""
+        for kind in ("done", "under_way"):
+            (self.folder / kind).unlink(missing_ok=True)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process has done all that it was to do."""
+        return bool(self._noted("done"))
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the run had begun to write its folder."""
+        return bool(self._noted("opened"))
+
+    def under_way(self) -> str:
+        """What the process was trying as it ended."""
+        return str(["", *self._noted("under_way")][-1])
+
+    def checkpoints(self) -> list[str]:
+        """The checkpoints noted so far, over all processes."""
+        return self._noted("checkpoints")
 
     def cut_files(self) -> list[CutFile]:
         """The mapped files that have become shorter."""
-        if not self._mapped.exists():
-            return []
         cut = []
-        for path, size in map(json.loads, self._mapped.read_text("ascii").splitlines()):
+        for path, size in self._noted("mapped"):
             with suppress(OSError):
                 left = Path(path).stat().st_size
                 if left < size:
                     cut.append(CutFile(path, left, size))
         return cut
-
-    @property
-    def has_opened(self) -> bool:
-        """Whether the run had begun to write its folder."""
-        return self._opened.exists()
-
-    def checkpoints(self) -> list[str]:
-        """The checkpoints noted so far, over all processes."""
-        if not self._checkpoints.exists():
-            return []
-        return self._checkpoints.read_text(encoding="utf-8").splitlines()
 
     def last_words(self) -> str:
         """Why a native library gave up, as far as it said so."""

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 
 # ---- how a process ended -------------------------------------------------------------------------
 
-ERROR = 2  # of every failure that a sentence explains
-LOST = 75  # the device was lost, and the process could still say so
 HUNG = 76  # the driver did not answer for too long
 AGAIN = 77  # a worker whose scheduler went away, or that outgrew its memory: a new one goes on
 

@@ -1,58 +1,79 @@
-"""Standard streams that whoever began this process had closed, or closes while it runs."""
+"""The standard streams, and what is done where they are closed, broken, full or not in UTF-8."""
 
 from __future__ import annotations
 
 import errno
 import io
 import os
-import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
+
+from qlora_wgpu.errors import QLoRAError, reason
 
 _OF_CLOSED_PIPES = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
 """What a pipe without a reader gives: Windows has no number of its own for it."""
 
 
-class NamedStream:
-    """A standard stream whose errors say that it was this stream, which has no file's name."""
+class Output:
+    """Stdout or stderr: a reader that has gone ends a command quietly, a full disk is an error.
 
-    def __init__(self, stream: TextIO, name: str) -> None:
-        """Wraps a stream."""
-        self._stream = stream
-        self._name = name
-        self.has_no_reader = False
+    Where it ``goes_on``, nothing more is written once nobody reads: what a command does, and how
+    it ends, does not hang on who looks at it. Where it is ``lasting``, a full disk ends nothing,
+    either; of stdout a warning tells, since the folder of a run has all that is shown.
+    """
+
+    def __init__(self, stream: TextIO, *, goes_on: bool = False, lasting: bool = False) -> None:
+        self._stream = _unwrapped(stream)
+        self._goes_on, self._lasting = goes_on, lasting
+        self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's."""
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text."""
-        with self._named():
-            return self._stream.write(text)
+        """Writes a text, or drops it."""
+        self._try(self._stream.write, text)
+        return len(text)
 
     def flush(self) -> None:
         """Brings what is written to where it goes."""
-        with self._named():
-            self._stream.flush()
+        self._try(self._stream.flush)
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _try(self, action: Callable[..., object], *text: str) -> None:
+        if self._is_over:
+            return
         try:
-            yield
+            action(*text)
         except OSError as err:
-            self.has_no_reader = self.has_no_reader or err.errno in _OF_CLOSED_PIPES
-            if err.errno in _OF_CLOSED_PIPES and not isinstance(err, BrokenPipeError):
-                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), self._name) from err
-            err.filename = self._name
-            raise
+            has_no_reader = err.errno in _OF_CLOSED_PIPES
+            if not (has_no_reader or self._lasting):
+                raise QLoRAError(
+                    f"what is shown cannot be written to the standard output: {reason(err)}"
+                ) from err
+            self._is_over = True
+            put_nowhere(self._stream)
+            if has_no_reader and not self._goes_on:
+                sys.exit(0)  # whoever read has seen enough, and no more is made
+            if self._lasting and self._stream is not _unwrapped(sys.stderr):
+                told = all_passed_over(sys.stderr)
+                told.write(f"warning: nothing more can be shown ({reason(err)}): the run goes on\n")
+                told.flush()
+
+
+def _unwrapped(stream: TextIO) -> TextIO:
+    return stream._stream if isinstance(stream, Output) else stream
+
+
+def all_passed_over(stream: TextIO) -> TextIO:
+    """Stderr, as it is written to by who could tell nobody that it fails."""
+    return cast(TextIO, Output(stream, goes_on=True, lasting=True))
 
 
 def replace_closed() -> None:
-    """Puts the null device in their place, for the processes that are begun from here, too.
+    """Puts the null device in place of closed streams, for the processes begun from here, too.
 
     Else the next file that is opened gets such a stream's number, and what native code prints is
     written into it.
@@ -72,45 +93,35 @@ def replace_closed() -> None:
             setattr(sys, name, empty)
 
 
-def put_nowhere(stream: TextIO) -> None:
-    """Drops what waits in a stream's buffer, and all that follows.
+def guard_streams() -> None:
+    """Makes Python's streams those of a command, which escape what their encoding lacks.
 
-    It would fail again when Python ends, with an exit code of its own.
+    Stdin takes no other characters: locales of C would pass halves of them on.
     """
+    escaped = "backslashreplace"
+    for name, errors in {"stdout": escaped, "stderr": escaped, "stdin": "strict"}.items():
+        reconfigure = getattr(
+            getattr(sys, name), "reconfigure", None
+        )  # others than files have none
+        if reconfigure is not None:
+            reconfigure(errors=errors)
+    sys.stdout = cast(TextIO, Output(sys.stdout))
+    sys.stderr = all_passed_over(sys.stderr)
+
+
+def drop_unwritable() -> None:
+    """Drops what waits and cannot be written: Python would fail at it, with a code of its own."""
+    for stream in map(_unwrapped, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            put_nowhere(stream)
+        except ValueError:  # closed by the program itself
+            continue
+
+
+def put_nowhere(stream: TextIO) -> None:
+    """Drops what waits in a stream's buffer, and all that follows."""
     with suppress(OSError), Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         # OSError: no file of a system's.
         os.dup2(nowhere.fileno(), stream.fileno())
-
-
-def drop_closed() -> bool:
-    """Puts stdout and stderr nowhere if a pipe that they go to has nobody who reads.
-
-    Those that have no room are put there, too: Python would try again as it ends.
-    """
-    found = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-            closed = _has_no_reader(stream)
-        except BrokenPipeError:
-            closed = True
-        except OSError:  # a disk that is full
-            put_nowhere(stream)
-            continue
-        except ValueError:  # closed by the program itself
-            continue
-        if closed:
-            put_nowhere(stream)
-            found = True
-    return found
-
-
-def _has_no_reader(stream: TextIO) -> bool:
-    """Whether a stream is a pipe without a reader, where the system tells, or has told."""
-    if getattr(stream, "has_no_reader", False):
-        return True
-    if not hasattr(select, "poll"):  # as on Windows
-        return False
-    place = select.poll()
-    place.register(stream.fileno(), 0)
-    return any(event & select.POLLERR for _, event in place.poll(0))

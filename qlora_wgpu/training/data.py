@@ -24,12 +24,12 @@ from qlora_wgpu.data import (
     row_format,
     split_off,
 )
-from qlora_wgpu.data.columns import is_numeric
+from qlora_wgpu.data.columns import CHATS, is_numeric
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.mixture import Portion, mix
-from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.row_source import lasting
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.presence import exists
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data_warnings import (
@@ -53,15 +53,7 @@ def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
     objective: str = "sft",
 ) -> Sequence[Any]:  # fmt: skip
-    """Rows as token ids: of a format that files have, or token ids already, which stay as they are.
-
-    Args:
-        dataset: The rows.
-        name: For messages.
-        tokenizer: Gives the tokenizer that encodes, where one is needed.
-        settings: How rows are encoded.
-        objective: ``train.objective``, which says what rows are.
-    """
+    """Rows of a format that files have as token ids; token ids stay as they are."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
@@ -115,14 +107,10 @@ def is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
-    """Checks a data set and gives it one form.
+    """Checks a data set, all of whose ids must be below ``vocab_size``, and gives it one form.
 
-    Args:
-        dataset: Items with ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as
-            attributes or keys; ``labels`` default to the ids, and an ``attention_mask`` removes
-            the positions where it is 0.
-        name: For messages.
-        vocab_size: Every id must be below it.
+    Items have ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as attributes or keys;
+    ``labels`` default to the ids, and an ``attention_mask`` removes the positions where it is 0.
     """
     if isinstance(dataset, Dataset):
         if not len(dataset):
@@ -213,18 +201,10 @@ def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -
 # ---- mixtures ------------------------------------------------------------------------------------
 
 
-def read_mixture(
-    settings: DataConfig, seed: int, read: Callable[[DataConfig], Dataset], observer: Observer
+def _mixed(
+    parts: Sequence[Dataset], settings: DataConfig, seed: int, observer: Observer
 ) -> Dataset:
-    """The training data that a ``data`` section names.
-
-    Args:
-        settings: The section.
-        seed: ``train.seed``, by which examples are chosen.
-        read: Reads what the section of one source names.
-        observer: Told of sources that give an example more than once.
-    """
-    parts = [read(part) for part in settings.parts()]
+    """The data sets that a ``data`` section names, as the one that it makes of them."""
     if settings.sources is None:
         return parts[0]
     portions = [Portion(source.weight, source.rows) for source in settings.sources]
@@ -291,34 +271,6 @@ def _name(path: str) -> str:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def read_dataset(
-    settings: DataConfig,
-    path: str,
-    tokenizer: Tokenizer,
-    observer: Observer,
-    *,
-    held_out: bool = False,
-    objective: str = "sft",
-) -> Dataset:
-    """Reads and encodes a data set, or takes what an earlier run prepared."""
-    name = Path(path).name
-    observer.activity(f"preparing {name}")
-    dataset = load_dataset(
-        path,
-        tokenizer,
-        settings.max_seq_length,
-        how=preparation(settings, objective),
-        held_out=held_out,
-        cache=settings.cache,
-        progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
-    )
-    observer.activity("")
-    for text in dataset.warnings:
-        observer.warning(text)
-    tell_left_out(settings, path, dataset, observer, held_out=held_out)
-    return dataset
-
-
 def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
     """Refuses a tokenizer that makes ids which the model does not have."""
     if dataset.max_token_id < vocabulary:
@@ -338,7 +290,7 @@ class DataReader:
 
     def __init__(
         self, config: Config, tokenizer: Callable[[], Tokenizer], observer: Observer, *,
-        vocabulary: int, positions: int | None, train: Rows | None = None,
+        vocabulary: int | None = None, positions: int | None = None, train: Rows | None = None,
         held_out: Rows | None = None,
     ) -> None:  # fmt: skip
         """Reads nothing yet.
@@ -347,7 +299,7 @@ class DataReader:
             config: The settings.
             tokenizer: Gives the tokenizer, where one is needed.
             observer: Told what a user should know of the data.
-            vocabulary: Every token id must be below it.
+            vocabulary: Every token id must be below it; None where there is no model.
             positions: Tokens that the model was made for, if that is known.
             train: The training data; None for ``data.train``, and then for ``data.eval``, too.
             held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
@@ -357,24 +309,42 @@ class DataReader:
         self._observer = observer
         self._vocabulary, self._positions = vocabulary, positions
         self._train, self._held_out = lasting(train), lasting(held_out)
+        if train is None and held_out is None:
+            self._held_out = config.data.eval
 
     def read(self) -> tuple[Dataset, Dataset | None]:
         """Reads what is learnt and what is measured."""
-        settings, seed, held_out = self._config.data, self._config.train.seed, self._held_out
-        if self._train is None:
-            learnt = read_mixture(self._config.require_train(), seed, self._named, self._observer)
-            held_out = settings.eval if held_out is None else held_out
-        else:
-            learnt = self._dataset(self._train, "train_dataset", settings)
-        if held_out is not None:
-            measured = self._dataset(held_out, "eval_dataset", settings, held_out=True)
+        learnt = self._whole()
+        if self._held_out is not None:
+            measured = self._measured(self._held_out)
             warn_of_learnt_rows(learnt, measured, self._observer)
             return learnt, measured
-        if settings.eval_split is None:
+        if self._config.data.eval_split is None:
             return learnt, None
-        learnt, measured = split_off(learnt, settings.eval_split, seed)
+        learnt, measured = self._split(learnt, self._config.data.eval_split)
         warn_of_learnt_windows(learnt, measured, self._observer)
         return learnt, measured
+
+    def read_one(self, *, held_out: bool) -> Dataset:
+        """Reads what is learnt, or what is measured, by itself."""
+        if held_out and self._held_out is not None:
+            return self._measured(self._held_out)
+        whole, split = self._whole(), self._config.data.eval_split
+        return whole if split is None else self._split(whole, split)[held_out]
+
+    def _whole(self) -> Dataset:
+        """What is learnt, together with what is held out of it."""
+        if self._train is not None:
+            return self._dataset(self._train, "train_dataset", self._config.data)
+        settings = self._config.require_train()
+        parts = [self._dataset(str(each.train), "", each) for each in settings.parts()]
+        return _mixed(parts, settings, self._config.train.seed, self._observer)
+
+    def _measured(self, rows: Rows) -> Dataset:
+        return self._dataset(rows, "eval_dataset", self._config.data, held_out=True)
+
+    def _split(self, whole: Dataset, size: float) -> tuple[Dataset, Dataset]:
+        return split_off(whole, size, self._config.train.seed)
 
     def prompt(self) -> PromptFormat | None:
         """How prompts are written for what is learnt; None of token ids, which do not say it."""
@@ -387,9 +357,6 @@ class DataReader:
         kind = row_format(train, self._tokenizer(), preparation(settings, objective))
         return PromptFormat.of_rows(kind, self._tokenizer(), settings.chat_template)
 
-    def _named(self, part: DataConfig) -> Dataset:
-        return self._dataset(str(part.train), "train_dataset", part)
-
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
@@ -397,17 +364,34 @@ class DataReader:
         objective = self._config.train.objective
         if isinstance(rows, str | PathLike):
             name = fspath(rows)
-            dataset = read_dataset(
-                settings, name, self._tokenizer(), self._observer,
-                held_out=held_out, objective=objective,
-            )  # fmt: skip
-            check_ids(name, dataset, self._vocabulary)
+            dataset = self._of_files(name, settings, held_out=held_out)
+            if self._vocabulary is not None:
+                check_ids(name, dataset, self._vocabulary)
         else:
             tokens = encoded(rows, name, self._tokenizer, settings, objective)
-            dataset = as_dataset(tokens, name, self._vocabulary)
+            dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
             if tokens is rows:  # who has made token ids of it has been told
                 return dataset
             for text in dataset.warnings:
                 self._observer.warning(text)
         warn_of_long_rows(name, dataset, self._positions, self._observer)
+        return dataset
+
+    def _of_files(self, path: str, settings: DataConfig, *, held_out: bool) -> Dataset:
+        """Reads and encodes files, or takes what an earlier run prepared."""
+        name, observer = Path(path).name, self._observer
+        observer.activity(f"preparing {name}")
+        dataset = load_dataset(
+            path,
+            self._tokenizer(),
+            settings.max_seq_length,
+            how=preparation(settings, self._config.train.objective),
+            held_out=held_out,
+            cache=settings.cache,
+            progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
+        )
+        observer.activity("")
+        for text in dataset.warnings:
+            observer.warning(text)
+        tell_left_out(settings, path, dataset, observer, held_out=held_out)
         return dataset

@@ -19,13 +19,7 @@ _SHARES = (1.0, 1.33)  # of good to bad, weights times numbers: equation 8 of ar
 
 
 def check_unpaired_balance(rows: Dataset, settings: TrainConfig, observer: Observer) -> None:
-    """Says what is not learnt from, and which weights would balance what is unbalanced.
-
-    Args:
-        rows: The training data.
-        settings: The ``train`` section; nothing is said with another objective.
-        observer: Told so.
-    """
+    """Says what ``kto`` does not learn from, and which weights would balance what is unbalanced."""
     if settings.objective != "kto":
         return
     good, bad = _good_and_bad(rows)
@@ -143,15 +137,7 @@ def warn_of_long_rows(
 def tell_left_out(
     settings: DataConfig, path: str, dataset: Dataset, observer: Observer, *, held_out: bool
 ) -> None:
-    """Tells which files of a folder are not read, unless a split is asked for by its name.
-
-    Args:
-        settings: The ``data`` section.
-        path: The folder, or a data set of the hub.
-        dataset: What was read of it.
-        observer: Who is told.
-        held_out: Whether it was read to be measured on.
-    """
+    """Tells which files of a folder are not read, unless a split is asked for by its name."""
     splits = {} if DataPlace.parse(path).split else {**dataset.left_out}
     if held_out:
         splits.pop(TRAIN, None)

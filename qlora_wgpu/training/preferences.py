@@ -23,12 +23,7 @@ from qlora_wgpu.training.batching import padded_batch
 
 
 def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
-    """Options of training steps, from the ``train`` section.
-
-    Args:
-        settings: The section.
-        weighted: Whether rows have weights: ``DataConfig.has_weights``.
-    """
+    """Options of training steps, from the ``train`` section; rows may have weights."""
     preference = preference_of(settings)
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,

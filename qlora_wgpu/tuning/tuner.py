@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
-from qlora_wgpu.bench.workload import RandomFolder
+from qlora_wgpu.bench.workload import RandomFolder, RandomWeight
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import DeviceError, DeviceLostError
 from qlora_wgpu.families.family import find_family
@@ -299,18 +300,21 @@ class _Folder(RandomFolder):
 
     def __init__(self, part: OneLayer, quant: QuantConfig) -> None:
         super().__init__(part.config, part.architecture)
-        self._linears = {f"{spec.name}.weight" for spec in part.architecture.every_linear}
         self._quant = quant
-        self._quantized: dict[str, QuantizedWeight] = {}
+        self._made: dict[str, QuantizedWeight] = {}
 
-    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
-        if self._quant.scheme != "nf4" or name not in self._linears:
-            return None
-        if name not in self._quantized:
-            self._quantized[name] = quantize_nf4(
-                self.float32(name), self._quant.blocksize, self._quant.double_quant
+    def find(self, name: str) -> RandomWeight | None:
+        weight = super().find(name)
+        if weight is None or self._quant.scheme != "nf4" or name not in self._linears:
+            return weight
+        return RandomWeight(name, weight.shape, partial(self._once, weight))
+
+    def _once(self, weight: RandomWeight) -> QuantizedWeight:
+        if weight.name not in self._made:
+            self._made[weight.name] = quantize_nf4(
+                weight.read(), self._quant.blocksize, self._quant.double_quant
             )
-        return self._quantized[name]
+        return self._made[weight.name]
 
 
 def _time(

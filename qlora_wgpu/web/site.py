@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config
@@ -56,54 +56,43 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 
 def check_settings(settings: Config) -> None:
     """Refuses settings that need more than a page does."""
-    model, lora, optim = settings.model, settings.lora, settings.optim
-    found = [
-        ("train.objective", settings.train.objective, "sft"),
-        ("model.add_tokens", model.add_tokens or None, None),
-        ("model.add_special_tokens", model.add_special_tokens or None, None),
-        ("lora.init_from", lora.init_from, None),
-        ("lora.trainable_token_indices", lora.trainable_token_indices, None),
-        ("lora.modules_to_save", lora.modules_to_save, None),
-    ]
-    for name, value, wanted in found:
+    model, data, lora, optim = settings.model, settings.data, settings.lora, settings.optim
+    only = {
+        "train.objective": (settings.train.objective, "sft"),
+        "model.add_tokens": (model.add_tokens or None, None),
+        "model.add_special_tokens": (model.add_special_tokens or None, None),
+        "lora.init_from": (lora.init_from, None),
+        "lora.trainable_token_indices": (lora.trainable_token_indices, None),
+        "lora.modules_to_save": (lora.modules_to_save, None),
+    }
+    for name, (value, wanted) in only.items():
         if value != wanted:
-            raise ConfigError(
-                f"{name} = {_in_yaml(value)} is not trained in a browser: set it to "
-                f"{_in_yaml(wanted)}"
-            )
+            _refuse(name, value, f"is not trained in a browser: set it to {_in_yaml(wanted)}")
     if optim.name == "lion":
-        raise ConfigError(
-            "optim.name = lion is not trained in a browser: set it to adamw or adamw_8bit"
-        )
+        _refuse("optim.name", "lion", "is not trained in a browser: set it to adamw or adamw_8bit")
     if lora.changes_base:
-        raise ConfigError(
-            f"lora.init_lora_weights = {lora.init_lora_weights} changes the base, which is not "
-            f"done for a browser: set it to default or gaussian"
-        )
-    if settings.data.has_weights:
+        why = "changes the base, which is not done for a browser: set it to default or gaussian"
+        _refuse("lora.init_lora_weights", lora.init_lora_weights, why)
+    if data.has_weights:
         raise ConfigError(
             "weights of rows are not trained in a browser: leave data.columns.weight out"
         )
-    if settings.data.apply_chat_template:
-        raise ConfigError(
-            "data.apply_chat_template = true is not known to the page: set it to false, and write "
-            "the rows as messages"
-        )
-    if settings.data.truncation == "windows":
-        raise ConfigError(
-            "data.truncation = windows is not known to the page: set it to keep_start, or write "
-            "longer texts in several rows"
-        )
-    if optim.lr_scheduler_type not in SCHEDULES:
-        raise ConfigError(
-            f"optim.lr_scheduler_type = {optim.lr_scheduler_type} is not known to the page: set "
-            f"it to one of {', '.join(SCHEDULES)}"
-        )
+    known, unknown = ", ".join(SCHEDULES), "is not known to the page:"
+    if data.apply_chat_template:
+        remedy = "set it to false, and write the rows as messages"
+        _refuse("data.apply_chat_template", True, f"{unknown} {remedy}")
+    if data.truncation == "windows":
+        remedy = "set it to keep_start, or write longer texts in several rows"
+        _refuse("data.truncation", data.truncation, f"{unknown} {remedy}")
+    if (schedule := optim.lr_scheduler_type) not in SCHEDULES:
+        _refuse("optim.lr_scheduler_type", schedule, f"{unknown} set it to one of {known}")
     if optim.lr_scheduler_kwargs:
-        raise ConfigError(
-            f"optim.lr_scheduler_kwargs = {json.dumps(optim.lr_scheduler_kwargs)} is not known to "
-            f"the page: leave it out"
-        )
+        keywords = json.dumps(optim.lr_scheduler_kwargs)
+        _refuse("optim.lr_scheduler_kwargs", keywords, f"{unknown} leave it out")
+
+
+def _refuse(name: str, value: object, why: str) -> NoReturn:
+    raise ConfigError(f"{name} = {_in_yaml(value)} {why}")
 
 
 def _in_yaml(value: object) -> str:

@@ -47,17 +47,11 @@ _ALIGNMENT = 4  # what a queue writes begins and ends with whole words
 
 
 class SiteFiles:
-    """A folder that fills with files.
-
-    Attributes:
-        folder: Where they are.
-        listed: Size and SHA-256 of each file that a page fetches, by name.
-    """
+    """A folder that fills with files."""
 
     def __init__(self, folder: Path) -> None:
-        """Starts without any."""
         self.folder = folder
-        self.listed: dict[str, dict[str, Any]] = {}
+        self.listed: dict[str, dict[str, Any]] = {}  # size and SHA-256 of each file, by name
 
     def put(self, name: str, content: bytes) -> str:
         """Writes a file; its name."""
@@ -78,18 +72,13 @@ class WeightFiles:
     """Bytes that buffers are filled with, in files of bounded size; what is the same lies once."""
 
     def __init__(self, files: SiteFiles) -> None:
-        """Starts without any."""
         self._files = files
         self._names: list[str] = []
         self._content = bytearray()
         self._places: dict[bytes, list[list[int]]] = {}
 
     def put(self, data: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Adds bytes.
-
-        Returns:
-            Where they are, ``[file, first byte, bytes]``, in their order.
-        """
+        """Adds bytes; where they are, ``[file, first byte, bytes]``, in their order."""
         key = hashlib.sha256(data.tobytes()).digest()
         if key not in self._places:
             self._places[key] = self._added(data)
@@ -123,15 +112,10 @@ class WeightFiles:
 
 
 class Needs:
-    """What plans need that run one at a time.
-
-    Attributes:
-        slots: The sizes of slots that serve all of them, the largest first.
-    """
+    """What plans need that run one at a time."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
-        self.slots: list[int] = []
+        self.slots: list[int] = []  # sizes that serve all of them, the largest first
         self._buffers: set[int] = set()
         self._parameters = 0
 
@@ -157,17 +141,12 @@ _SLOW = CostModel.of_kind("IntegratedGPU", _LONGEST)
 
 
 class Shaders:
-    """The shaders of a site's plans, each once.
-
-    Attributes:
-        most_bound: The most storage buffers that one of them is bound to.
-    """
+    """The shaders of a site's plans, each once."""
 
     def __init__(self) -> None:
-        """Starts without any."""
         self._numbers: dict[str, int] = {}
         self._shaders: list[Shader] = []
-        self.most_bound = 0
+        self.most_bound = 0  # storage buffers of one of them
 
     def number(self, launch: Launch) -> int:
         """The place of a launch's shader among them; it is added the first time."""
@@ -252,7 +231,6 @@ class FilledBuffers:
     """What buffers are filled with before a page computes, by their numbers."""
 
     def __init__(self, weights: WeightFiles) -> None:
-        """Nothing yet."""
         self._weights = weights
         self.pieces: list[list[int]] = []
 
@@ -275,7 +253,6 @@ class Variant:
         self, model: QLoRAModel, device: RecordingDevice, shaders: Shaders, files: SiteFiles,
         folder: str,
     ) -> None:  # fmt: skip
-        """Takes a model whose weights are recorded already."""
         self._model, self._device = model, device
         self._shaders, self._files, self._folder = shaders, files, folder
         self._needs: dict[int, Needs] = {}
@@ -284,11 +261,7 @@ class Variant:
     def write(
         self, optim: OptimConfig, batch: int, buckets: Sequence[int], filled: FilledBuffers
     ) -> dict[str, Any]:
-        """Writes all files of the variant.
-
-        Returns:
-            What the site says of it: rank, file, memory in bytes by length of rows.
-        """
+        """Writes all files; what the site says of them: rank, file, memory by length of rows."""
         self._needs = {length: Needs() for length in buckets}
         update, info = self._update(optim)
         steps = {n: self._steps(batch, n) for n in sorted(buckets, reverse=True)}

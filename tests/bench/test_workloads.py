@@ -14,8 +14,8 @@ from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.limits import RANK
-from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.quant.nf4 import nf4_format
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_folder_with_weights_keeps_them(config_file):
     shape = find_shape(str(config_file.parent))
     assert type(shape.folder) is ModelFolder
     assert shape.weights == str(config_file.parent)
-    np.testing.assert_array_equal(shape.folder.float32("x"), 1)
+    np.testing.assert_array_equal(shape.folder["x"].read(), 1)
     # Its config.json alone still means the shape.
     assert find_shape(str(config_file)).weights == "random"
 
@@ -104,22 +104,22 @@ def test_random_weights_fit_the_config_and_stay_the_same():
     shapes |= architecture.norm_shapes
     assert set(folder.names()) == set(shapes)
     for name, shape in shapes.items():
-        array = folder.float32(name)
-        assert folder.has(name) and folder.shape(name) == array.shape == shape
+        array = folder[name].read()
+        assert name in folder and folder[name].shape == array.shape == shape
         assert array.dtype == np.float32 and np.isfinite(array).all()
-        np.testing.assert_array_equal(array, again.float32(name))
-        assert folder.quantized(name) is None
+        np.testing.assert_array_equal(array, again[name].read())
+        assert folder[name].quantized() is None
         if name in architecture.norms:
             np.testing.assert_array_equal(array, 1)
-    assert not folder.has("model.layers.2.mlp.up_proj.weight")
-    weight = folder.float32("model.layers.0.mlp.up_proj.weight")
+    assert "model.layers.2.mlp.up_proj.weight" not in folder
+    weight = folder["model.layers.0.mlp.up_proj.weight"].read()
     assert weight.std() == pytest.approx(0.02, rel=0.1)
-    assert np.abs(weight - folder.float32("model.layers.1.mlp.up_proj.weight")).max() > 0.01
+    assert np.abs(weight - folder["model.layers.1.mlp.up_proj.weight"].read()).max() > 0.01
 
 
 def test_no_two_rows_of_large_random_weights_are_alike():
     config = {**CONFIG, "vocab_size": 40_000, "hidden_size": 40, "tie_word_embeddings": True}
-    weight = RandomFolder(config).float32("model.embed_tokens.weight")
+    weight = RandomFolder(config)["model.embed_tokens.weight"].read()
     assert len(np.unique(weight[:, :2], axis=0)) == 40_000
 
 
@@ -130,8 +130,8 @@ def test_random_codes_are_those_of_normal_weights(double):
     config = {**CONFIG, "hidden_size": 900, "intermediate_size": 1501}
     folder = RandomFolder(config, quant=quant)
     name, other = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))
-    made, again = folder.quantized(name), RandomFolder(config, quant=quant).quantized(name)
-    exact = quantize_nf4(folder.float32(name), 64, double)
+    made, again = folder[name].quantized(), RandomFolder(config, quant=quant)[name].quantized()
+    exact = quantize_nf4(folder[name].read(), 64, double)
     for field in ("codes", "absmax", "nested_absmax"):
         got, expected = getattr(made, field), getattr(exact, field)
         assert (got is None) == (expected is None)
@@ -141,14 +141,14 @@ def test_random_codes_are_those_of_normal_weights(double):
     weights = made.dequantize()
     assert weights.shape == (1501, 900) and weights.std() == pytest.approx(0.02, rel=0.02)
     assert abs(weights.mean()) < 1e-4
-    assert (weights != folder.quantized(other).dequantize()).mean() > 0.5
+    assert (weights != folder[other].quantized().dequantize()).mean() > 0.5
     assert len(np.unique(weights[:, :8], axis=0)) == 1501
     form = made.format
     assert (form.blocksize, form.nested_blocksize) == (64, 256 if double else None)
-    assert form.nested_blocksize == own_format(quant).nested_blocksize
+    assert form.nested_blocksize == nf4_format(64, double).nested_blocksize
     for dense in ("model.embed_tokens.weight", "model.norm.weight"):
-        assert folder.quantized(dense) is None
-    assert RandomFolder(config, quant=QuantConfig(scheme="none")).quantized(name) is None
+        assert folder[dense].quantized() is None
+    assert RandomFolder(config, quant=QuantConfig(scheme="none"))[name].quantized() is None
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from tokenizers import (
 
 from qlora_wgpu import data
 from qlora_wgpu.data import PromptFormat, find_chat_template, load_dataset
-from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
-from qlora_wgpu.data.masking import end_of_turn
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES, end_of_turn
 from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import QLoRAError
 

@@ -8,8 +8,7 @@ from browser.odd_rows import OF_TOKENIZER, OTHERWISE, cases, long_cases
 
 from qlora_wgpu import data
 from qlora_wgpu.data import find_chat_template
-from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
-from qlora_wgpu.data.masking import end_of_turn
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES, end_of_turn
 from qlora_wgpu.data.row_stats import Preparation
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -37,7 +37,7 @@ def random_model(config: dict, folder):
     """A model folder of random weights and bytes as tokens."""
     random = RandomFolder(config)
     folder.mkdir(parents=True)
-    tensors = {name: random.float32(name).copy() for name in random.names()}
+    tensors = {name: random[name].read().copy() for name in random.names()}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     write_folder(folder, {"bos_token": "<s>", "eos_token": "</s>"})

@@ -12,6 +12,7 @@ import pytest
 
 from qlora_wgpu.checkpoint import ModelFolder, write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.mapped_files import is_mapped
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
@@ -30,17 +31,17 @@ def stored(tensor: QuantizedWeight, **changes: Any) -> Arrays:
     """As bitsandbytes' ``QuantState.as_dict(packed=True)`` lays it out."""
     state: dict[str, Any] = {
         "quant_type": "nf4",
-        "blocksize": tensor.blocksize,
+        "blocksize": tensor.format.blocksize,
         "dtype": tensor.dtype,
         "shape": list(tensor.shape),
     }
     arrays: Arrays = {
         NAME: tensor.codes[:, None],
         f"{NAME}.absmax": tensor.absmax,
-        f"{NAME}.quant_map": tensor.quant_map,
+        f"{NAME}.quant_map": tensor.format.quant_map,
     }
     if tensor.nested_absmax is not None and tensor.nested_quant_map is not None:
-        state["nested_blocksize"] = tensor.nested_blocksize
+        state["nested_blocksize"] = tensor.format.nested_blocksize
         state["nested_dtype"] = "float32"
         state["nested_offset"] = tensor.nested_offset
         arrays[f"{NAME}.nested_absmax"] = tensor.nested_absmax
@@ -61,13 +62,14 @@ def open_with(folder: Path, arrays: Arrays) -> ModelFolder:
 
 def assert_same(tensor: QuantizedWeight | None, expected: QuantizedWeight) -> None:
     assert tensor is not None
-    for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
+    for field in ("codes", "absmax", "nested_absmax", "nested_quant_map"):
         one, other = getattr(tensor, field), getattr(expected, field)
         assert (one is None) == (other is None)
         if one is not None:
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             assert one.tobytes() == other.tobytes()
-    for field in ("shape", "blocksize", "nested_offset", "nested_blocksize", "dtype"):
+    assert tensor.format.key == expected.format.key
+    for field in ("shape", "nested_offset", "dtype"):
         assert getattr(tensor, field) == getattr(expected, field)
 
 
@@ -78,8 +80,8 @@ def test_reads_what_bitsandbytes_writes(
 ) -> None:
     tensor = quantized(double_quant, shape)
     model = open_with(tmp_path, stored(tensor))
-    assert_same(model.quantized(NAME), tensor)
-    read = model.quantized(NAME)
+    assert_same(model[NAME].quantized(), tensor)
+    read = model[NAME].quantized()
     assert read is not None
     assert read.dequantize().tobytes() == tensor.dequantize().tobytes()
 
@@ -92,7 +94,7 @@ def test_any_quant_storage(tmp_path: Path, storage: str) -> None:
     codes[:16] = 0xFF
     arrays = stored(tensor)
     arrays[NAME] = codes.view(storage)[:, None]
-    read = open_with(tmp_path, arrays).quantized(NAME)
+    read = open_with(tmp_path, arrays)[NAME].quantized()
     assert read is not None
     assert read.codes.tobytes() == codes.tobytes()
 
@@ -102,9 +104,9 @@ def test_the_maps_of_the_file_are_used(tmp_path: Path) -> None:
     arrays = stored(tensor)
     arrays[f"{NAME}.quant_map"] = np.linspace(-1, 1, 16, dtype=np.float32)
     arrays[f"{NAME}.nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
-    read = open_with(tmp_path, arrays).quantized(NAME)
+    read = open_with(tmp_path, arrays)[NAME].quantized()
     assert read is not None
-    assert read.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
+    assert read.format.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
     assert read.nested_quant_map is not None
     assert read.nested_quant_map.tobytes() == arrays[f"{NAME}.nested_quant_map"].tobytes()
 
@@ -113,28 +115,27 @@ def test_nested_blocks_of_another_size(tmp_path: Path) -> None:
     tensor = quantized()  # 49 blocks
     arrays = stored(tensor, nested_blocksize=16)
     arrays[f"{NAME}.nested_absmax"] = np.arange(1, 5, dtype=np.float32)
-    read = open_with(tmp_path, arrays).quantized(NAME)
+    read = open_with(tmp_path, arrays)[NAME].quantized()
     assert read is not None
-    assert read.nested_blocksize == 16
+    assert read.format.nested_blocksize == 16
     codes = np.asarray(tensor.absmax)
     assert tensor.nested_quant_map is not None
     expected = tensor.nested_quant_map[codes[48]] * 4 + np.float32(tensor.nested_offset)
     assert read.block_scales()[48] == expected
 
 
-def test_the_arrays_are_the_callers_own(tmp_path: Path) -> None:
-    model = open_with(tmp_path, stored(quantized()))
-    first = model.quantized(NAME)
-    assert first is not None
-    first.codes[:] = 0
-    assert_same(model.quantized(NAME), quantized())
+def test_the_arrays_are_the_files_own(tmp_path: Path) -> None:
+    weight = open_with(tmp_path, stored(quantized()))[NAME]
+    first = weight.quantized()
+    assert first is not None and weight.is_mapped
+    assert is_mapped(first.codes) and not first.codes.flags.writeable
 
 
-def test_a_weight_in_4_bits_is_no_float_weight(tmp_path: Path) -> None:
+def test_a_weight_in_4_bits_is_read_as_floats_too(tmp_path: Path) -> None:
     model = open_with(tmp_path, stored(quantized()))
-    with pytest.raises(CheckpointError, match="is stored as NF4, not floats"):
-        model.float32(NAME)
-    assert model.has(NAME)
+    assert model[NAME].read().tobytes() == quantized().dequantize().tobytes()
+    assert model[NAME].dtype == "BF16" and model[NAME].stored_dtype == "U8"
+    assert NAME in model
     assert set(model.names()) == set(stored(quantized()))
 
 
@@ -146,13 +147,13 @@ def test_companions_in_another_shard(tmp_path: Path) -> None:
     weight_map = dict.fromkeys(arrays, "b.safetensors") | {NAME: "a.safetensors"}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    assert_same(ModelFolder.open(tmp_path).quantized(NAME), quantized())
+    assert_same(ModelFolder.open(tmp_path)[NAME].quantized(), quantized())
 
 
 def refused(folder: Path, arrays: Arrays, kind: type[CheckpointError] = CheckpointError) -> str:
     model = open_with(folder, arrays)
     with pytest.raises(kind) as caught:
-        model.quantized(NAME)
+        model[NAME].quantized()
     assert type(caught.value) is kind
     message = str(caught.value)
     assert message.startswith(f"{folder / 'model.safetensors'}: ")
@@ -173,9 +174,8 @@ def test_a_missing_state(tmp_path: Path) -> None:
     del arrays[STATE]
     assert f"is quantized, but {STATE} is missing" in refused(tmp_path, arrays)
     assert "is missing" in refused(tmp_path, {NAME: np.zeros((8, 1), np.uint8)})
-    for ask in (open_with(tmp_path, arrays).float32,):
-        with pytest.raises(CheckpointError, match="is missing"):
-            ask(NAME)
+    with pytest.raises(CheckpointError, match="is missing"):
+        open_with(tmp_path, arrays)[NAME].read()
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,13 @@ def test_single_scales_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_fp4_is_read_with_its_own_map(tmp_path: Path) -> None:
-    tensor = replace(quantized(), name="FP4", quant_map=np.linspace(1, -1, 16, dtype=np.float32))
+    tensor, values = quantized(), np.linspace(1, -1, 16, dtype=np.float32)
+    tensor = replace(tensor, format=replace(tensor.format, name="FP4", quant_map=values))
     arrays = stored(tensor, quant_type="fp4")
     arrays[f"{NAME}.quant_state.bitsandbytes__fp4"] = arrays.pop(STATE)
     model = open_with(tmp_path, arrays)
-    assert_same(model.quantized(NAME), tensor)
-    form = model.weight_format(NAME)
+    assert_same(model[NAME].quantized(), tensor)
+    form = model[NAME].format
     assert form is not None and form.key == tensor.format.key
 
 
@@ -271,4 +272,13 @@ def test_other_quantizations_are_refused(tmp_path: Path) -> None:
         tmp_path, int8, UnsupportedModelError
     )
     with pytest.raises(UnsupportedModelError, match="8-bit integers"):
-        open_with(tmp_path, int8).float32(NAME)
+        open_with(tmp_path, int8)[NAME].read()
+
+
+def test_a_weight_may_have_any_name(tmp_path: Path) -> None:
+    """Experts' stacks, for one, are no modules' weights."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    arrays = {key.replace(NAME, name): array for key, array in stored(quantized()).items()}
+    model = open_with(tmp_path, arrays)
+    assert model.is_quantized and model[name].is_quantized
+    assert model.weight_in(name).name == name

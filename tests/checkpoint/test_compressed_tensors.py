@@ -58,10 +58,10 @@ def opened(folder: Path, arrays: Arrays, quantization: dict[str, Any]) -> ModelF
 
 def assert_unpacked(model: ModelFolder, expected: np.ndarray, name: str = NAME) -> None:
     """In float32 it is exact; compressed-tensors rounds that once, to the type of the scales."""
-    weight, form = model.quantized(name), model.weight_format(name)
+    weight, form = model[name].quantized(), model[name].format
     assert weight is not None and form is not None and weight.format.key == form.key
-    assert model.weight_shape(name) == weight.shape == expected.shape
-    assert not model.must_requantize(name)
+    assert model[name].shape == weight.shape == expected.shape
+    assert not model[name].must_requantize
     assert weight.dequantize().astype(expected.dtype).tobytes() == expected.tobytes()
     planned = PlannedFormats(model.config["quantization_config"])
     form = planned.format(name, weight.shape[1])
@@ -75,8 +75,8 @@ def test_it_stands_for_what_its_program_unpacks(
     arrays, unpacked = case(recorded, name)
     model = opened(tmp_path, arrays, CONFIGS[name])
     assert_unpacked(model, unpacked)
-    [codes] = [tensor for tensor in model.names() if not model.is_companion(tensor)]
-    assert model.weight_of(codes) == NAME and model.is_quantized
+    [codes] = [tensor for tensor in model.names() if model.weight_in(tensor) is not None]
+    assert model.weight_in(codes).name == NAME and model.is_quantized
 
 
 def test_groups_name_their_layers(tmp_path: Path, recorded: Arrays) -> None:
@@ -94,7 +94,7 @@ def test_groups_name_their_layers(tmp_path: Path, recorded: Arrays) -> None:
     model = opened(tmp_path, arrays | {"lm_head.weight": np.ones((4, 8), np.float32)}, config)
     for stem, expected in unpacked.items():
         assert_unpacked(model, expected, f"{stem}.weight")
-    assert not model.holds_quantized("lm_head.weight")
+    assert not model["lm_head.weight"].is_quantized
     planned = PlannedFormats(model.config["quantization_config"])
     assert planned.format("lm_head.weight", 8) is None
 
@@ -103,8 +103,8 @@ def test_groups_name_their_layers(tmp_path: Path, recorded: Arrays) -> None:
 def test_shuffled_columns_are_requantized(tmp_path: Path, name: str) -> None:
     arrays, unpacked = case(load_file(FIXTURES / "compressed_shuffled.safetensors"), name)
     model = opened(tmp_path, arrays, config("w4", symmetric=name == "w4"))
-    assert model.must_requantize(NAME) and model.quantized(NAME) is None
-    assert model.float32(NAME).tobytes() == unpacked.tobytes()
+    assert model[NAME].must_requantize and model[NAME].quantized() is None
+    assert model[NAME].read().tobytes() == unpacked.tobytes()
 
 
 def test_columns_in_order_are_not(tmp_path: Path, recorded: Arrays) -> None:
@@ -132,7 +132,7 @@ def test_what_is_quantized_for_inference_is_told(tmp_path: Path, recorded: Array
     assert_unpacked(model, unpacked)
     [note] = model.notes
     assert note.startswith("quantization_config also quantizes activations, or keys and values")
-    assert [tensor for tensor in model.names() if not model.is_companion(tensor)] == [NAME]
+    assert [tensor for tensor in model.names() if model.weight_in(tensor) is not None] == [NAME]
 
 
 @pytest.mark.parametrize("size", ["16x16", [16, 16]])
@@ -198,14 +198,14 @@ def test_damage_is_one_sentence(
     arrays, _ = case(recorded, "w4-zeros")
     model = opened(tmp_path, arrays | {f"{STEM}.{leaf}": array}, asked or CONFIGS["w4-zeros"])
     with pytest.raises(CheckpointError, match=expected) as caught:
-        model.quantized(NAME)
+        model[NAME].quantized()
     assert "\n" not in str(caught.value)
 
 
 def test_scales_of_few_digits_are_exact(tmp_path: Path, recorded: Arrays) -> None:
     """Integers times bfloat16 have no more digits than float32 keeps."""
     arrays, unpacked = case(recorded, "w8")
-    weight = opened(tmp_path, arrays, CONFIGS["w8"]).quantized(NAME)
+    weight = opened(tmp_path, arrays, CONFIGS["w8"])[NAME].quantized()
     assert weight is not None and unpacked.dtype == ml_dtypes.bfloat16
     codes = arrays[f"{STEM}.weight_packed"].view(np.uint8).reshape(24, -1)[:, :64].astype(np.int64)
     exact = (codes - 128) * arrays[f"{STEM}.weight_scale"].astype(np.float64)

@@ -30,24 +30,24 @@ def test_each_part_is_a_weight(tmp_path, is_bfloat16):
     if is_bfloat16:
         gate_up, down = (a.astype(ml_dtypes.bfloat16) for a in (gate_up, down))
     folder = opened(tmp_path, gate_up_proj=gate_up, down_proj=down)
-    names = folder.parts_of(f"{AT}.gate_up_proj")
+    names = folder.stack(f"{AT}.gate_up_proj").parts
     assert names[:3] == [
         f"{AT}.{part}.weight" for part in ("0.gate_proj", "0.up_proj", "1.gate_proj")
     ]
-    parts = [folder.float32(name) for name in names]
+    parts = [folder[name].read() for name in names]
     whole = np.concatenate(parts).reshape(3, 10, 4)
     np.testing.assert_array_equal(whole, gate_up.astype(np.float32))
     for i in range(3):
         expected = {"gate_proj": gate_up[i, :5], "up_proj": gate_up[i, 5:], "down_proj": down[i]}
         for leaf, array in expected.items():
             name = f"{AT}.{i}.{leaf}.weight"
-            assert folder.has(name) and folder.shape(name) == array.shape
-            assert folder.dtype(name) == folder.float_dtype(name)
-            assert folder.quantized(name) is None
-            np.testing.assert_array_equal(folder.float32(name), array.astype(np.float32))
+            assert name in folder and folder[name].shape == array.shape
+            assert folder[name].stored_dtype == folder[name].dtype
+            assert folder[name].quantized() is None
+            np.testing.assert_array_equal(folder[name].read(), array.astype(np.float32))
             raw = bits(array) if is_bfloat16 else array
-            np.testing.assert_array_equal(folder.raw(name), raw)
-    assert folder.parts_of(f"{AT}.down_proj")[-1] == f"{AT}.2.down_proj.weight"
+            np.testing.assert_array_equal(folder[name].raw(), raw)
+    assert folder.stack(f"{AT}.down_proj").parts[-1] == f"{AT}.2.down_proj.weight"
 
 
 def test_what_is_no_part(tmp_path):
@@ -56,17 +56,17 @@ def test_what_is_no_part(tmp_path):
         gate_up_proj=np.zeros((3, 9, 4), np.float32),  # no halves
         down_proj=np.zeros((3, 4, 5), np.float32),
     )
-    assert not folder.has(f"{AT}.0.gate_proj.weight")
-    assert folder.parts_of(f"{AT}.gate_up_proj") == []
-    assert folder.has(f"{AT}.2.down_proj.weight")
+    assert f"{AT}.0.gate_proj.weight" not in folder
+    assert folder.stack(f"{AT}.gate_up_proj") is None
+    assert f"{AT}.2.down_proj.weight" in folder
     for name in (f"{AT}.3.down_proj.weight", f"{AT}.02.down_proj.weight", f"{AT}.down_proj.weight"):
-        assert not folder.has(name)
-    assert folder.parts_of(f"{AT}.0.down_proj.weight") == []
+        assert name not in folder
+    assert folder.stack(f"{AT}.0.down_proj.weight") is None
 
 
 def test_integers_are_no_stack(tmp_path):
     folder = opened(tmp_path, down_proj=np.zeros((3, 4, 5), np.uint8))
-    assert not folder.has(f"{AT}.0.down_proj.weight")
+    assert f"{AT}.0.down_proj.weight" not in folder
 
 
 def test_granite_s_names(tmp_path):
@@ -81,10 +81,10 @@ def test_granite_s_names(tmp_path):
     write_safetensors(tmp_path / "model.safetensors", arrays)
     folder = ModelFolder.open(tmp_path)
     for stack, array in list(arrays.items())[:2]:
-        names = folder.parts_of(stack)
-        assert [folder.shape(name) for name in names] == [(5, 4)] * 6 or len(names) == 3
-        whole = np.concatenate([folder.float32(name) for name in names])
+        names = folder.stack(stack).parts
+        assert [folder[name].shape for name in names] == [(5, 4)] * 6 or len(names) == 3
+        whole = np.concatenate([folder[name].read() for name in names])
         np.testing.assert_array_equal(whole.reshape(array.shape), array)
-    assert folder.parts_of(f"{at}.input_linear.weight")[1] == f"{at}.experts.0.up_proj.weight"
-    assert folder.parts_of("model.layers.0.shared_mlp.input_linear.weight") == []
-    assert not folder.has("model.layers.0.shared_mlp.experts.0.up_proj.weight")
+    assert folder.stack(f"{at}.input_linear.weight").parts[1] == f"{at}.experts.0.up_proj.weight"
+    assert folder.stack("model.layers.0.shared_mlp.input_linear.weight") is None
+    assert "model.layers.0.shared_mlp.experts.0.up_proj.weight" not in folder

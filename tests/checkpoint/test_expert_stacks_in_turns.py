@@ -43,11 +43,10 @@ def test_parts(tmp_path, dtype):
         }  # fmt: skip
         for leaf, array in expected.items():
             name = f"{AT}.{i}.{leaf}"
-            assert model.has(name) and model.shape(name) == array.shape
-            assert model.dtype(name) in ("F32", "F16", "BF16")
-            assert np.array_equal(model.float32(name), array)
-            assert np.array_equal(model.dequantized(name), array)
-    assert not model.has(f"{AT}.{EXPERTS}.down_proj.weight")
+            assert name in model and model[name].shape == array.shape
+            assert model[name].stored_dtype in ("F32", "F16", "BF16")
+            assert np.array_equal(model[name].read(), array)
+    assert f"{AT}.{EXPERTS}.down_proj.weight" not in model
     assert set(model.names()) == set(arrays)
 
 
@@ -56,15 +55,16 @@ def test_parts_in_order_make_the_whole(tmp_path):
     model = opened(tmp_path, arrays)
     for stack in ("gate_up_proj", "down_proj"):
         tensor = f"{AT}.{stack}"
-        parts = [model.float32(name) for name in model.parts_of(tensor)]
-        assert model.whole_stack(tensor) == (tensor, arrays[tensor].shape)
-        assert np.array_equal(model.joined(tensor, parts), arrays[tensor])
+        whole = model.stack(tensor)
+        parts = [model[name].read() for name in whole.parts]
+        assert (whole.name, whole.shape(*parts[0].shape)) == (tensor, arrays[tensor].shape)
+        assert np.array_equal(whole.joined(parts), arrays[tensor])
 
 
 def test_other_families_have_no_such_biases(tmp_path):
     model = opened(tmp_path, stacks(), "llama")
-    assert not model.has(f"{AT}.0.down_proj.bias")
-    assert model.shape(f"{AT}.0.down_proj.weight") == (INNER, HIDDEN)  # not transposed
+    assert f"{AT}.0.down_proj.bias" not in model
+    assert model[f"{AT}.0.down_proj.weight"].shape == (INNER, HIDDEN)  # not transposed
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_other_families_have_no_such_biases(tmp_path):
 )
 def test_what_no_experts_are(tmp_path, array):
     model = opened(tmp_path, {f"{AT}.gate_up_proj": array})
-    assert not model.has(f"{AT}.1.up_proj.weight")
-    assert model.parts_of(f"{AT}.gate_up_proj") == []
+    assert f"{AT}.1.up_proj.weight" not in model
+    assert model.stack(f"{AT}.gate_up_proj") is None
 
 
 def test_damage_is_told(tmp_path):
     model = opened(tmp_path, {f"{AT}.gate_up_proj": np.full((3, 5, 8), np.nan, np.float32)})
     with pytest.raises(CheckpointError, match="NaN or infinity"):
-        model.float32(f"{AT}.1.up_proj.weight")
+        model[f"{AT}.1.up_proj.weight"].read()

@@ -1,11 +1,14 @@
 """A lock is one opener's at a time, and ends with its process."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
-from qlora_wgpu.checkpoint import FileLock, file_lock
+from qlora_wgpu.checkpoint import FileLock
+
+fcntl = pytest.importorskip("fcntl")
 
 HOLDER = """
 import sys, pathlib, time
@@ -56,10 +59,23 @@ def test_a_lock_that_is_removed_leaves_nothing(tmp_path):
     assert other.acquire() and other.is_in_place
 
 
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    def refuse(descriptor):
-        raise OSError(95, "Operation not supported")
+def test_a_file_that_was_removed_before_it_was_locked_is_no_lock(tmp_path, monkeypatch):
+    """Whoever sweeps up may remove it between its making and its claim."""
+    lock, flock = FileLock(tmp_path / ".lock"), fcntl.flock
 
-    monkeypatch.setattr(file_lock, "_claim", refuse)
+    def swept(descriptor, how):
+        lock.path.unlink(missing_ok=True)
+        return flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", swept)
+    assert not lock.acquire() and not lock.is_exclusive
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks(tmp_path, monkeypatch, number):
+    def refuse(descriptor, how):
+        raise OSError(number, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     lock = FileLock(tmp_path / ".lock")
     assert lock.acquire() and lock.is_in_place and not lock.is_exclusive

@@ -43,7 +43,7 @@ def stored(place, case, types, default=None, width=32, keys=()):
 def near(file, merged, name):
     """Whether a weight is the merged one, within the rounding of 8 bits."""
     array = merged.float32(name)
-    return np.abs(file.float32(name) - array).max() <= np.abs(array).max() * 0.6 / 127
+    return np.abs(file[name].read() - array).max() <= np.abs(array).max() * 0.6 / 127
 
 
 @pytest.mark.parametrize("case", ["qwen3_5_text", "qwen3_next"])
@@ -51,13 +51,13 @@ def test_blocks_of_whole_heads_keep_their_bits(tmp_path, case) -> None:
     """In whatever order rows and columns are, what is read is what the blocks stand for."""
     types = {"conv1d.weight": Type.F32, "ffn_gate_inp.weight": Type.F32}
     file, merged = stored(tmp_path, case, types, Type.Q8_0)
-    packed = [n for n in file.names() if AT in n and file.dtype(n) == "Q8_0"]
+    packed = [n for n in file.names() if AT in n and file[n].stored_dtype == "Q8_0"]
     assert len(packed) == (5 if case == "qwen3_5_text" else 3)
     for name in packed:
         assert near(file, merged, name), name
-        weight = file.quantized(name)
-        assert weight is not None and not file.must_requantize(name)
-        assert np.array_equal(weight.dequantize(), file.float32(name)), name
+        weight = file[name].quantized()
+        assert weight is not None and not file[name].must_requantize
+        assert np.array_equal(weight.dequantize(), file[name].read()), name
 
 
 def test_blocks_across_heads_are_quantized_anew(tmp_path) -> None:
@@ -65,8 +65,8 @@ def test_blocks_across_heads_are_quantized_anew(tmp_path) -> None:
     name = f"{AT}out_proj.weight"
     file, merged = stored(tmp_path, "qwen3_5_text", {"ssm_out.weight": Type.Q8_0}, width=16)
     assert near(file, merged, name)
-    assert file.must_requantize(name) and file.quantized(name) is None
-    assert file.dtype(name) == "Q8_0" and file.float_dtype(name) == "BF16"
+    assert file[name].must_requantize and file[name].quantized() is None
+    assert file[name].stored_dtype == "Q8_0" and file[name].dtype == "BF16"
 
 
 def test_two_types_in_one_matrix(tmp_path) -> None:
@@ -74,7 +74,7 @@ def test_two_types_in_one_matrix(tmp_path) -> None:
     name = f"{AT}in_proj_qkvz.weight"
     types = {"attn_qkv.weight": Type.Q8_0, "attn_gate.weight": Type.F16}
     file, merged = stored(tmp_path, "qwen3_next", types)
-    assert near(file, merged, name) and file.must_requantize(name)
+    assert near(file, merged, name) and file[name].must_requantize
     kept = [np.prod(file.placements[name].leaves[i].shape) for i in (0, 1)]
     assert len(file.stored_bytes(name)) == kept[0] // 32 * 34 + kept[1] * 2
 
@@ -111,7 +111,7 @@ def test_decays_that_are_none(tmp_path) -> None:
     content[place.data_offset : place.data_offset + 4] = np.float32(0.5).tobytes()
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"linear_attn\.A_log"):
-        ModelFolder.open(path).float32(f"{AT}A_log")
+        ModelFolder.open(path)[f"{AT}A_log"].read()
 
 
 def test_gates_that_are_missing(tmp_path) -> None:

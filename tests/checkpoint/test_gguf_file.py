@@ -56,11 +56,11 @@ def test_each_tensor_has_its_own_type(tmp_path, tensors) -> None:
         rows = gguf.quants.dequantize(bits, kind)
         rows = rows.reshape(heads, 32, 2, -1).swapaxes(1, 2).reshape(rows.shape)
         full = f"model.layers.1.{name}.weight"
-        weight = folder.quantized(full)
+        weight = folder[full].quantized()
         assert np.array_equal(weight.dequantize(), rows)
-        assert np.array_equal(folder.float32(full), rows)
-        assert weight.format.key == folder.weight_format(full).key
-        assert folder.shape(full) == rows.shape
+        assert np.array_equal(folder[full].read(), rows)
+        assert weight.format.key == folder[full].format.key
+        assert folder[full].shape == rows.shape
     for name, dtype, form, anew in (
         ("model.layers.0.mlp.up_proj.weight", "BF16", None, False),
         ("model.layers.0.mlp.gate_proj.weight", "F16", None, False),
@@ -68,11 +68,11 @@ def test_each_tensor_has_its_own_type(tmp_path, tensors) -> None:
         ("model.embed_tokens.weight", "Q5_1", "Q5_1", False),
         ("model.norm.weight", "F32", None, False),
     ):
-        found = folder.weight_format(name)
-        assert folder.dtype(name) == dtype
-        assert (found and found.name) == form and folder.must_requantize(name) is anew
+        found = folder[name].format
+        assert folder[name].stored_dtype == dtype
+        assert (found and found.name) == form and folder[name].must_requantize is anew
     assert folder.is_quantized and not folder.config["tie_word_embeddings"]
-    assert folder.float_dtype("model.layers.0.mlp.down_proj.weight") == "BF16"
+    assert folder["model.layers.0.mlp.down_proj.weight"].dtype == "BF16"
 
 
 def test_a_stack_of_experts(tmp_path) -> None:
@@ -85,8 +85,8 @@ def test_a_stack_of_experts(tmp_path) -> None:
     for i in range(3):
         bits = gguf.quants.quantize(tensors[name.format(i)], Type.Q8_0)
         expected = gguf.quants.dequantize(bits, Type.Q8_0)
-        assert np.array_equal(folder.quantized(name.format(i)).dequantize(), expected)
-    assert folder.quantized(name.format(2)).format.key == GGML_FORMATS["Q8_0"].form.key
+        assert np.array_equal(folder[name.format(i)].quantized().dequantize(), expected)
+    assert folder[name.format(2)].quantized().format.key == GGML_FORMATS["Q8_0"].form.key
 
 
 def test_experts_of_gpt_oss(tmp_path) -> None:
@@ -100,11 +100,11 @@ def test_experts_of_gpt_oss(tmp_path) -> None:
     for i, leaf in itertools.product(range(3), ("gate", "up", "down")):
         bits = gguf.quants.quantize(tensors[at.format(i, leaf, "weight")], Type.MXFP4)
         expected = gguf.quants.dequantize(bits, Type.MXFP4)
-        stored = folder.quantized(at.format(i, leaf, "weight"))
+        stored = folder[at.format(i, leaf, "weight")].quantized()
         assert np.array_equal(stored.dequantize(), expected)
         assert stored.format.key == GGML_FORMATS["MXFP4"].form.key
         bias = at.format(i, leaf, "bias")
-        assert np.array_equal(folder.float32(bias), tensors[bias])
+        assert np.array_equal(folder[bias].read(), tensors[bias])
     with pytest.raises(UnsupportedModelError, match="safetensors version"):
         merge(path, tmp_path / "adapter", tmp_path / "merged")
 
@@ -118,7 +118,7 @@ def test_gate_and_up_in_one_stack(tmp_path) -> None:
     stored["blk.0.ffn_gate_up_exps.weight"] = np.concatenate([gate, up], axis=1)
     folder = ModelFolder.open(write_gguf(tmp_path / "m.gguf", "qwen3moe", keys_of(config), stored))
     assert set(folder.names()) == set(hf)
-    assert all(np.array_equal(folder.float32(name), array) for name, array in hf.items())
+    assert all(np.array_equal(folder[name].read(), array) for name, array in hf.items())
 
 
 def split(tmp_path, tensors, count=2, **changed):
@@ -138,7 +138,7 @@ def test_a_split_model(tmp_path, tensors) -> None:
         folder = Pretrained.open(path).folder
         assert folder.path == paths[0]
         name = "model.layers.1.mlp.down_proj.weight"
-        assert np.array_equal(folder.float32(name), tensors[name])
+        assert np.array_equal(folder[name].read(), tensors[name])
     paths[1].unlink()
     with pytest.raises(CheckpointError, match=r"lacks m-00002-of-00002\.gguf .1 of 2 parts"):
         ModelFolder.open(paths[0])
@@ -233,4 +233,4 @@ def test_weights_that_are_not_finite(tmp_path, tensors) -> None:
         bad = tensors | {name: np.full_like(tensors[name], np.nan)}
         folder = ModelFolder.open(write_model(tmp_path / "m.gguf", CONFIG, bad, default=kind))
         with pytest.raises(CheckpointError, match=f"{name}' holds NaN"):
-            folder.float32(name)
+            folder[name].read()

@@ -67,7 +67,7 @@ def test_scalars_of_each_layer(tmp_path) -> None:
     folder = ModelFolder.open(
         rewritten(tmp_path, "apertus", xielu__beta=0.25, xielu__alpha_p=[0.5, -1.5])
     )
-    read = [folder.float32(f"model.layers.{i}.mlp.act_fn.{n}") for i in (0, 1)
+    read = [folder[f"model.layers.{i}.mlp.act_fn.{n}"].read() for i in (0, 1)
             for n in ("alpha_p", "beta")]  # fmt: skip
     assert [a.tolist() for a in read] == [[0.5], 0.25, [-1.5], 0.25]
     assert not any("xielu" in name for name in folder.file.names())
@@ -167,7 +167,7 @@ def test_latent_attention_of_old_files(tmp_path) -> None:
     architecture = known.pop("general.architecture")
     old = ModelFolder.open(write_gguf(place / "old.gguf", architecture, known, tensors))
     assert old.config == file.config and set(old.names()) == set(file.names())
-    assert all(np.array_equal(old.float32(name), file.float32(name)) for name in old.names())
+    assert all(np.array_equal(old[name].read(), file[name].read()) for name in old.names())
 
 
 LATENT = {

@@ -58,12 +58,12 @@ def refused(path: Path | str, kind: type[CheckpointError] = CheckpointError) -> 
 def check_contents(model: ModelFolder) -> None:
     assert sorted(model.names()) == sorted(tensors())
     for name, array in tensors().items():
-        assert model.has(name)
-        assert model.shape(name) == array.shape
-        read = model.float32(name)
+        assert name in model
+        assert model[name].shape == array.shape
+        read = model[name].read()
         assert read.dtype == np.float32
         assert read.tobytes() == array.astype(np.float32).tobytes()
-        assert model.quantized(name) is None
+        assert model[name].quantized() is None
 
 
 def test_a_single_file(folder: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_single_file(folder: Path) -> None:
     assert model.config == CONFIG
     check_contents(model)
     check_contents(ModelFolder.open(str(folder)))
-    assert not model.has("lm_head.weight")
+    assert "lm_head.weight" not in model
 
 
 def test_shards(folder: Path) -> None:
@@ -239,36 +239,35 @@ def test_weights_that_are_not_finite(folder: Path, bad: float) -> None:
     write_safetensors(folder / "model.safetensors", arrays)
     model = ModelFolder.open(folder)
     with pytest.raises(CheckpointError) as caught:
-        model.float32(Q_PROJ)
+        model[Q_PROJ].read()
     file = folder / "model.safetensors"
     assert str(caught.value).startswith(f"{file}: tensor {Q_PROJ!r} holds NaN or infinity")
-    model.float32(NORM)
+    model[NORM].read()
 
 
 def test_a_float64_beyond_float32(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", {"x": np.array([1e300])})
     with pytest.raises(CheckpointError, match="holds NaN or infinity"):
-        ModelFolder.open(folder).float32("x")
+        ModelFolder.open(folder)["x"].read()
 
 
 def test_a_missing_tensor_names_the_nearest(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", tensors())
     model = ModelFolder.open(folder)
     misspelt = "model.layers.0.self_attn.q_porj.weight"
-    for ask in (model.shape, model.float32, model.quantized):
-        with pytest.raises(CheckpointError) as caught:
-            ask(misspelt)
-        assert str(caught.value) == (
-            f"{folder}: the checkpoint has no tensor {misspelt!r}; nearest is {Q_PROJ!r}"
-        )
+    with pytest.raises(CheckpointError) as caught:
+        model[misspelt]
+    assert str(caught.value) == (
+        f"{folder}: the checkpoint has no tensor {misspelt!r}; nearest is {Q_PROJ!r}"
+    )
     with pytest.raises(CheckpointError, match=r"has no tensor '!!!'$"):
-        model.shape("!!!")
+        model["!!!"]
 
 
 def test_an_integer_tensor_is_no_weight(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", {"x": np.ones(3, np.int64)})
     with pytest.raises(CheckpointError, match="has dtype I64"):
-        ModelFolder.open(folder).float32("x")
+        ModelFolder.open(folder)["x"].read()
 
 
 @pytest.mark.parametrize("method", ["aqlm", "hqq", "compressed-tensors"])
@@ -282,6 +281,6 @@ def test_models_quantized_by_others(folder: Path, method: str) -> None:
 def test_a_folder_opened_twice_is_independent(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", tensors())
     first, second = ModelFolder.open(folder), ModelFolder.open(folder)
-    first.float32(Q_PROJ)[:] = 0
+    first[Q_PROJ].read()[:] = 0
     check_contents(second)
     check_contents(first)

@@ -37,11 +37,11 @@ def opened(folder: Path, arrays: Arrays, quantization: dict[str, Any] | None) ->
 
 
 def assert_bits(model: ModelFolder, expected: np.ndarray, name: str = NAME) -> None:
-    weight, form = model.quantized(name), model.weight_format(name)
+    weight, form = model[name].quantized(), model[name].format
     assert weight is not None and form is not None
     assert weight.format.key == form.key
-    assert model.is_quantized and model.has(name) and model.holds_quantized(name)
-    assert model.weight_shape(name) == weight.shape == expected.shape
+    assert model.is_quantized and name in model and model[name].is_quantized
+    assert model[name].shape == weight.shape == expected.shape
     assert weight.dequantize().tobytes() == expected.astype(np.float32).tobytes()
 
 
@@ -53,7 +53,7 @@ def test_bitsandbytes_fp4(tmp_path: Path, recorded: Arrays, case: str) -> None:
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}
     model = opened(tmp_path, arrays, config)
     assert_bits(model, weight)
-    assert all(model.is_companion(name) == (name != NAME) for name in arrays)
+    assert all((model.weight_in(name) is None) == (name != NAME) for name in arrays)
 
 
 def int8(recorded: Arrays) -> Arrays:
@@ -68,14 +68,14 @@ def int8(recorded: Arrays) -> Arrays:
 def test_bitsandbytes_int8(tmp_path: Path, recorded: Arrays, config: Any) -> None:
     model = opened(tmp_path, int8(recorded), config)
     assert_bits(model, recorded["int8/weight"])
-    assert [n for n in model.names() if not model.is_companion(n)] == [NAME]
+    assert [n for n in model.names() if model.weight_in(n) is not None] == [NAME]
 
 
 def test_bitsandbytes_int8_in_another_order(tmp_path: Path, recorded: Arrays) -> None:
     arrays = int8(recorded) | {f"{STEM}.weight_format": np.ones((), np.uint8)}
     model = opened(tmp_path, arrays, {"load_in_8bit": True})
     with pytest.raises(CheckpointError, match="says that columns are not in rows' order"):
-        model.quantized(NAME)
+        model[NAME].quantized()
 
 
 def fp8(recorded: Arrays) -> Arrays:
@@ -107,7 +107,7 @@ def test_fp8_in_tiles_of_compressed_tensors(tmp_path: Path, recorded: Arrays) ->
     config = in_groups([32, 32], None, [32, 32])
     model = opened(tmp_path, arrays, config)
     assert_bits(model, recorded["fp8/weight"])
-    planned, stored = PlannedFormats(config).format(NAME, 100), model.weight_format(NAME)
+    planned, stored = PlannedFormats(config).format(NAME, 100), model[NAME].format
     assert planned is not None and stored is not None and planned.key == stored.key
 
 
@@ -158,7 +158,8 @@ def test_awq(tmp_path: Path) -> None:
     # What AWQ's kernels round to float16 is the same.
     assert (expected.astype(np.float16) == (codes.T - zeros.T.astype(np.float16).repeat(32, 1))
             * scales.T.repeat(32, 1)).all()  # fmt: skip
-    assert model.weight_of(f"{STEM}.qweight") == NAME and model.is_companion(f"{STEM}.qzeros")
+    assert model.weight_in(f"{STEM}.qweight").name == NAME
+    assert model.weight_in(f"{STEM}.qzeros") is None
 
 
 def gptq(columns: int, less_one: int, **more: np.ndarray) -> tuple[Arrays, tuple[Any, ...]]:
@@ -180,7 +181,7 @@ def test_gptq(tmp_path: Path, version: str, less_one: int, columns: int) -> None
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": version}
     model = opened(tmp_path, arrays, config)
     assert_bits(model, exact(*parts, groups) + np.float32(0))
-    assert not model.must_requantize(NAME)
+    assert not model[NAME].must_requantize
 
 
 def test_gptq_with_a_scale_for_each_row(tmp_path: Path) -> None:
@@ -196,8 +197,8 @@ def test_gptq_in_another_order_is_requantized(tmp_path: Path) -> None:
     arrays, parts = gptq(96, 1, g_idx=groups)
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
     model = opened(tmp_path, arrays, config)
-    assert model.must_requantize(NAME) and model.quantized(NAME) is None
-    np.testing.assert_array_equal(model.float32(NAME), exact(*parts, groups))
+    assert model[NAME].must_requantize and model[NAME].quantized() is None
+    np.testing.assert_array_equal(model[NAME].read(), exact(*parts, groups))
 
 
 def in_bits(values: np.ndarray, bits: int) -> np.ndarray:
@@ -252,7 +253,7 @@ def test_auto_round_packs_as_others_do(tmp_path: Path, packing: str) -> None:
     config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": packing}
     model = opened(tmp_path, arrays, config)
     assert_bits(model, exact(codes, zeros, scales, np.arange(96) // 32) + np.float32(0))
-    planned, stored = PlannedFormats(config).format(NAME, 96), model.weight_format(NAME)
+    planned, stored = PlannedFormats(config).format(NAME, 96), model[NAME].format
     assert planned is not None and stored is not None and planned.key == stored.key
 
 
@@ -275,7 +276,7 @@ def test_nvfp4(tmp_path: Path, divides: bool) -> None:
     pairs = np.stack([codes & 15, codes >> 4], 2).reshape(6, 48)
     values = pairs.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     assert_bits(model, values * scales.repeat(16, 1))
-    assert all(model.is_companion(n) != (model.weight_of(n) == NAME) for n in model.names())
+    assert [w.name for n in model.names() if (w := model.weight_in(n)) is not None] == [NAME]
 
 
 def test_mxfp4_experts(tmp_path: Path, recorded: Arrays) -> None:
@@ -291,7 +292,7 @@ def test_mxfp4_experts(tmp_path: Path, recorded: Arrays) -> None:
         assert_bits(model, weight[0::2], f"{stem}.{expert}.gate_proj.weight")
         assert_bits(model, weight[1::2], f"{stem}.{expert}.up_proj.weight")
         assert_bits(model, weight, f"{stem}.{expert}.down_proj.weight")
-    assert not model.has(f"{stem}.2.down_proj.weight")
+    assert f"{stem}.2.down_proj.weight" not in model
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
@@ -355,7 +356,7 @@ def test_damage_is_one_sentence(tmp_path: Path, recorded: Arrays, number: int) -
     arrays, config, expected = damaged(recorded)[number]
     model = opened(tmp_path, arrays, config)
     with pytest.raises(CheckpointError, match=expected) as caught:
-        model.quantized(NAME)
+        model[NAME].quantized()
     assert "\n" not in str(caught.value)
 
 
@@ -366,8 +367,8 @@ def test_experts_of_another_shape_than_mxfp4s(tmp_path: Path, shape: tuple[int, 
               f"{stem}.gate_up_proj_scales": np.zeros(shape[:-1], np.uint8)}  # fmt: skip
     model = opened(tmp_path, arrays, {"quant_method": "mxfp4"})
     name = f"{stem}.1.gate_proj.weight"
-    assert model.has(name) == (len(shape) == 4)
-    assert not model.has(f"{stem}.2.gate_proj.weight")
-    told = "which is not that of experts' blocks" if model.has(name) else "has no tensor"
+    assert (name in model) == (len(shape) == 4)
+    assert f"{stem}.2.gate_proj.weight" not in model
+    told = "which is not that of experts' blocks" if name in model else "has no tensor"
     with pytest.raises(CheckpointError, match=told):
-        model.weight_shape(name)
+        assert model[name].shape

@@ -24,8 +24,8 @@ def test_it_is_the_same_however_the_weights_are_read(base):
     folder = ModelFolder.open(base)
     folder.start_fingerprint()
     for name in folder.names()[::2]:
-        folder.float32(name)
-        folder.float32(name)
+        folder[name].read()
+        folder[name].read()
     assert folder.fingerprint == fingerprint(base)
 
 

@@ -11,11 +11,12 @@ import pytest
 from e2e.tiny import write_chats, write_model
 from support.commands import run_here
 
-from qlora_wgpu.cli._model import MOST_PORTS, read_bytes, target_file, whole_number
+from qlora_wgpu.cli._options import read_bytes, target_file, whole_number
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import list_adapters
 from qlora_wgpu.shell_words import shell_word
+from qlora_wgpu.supervision.streams import Output
 
 
 class Full(io.StringIO):
@@ -97,7 +98,7 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("show", [write, write_json, lambda text: Terminal().print(text)])
 def test_what_is_shown_on_a_disk_that_is_full(monkeypatch, show):
-    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "stdout", Output(Full()))
     with pytest.raises(QLoRAError, match=r"to the standard output: No space left"):
         show("text")
 
@@ -105,7 +106,7 @@ def test_what_is_shown_on_a_disk_that_is_full(monkeypatch, show):
 def test_a_pipe_that_nobody_reads_is_no_error_of_ours(monkeypatch):
     full = Full()
     full.flush = lambda: (_ for _ in ()).throw(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    monkeypatch.setattr(sys, "stdout", full)
+    monkeypatch.setattr(sys, "stdout", Output(full))
     with pytest.raises(SystemExit) as end:
         write("text")
     assert end.value.code == 0
@@ -141,9 +142,9 @@ def test_commands_to_be_copied_are_quoted(tmp_path):
 
 
 def test_numbers_and_files_of_options(tmp_path, monkeypatch):
-    assert whole_number("--port", "65535", MOST_PORTS) == MOST_PORTS
+    assert whole_number("--port", "65535", 65_535) == 65_535
     for call, message in (
-        (lambda: whole_number("--port", "65536", MOST_PORTS), "--port must be at most 65,535"),
+        (lambda: whole_number("--port", "65536", 65_535), "--port must be at most 65,535"),
         (lambda: whole_number("--port", "9" * 5000), "--port must be a whole number above zero"),
         (lambda: read_bytes("--memory", "0"), "--memory must be a size such as"),
         (lambda: target_file("--json", ""), "--json '' is not a file name"),

@@ -144,7 +144,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     model, data = str(place / "model"), str(place / "long.jsonl")
     target, totals = Target(), {}
     for room in (10**9, 2_100_000, 1000):
-        _, settings = recommend_config(model, data, None, MemoryBudget(target, room, "it", False))
+        _, settings = recommend_config(model, data, None, MemoryBudget(target, room, "it"))
         totals[room] = {setting.key: setting for setting in settings}
     checkpointing = [t["train.gradient_checkpointing"].value for t in totals.values()]
     rows = [t["train.per_device_train_batch_size"] for t in totals.values()]
@@ -164,7 +164,7 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     (place / "long.jsonl").write_text(
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
     )
-    told = MemoryBudget(Target(), 2_100_000, "it", False, is_bounded=True)
+    told = MemoryBudget(Target(), 2_100_000, "it", is_bounded=True)
     _, settings = recommend_config(str(place / "model"), str(place / "long.jsonl"), None, told)
     written = {setting.key: setting for setting in settings}
     checkpointing = written["train.gradient_checkpointing"]
@@ -255,7 +255,7 @@ def test_both_rows_of_a_pair_are_planned(place):
     rows = {}
     for objective, row in (("dpo", pair), ("kto", judged)):
         data = str(place / rows_of(place, f"{objective}.jsonl", [row] * 2000))
-        room = MemoryBudget(Target(), 4_000_000, "it", False)
+        room = MemoryBudget(Target(), 4_000_000, "it")
         _, settings = recommend_config(str(place / "model"), data, None, room)
         found = {setting.key: setting.value for setting in settings}
         rows[objective] = found["train.per_device_train_batch_size"]

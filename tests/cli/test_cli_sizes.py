@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.cli._model import read_bytes
+from qlora_wgpu.cli._options import read_bytes
 from qlora_wgpu.errors import ConfigError
 
 

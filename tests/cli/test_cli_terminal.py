@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from qlora_wgpu import cli
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import stream
+from qlora_wgpu.cli._opening import stream
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DataError, OutOfMemoryError
@@ -246,6 +246,15 @@ def test_a_terminal_of_no_columns_shows_something(monkeypatch, columns, is_termi
     console.print("what a run has learnt")
     assert "what a run has learnt" in shown.getvalue()
     assert (console.width == 40) == (columns == "40") and console.width > 0
+
+
+def test_numbers_have_no_colours_of_their_own(monkeypatch):
+    """What looks for them takes a minute for a long line."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Terminal, "is_terminal", True)
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    Terminal().print("step 3: 'a' True /path")
+    assert "\x1b" not in sys.stdout.getvalue()
 
 
 def test_a_path_is_whole_in_a_narrow_terminal(monkeypatch):

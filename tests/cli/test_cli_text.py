@@ -3,7 +3,7 @@
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.cli._model import stream
+from qlora_wgpu.cli._opening import stream
 from qlora_wgpu.data import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,

@@ -17,7 +17,7 @@ def test_a_verb_is_listed_by_its_own_first_sentence(name):
     command = deepcopy(commands).get_command(Context(commands), name)
     assert command is not None and command.name == name
     paragraph = " ".join(command.help.split("\n\n")[0].split())
-    assert paragraph == _VERBS[name][1]
+    assert paragraph == _VERBS[name]
 
 
 def test_a_mistyped_verb_is_told_the_one_that_was_meant(tmp_path):

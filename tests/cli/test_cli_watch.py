@@ -13,7 +13,7 @@ from qlora_wgpu.cli import commands
 from qlora_wgpu.cli.watch import shown
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report.charts import MARK, dots
-from qlora_wgpu.runs.run_status import read_run
+from qlora_wgpu.runs.history import RunStatus
 from qlora_wgpu.training.run_folder import RunFolder
 
 ROWS = [
@@ -51,7 +51,7 @@ def text_of(view, width=200):
 
 def test_a_run_that_goes_on_and_has_ended(run):
     run.note_steps(20)
-    view = read_run(run.path)
+    view = RunStatus(run.path)
     assert (view.step, view.total_steps, view.is_running) == (10, 20, True)
     text = text_of(view)
     parts = "step 10 of 20", "the run goes on", "loss 2.0000  acc 50.0%", "1,000 tok/s"
@@ -60,9 +60,9 @@ def test_a_run_that_goes_on_and_has_ended(run):
     assert "old" not in text and text.count(MARK) >= 4
     run.note_steps(10)
     run.close()
-    assert "the run has ended" in text_of(read_run(run.path))
+    assert "the run has ended" in text_of(RunStatus(run.path))
     run.log(ROWS[9])  # as if steps were done again
-    assert "nobody is running it" in text_of(read_run(run.path))
+    assert "nobody is running it" in text_of(RunStatus(run.path))
 
 
 def test_who_runs_it(run):
@@ -70,10 +70,10 @@ def test_who_runs_it(run):
     for change, known in (({}, False), ({"host": "elsewhere"}, None), ({"pid": os.getpid()}, True),
                           ({"pid": "x"}, False), ({"total_steps": "x"}, False)):  # fmt: skip
         (run.path / "progress.json").write_text(json.dumps(told | change))
-        assert read_run(run.path).is_running is known
+        assert RunStatus(run.path).is_running is known
     (run.path / "progress.json").write_text("{")
-    assert read_run(run.path).total_steps == 0
-    assert "step 10  nobody" in text_of(read_run(run.path))
+    assert RunStatus(run.path).total_steps == 0
+    assert "step 10  nobody" in text_of(RunStatus(run.path))
 
 
 def test_on_the_command_line(run, tmp_path):
@@ -81,13 +81,13 @@ def test_on_the_command_line(run, tmp_path):
     assert done.exit_code == 0 and "loss 2.0000" in done.output
     assert "Who is [b]it[/b]?" in done.output and "\x1b" not in done.output
     with pytest.raises(ConfigError, match="holds no run"):
-        read_run(tmp_path)
+        RunStatus(tmp_path)
 
 
 def test_an_empty_run_and_a_narrow_terminal(run):
     (run.path / "metrics.jsonl").write_text("")
     (run.path / "samples.jsonl").unlink()
-    assert "step 0" in text_of(read_run(run.path))
+    assert "step 0" in text_of(RunStatus(run.path))
     assert dots([], [], 10, 3) is None
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from cluster.odd_workers import OddWorker
 from support.processes import PATIENCE
 
-from qlora_wgpu.cluster.blocks import Expected, Specification
+from qlora_wgpu.cluster.actor import Specification
+from qlora_wgpu.cluster.blocks import Expected, check_text
 from qlora_wgpu.cluster.connection import LoopThread, connect
 from qlora_wgpu.cluster.engine import Block, Engine
 from qlora_wgpu.config import ClusterConfig
@@ -54,6 +55,8 @@ def an_engine(address, count=2, check=None, told=None, **settings):
 
 
 class Asked:
+    """An engine, as a run asks it."""
+
     def __init__(self, thread, engine, told):
         self.thread, self.engine, self.told = thread, engine, told
 
@@ -70,11 +73,23 @@ class Asked:
 
         async def stepped():
             sizes = [block[0].size for block in blocks]
-            asked = [Block(block, Expected(1.0, gradient=PARAMETERS.size)) for block in blocks]
+            asked = [
+                Block(block, Expected(1.0, gradient=PARAMETERS.size).check) for block in blocks
+            ]
             await self.engine.compute("gradient", asked, sizes, deliver)
             return got
 
         return self.thread.submit(stepped())
+
+    def text(self, ids, more):
+        def check(written):
+            return check_text(written, more, vocab_size=9)
+
+        return self.thread.run(self.engine.ask("text", ids, more, check=check))
+
+    def tokens(self):
+        """What each worker computed of gradients since this was asked last."""
+        return {each.name: each.tokens for each in self.thread.run(self.engine.figures())}
 
     def lose_patience(self, times=PATIENCE):
         """Has the engine find, at so many looks, that nothing has got on for long; these looks."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qlora_wgpu.cluster.blocks import Identity, Sums
+from qlora_wgpu.cluster.actor import Identity
+from qlora_wgpu.cluster.blocks import Sums
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 
@@ -102,7 +103,7 @@ class OddWorker:
         sums = Sums(float(ids.sum()), 1.0, 0, 0.02, gradient, nonce=asked.nonce)
         return ANSWERS[self.does](self, sums) if self.does in ANSWERS else sums
 
-    def text(self, version, ids, more):
+    def text(self, asked, ids, more):
         if self.does in WRITTEN:
             return WRITTEN[self.does]
         if self.does == "no text":

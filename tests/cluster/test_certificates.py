@@ -9,9 +9,8 @@ import pytest
 from cryptography import x509
 from support.commands import run_here
 
-from qlora_wgpu.cluster import certificates
-from qlora_wgpu.cluster.certificates import make_certificates
-from qlora_wgpu.cluster.security import Credentials
+from qlora_wgpu.cluster import security
+from qlora_wgpu.cluster.security import Credentials, make_certificates
 from qlora_wgpu.errors import ConfigError
 
 
@@ -99,7 +98,7 @@ def test_a_key_that_others_can_read_is_refused(folder, mode):
 @pytest.mark.parametrize(("days", "found"), [(-1, "expired on"), (1, "clock right")])
 def test_a_certificate_has_its_time(tmp_path, monkeypatch, days, found):
     if days > 0:  # its validity begins in two days
-        monkeypatch.setattr(certificates, "_CLOCKS_APART", timedelta(days=-2))
+        monkeypatch.setattr(security, "_CLOCKS_APART", timedelta(days=-2))
     folder = make_certificates(tmp_path / "c", days + 3 if days > 0 else days).folder
     with pytest.raises(ConfigError, match=found):
         Credentials.read(folder)

@@ -12,7 +12,7 @@ from cluster.answer_runs import Told
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file
 
-from qlora_wgpu.cluster.blocks import Identity
+from qlora_wgpu.cluster.actor import Identity
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs import clustered, train
@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_another_number_of_workers(place, own):
 @pytest.mark.parametrize("link", ["http://127.0.0.1:8787/status", None])
 def test_the_dashboard_is_told_where_there_is_one(link):
     notes, cluster = [], object.__new__(Cluster)
-    cluster._connection = None if link is None else SimpleNamespace(dashboard=link)
+    cluster._connection = SimpleNamespace(dashboard=link)
     identity = Identity("a GPU", "driver", "kernels", 0, "1", {}, {})
     clustered._tell({"0": identity}, 2, cluster, SimpleNamespace(note=notes.append))
     assert [note for note in notes if "dashboard" in note] == (

@@ -14,7 +14,7 @@ from support.processes import PATIENCE, until
 from qlora_wgpu.cluster import engine, workers
 from qlora_wgpu.cluster import scheduler as scheduling
 from qlora_wgpu.cluster.connection import Connection
-from qlora_wgpu.cluster.workers import Opening
+from qlora_wgpu.cluster.workers import Members
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 pytestmark = pytest.mark.slow
@@ -45,12 +45,12 @@ def right(got, blocks=BLOCKS):
 def test_blocks_come_from_all_workers_and_new_parameters_reach_them(scheduler):
     with an_engine(scheduler) as asked:
         assert right(asked.step())
-        work = asked.thread.run(asked.engine.work())
-        assert all(each.tokens > 0 for each in work.values()) and len(work) == 2
+        tokens = asked.tokens()
+        assert min(tokens.values()) > 0 and len(tokens) == 2
         asked.engine.publish(PARAMETERS + 1)
         got = asked.step()
         np.testing.assert_array_equal(got[1].gradient, (PARAMETERS + 1) * np.float32(10))
-        assert asked.thread.run(asked.engine.text([1, 2], 3, vocab_size=9)) == [1, 2, 3]
+        assert asked.text([1, 2], 3) == [1, 2, 3]
         assert asked.told == []
 
 
@@ -65,8 +65,8 @@ def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monke
     with an_engine(scheduler) as asked:
         for _ in range(3):
             assert right(asked.step())
-        work = asked.thread.run(asked.engine.work())
-        assert all(each.tokens > 0 for each in work.values()) and len(work) == 2
+        tokens = asked.tokens()
+        assert min(tokens.values()) > 0 and len(tokens) == 2
         (text,) = asked.told
         assert "cannot be reached from here (no route to host): the scheduler passes on" in text
         direct = [m.actor._client.direct_to_workers for m in asked.engine._members.ready]
@@ -111,9 +111,9 @@ def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path,
 
         def works():
             assert right(asked.step())
-            return asked.thread.run(asked.engine.work())["0"].tokens
+            return asked.tokens()["0"]
 
-        asked.thread.run(asked.engine.work())
+        asked.tokens()
         until(works)
 
 
@@ -126,12 +126,12 @@ def test_a_worker_without_memory_is_left_out_by_name(scheduler):
 
 def test_a_text_is_written_by_a_worker_that_has_room_for_it(scheduler):
     with an_engine(scheduler, **{"0": "no text"}) as asked:
-        assert asked.thread.run(asked.engine.text([1], 2, vocab_size=9)) == [1, 2]
+        assert asked.text([1], 2) == [1, 2]
         assert right(asked.step())
-        assert asked.thread.run(asked.engine.work())["0"].tokens > 0  # it is not left out for that
+        assert asked.tokens()["0"] > 0  # it is not left out for that
     full = an_engine(scheduler, **{"0": "no text", "1": "no text"})
     with full as asked, pytest.raises(OutOfMemoryError, match="no room for a text on"):
-        asked.thread.run(asked.engine.text([1], 2, vocab_size=9))
+        asked.text([1], 2)
 
 
 def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
@@ -171,7 +171,7 @@ def test_a_worker_whose_answer_is_none_to_its_block_is_left_out(scheduler, does,
 @pytest.mark.parametrize("does", ["unreadable text", "other tokens", "long text"])
 def test_a_text_that_cannot_be_is_written_by_another_worker(scheduler, does):
     with an_engine(scheduler, **{"0": does}) as asked:
-        assert asked.thread.run(asked.engine.text([1, 2], 3, vocab_size=9)) == [1, 2, 3]
+        assert asked.text([1, 2], 3) == [1, 2, 3]
         assert len(asked.told) == 1 and asked.told[0].startswith("worker 0 is left out: ")
 
 
@@ -223,11 +223,11 @@ def test_nothing_is_told_of_workers_that_the_end_interrupts(scheduler, tmp_path)
 def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monkeypatch):
     tried = []
 
-    async def unreached(opening, member):
+    async def unreached(members, member):
         tried.append(member)
         raise OSError("no route to host")
 
-    monkeypatch.setattr(Opening, "open", unreached)
+    monkeypatch.setattr(Members, "open", unreached)
     monkeypatch.setattr(workers, "_AGAIN", 0.2)
     with an_engine(scheduler, count=0) as asked:
         begun = asked.thread.submit(asked.engine.begin(2))

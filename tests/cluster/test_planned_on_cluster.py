@@ -10,7 +10,7 @@ from qlora_wgpu import Config, Observer, estimate, train
 from qlora_wgpu.cluster.blocks import Expected
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.runs import worker
+from qlora_wgpu.runs import opening, worker
 
 WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "head_dim": 32,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -40,9 +40,9 @@ def devices(monkeypatch):
     own, owner, plans = Device(), allocating_device(monkeypatch), Plans()
     monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", WorkersHere)
     monkeypatch.setattr("qlora_wgpu.runs.clustered.verified_layout", lambda *given: given[3])
-    monkeypatch.setattr(worker, "verified_layout", lambda *given: given[3])
+    monkeypatch.setattr(opening, "verified_layout", lambda *given: given[3])
     monkeypatch.setattr(worker, "device_of", lambda settings: own)
-    monkeypatch.setattr("qlora_wgpu.runs.workload.device_of", lambda settings: owner)
+    monkeypatch.setattr("qlora_wgpu.runs.estimation.device_of", lambda settings: owner)
     # What was not computed counts no tokens.
     monkeypatch.setattr(Expected, "check", lambda expected, asked, sums: sums)
     monkeypatch.setattr(worker._Notes, "planned", lambda notes, memory: plans.planned(memory))

@@ -5,8 +5,10 @@ import pytest
 from cluster.answer_runs import Told, answers_in, settings_of, traces
 from support.workers_here import WorkersHere
 
-from qlora_wgpu.cluster import actor
-from qlora_wgpu.cluster.blocks import Specification, Sums
+from qlora_wgpu.cluster import computing
+from qlora_wgpu.cluster.actor import Specification
+from qlora_wgpu.cluster.blocks import Sums
+from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
 from qlora_wgpu.runs import train
@@ -80,7 +82,7 @@ def test_dropout_packing_and_a_reference_that_is_an_adapter(place, clusters):
 
 @pytest.mark.slow
 def test_answers_go_to_workers_some_at_a_time(place, clusters, monkeypatch):
-    monkeypatch.setattr(actor, "_AT_ONCE", 2)
+    monkeypatch.setattr(computing, "_AT_ONCE", 2)
     sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
     compare(place, "parts", "kto", train=sizes, log={"logging_steps": 3})
     (cluster,) = clusters
@@ -117,15 +119,14 @@ def test_what_the_reference_said_is_kept_by_the_kinds_of_gpus_that_it_was_asked_
         train(settings_of(place, name, "dpo", None, 1, data={"cache": True}), overwrite=True)
         return [each for each in clusters[-1].asked if each[0] == "answer_logps"]
 
-    said = actor.said
+    def joined(cluster, *given):
+        cluster._devices.add(("a GPU of another kind", "kernels"))
+        return answer_logps(cluster, *given)
 
-    def joined(*given):
-        clusters[-1]._devices.add(("a GPU of another kind", "kernels"))
-        return said(*given)
-
-    monkeypatch.setattr(actor, "said", joined)
+    answer_logps = Cluster.answer_logps
+    monkeypatch.setattr(Cluster, "answer_logps", joined)
     assert len(asked("mixed")) == 2  # of what is learnt, and of what is held out
-    monkeypatch.setattr(actor, "said", said)
+    monkeypatch.setattr(Cluster, "answer_logps", answer_logps)
     assert len(asked("alike")) == 2  # not what another kind may have had a part in
     assert not asked("alike")
 

@@ -49,7 +49,7 @@ def test_a_worker_that_joins_late_has_its_share(place, monkeypatch):
 
         def another(told):
             local.scale(2)
-            until(lambda: len(made[0]._own_engine().identities) == 2)
+            until(lambda: len(made[0]._engine.identities) == 2)
 
         cluster = {"scheduler": local.scheduler_address, "division": "fixed"}
         told = Told(after=1, do=another)

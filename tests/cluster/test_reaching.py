@@ -9,9 +9,8 @@ from support.processes import PATIENCE
 from support.schedulers import free_port, scheduler
 
 from qlora_wgpu.cluster import connection
-from qlora_wgpu.cluster.certificates import make_certificates
 from qlora_wgpu.cluster.connection import wait_for_scheduler
-from qlora_wgpu.cluster.security import connection_security
+from qlora_wgpu.cluster.security import connection_security, make_certificates
 from qlora_wgpu.errors import ClusterError
 
 

@@ -5,11 +5,11 @@ import ssl
 import dask
 import pytest
 
-from qlora_wgpu.cluster.certificates import make_certificates
 from qlora_wgpu.cluster.security import (
     Address,
     connection_security,
     listening_host,
+    make_certificates,
     temporary_security,
 )
 from qlora_wgpu.errors import ConfigError

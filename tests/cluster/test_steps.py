@@ -1,115 +1,112 @@
 """What becomes of a worker's answers and failures in a step, without a worker."""
 
 import asyncio
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from qlora_wgpu.cluster.blocks import Sums, WrongAnswerError
-from qlora_wgpu.cluster.engine import Block, Steps
-from qlora_wgpu.cluster.scheduler import Order
-from qlora_wgpu.cluster.workers import Gone
-from qlora_wgpu.errors import ClusterError, DeviceError
+from qlora_wgpu.cluster.engine import Block, Engine
+from qlora_wgpu.cluster.workers import Gone, Member
+from qlora_wgpu.errors import ClusterError, DeviceError, OutOfMemoryError
 
 GOOD = Sums(1.0, 4.0, 0, 0.5, nonce=7)
 NAN = Sums(float("nan"), 4.0, 0, 0.5, nonce=7)
 
 
-class Noted:
-    """Division, members and the like, which note what they are told."""
+class Noted(Engine):
+    """An engine of two workers, which keeps what it is told."""
 
-    def __init__(self, *, doubts=True, others=True, fails=None):
-        self.told, self._doubts, self._others, self._fails = [], doubts, others, fails
+    def __init__(self, answers, names="ab"):
+        super().__init__(None, None, None, None, lambda text: None, fixed=False, patience=60.0)
+        self.told, self.asked, self.delivered, self._answers = [], [], [], list(answers)
+        self._members = self
+        self.ready = [Member(name, "", "", is_probed=True) for name in names]
+        self.written = []
+        for member in self.ready:
+            self._scheduler.add(member.name)
 
-    def __getattr__(self, name):
-        def noted(*given):
-            if name not in ("begun", "notify"):
-                self.told.append((name, *(getattr(each, "name", each) for each in given)))
-
-        return noted
-
-    def doubt(self, order):
-        return self._doubts
-
-    def is_left_to_others(self, number):
-        return self._others
-
-    async def give(self, member):
-        return 3
+    is_nobody_there, opening, last_reason = False, (), ""
 
     async def call(self, member, method, asked, *given):
-        if self._fails is not None:
-            raise self._fails
-        return GOOD
+        if method == "write":
+            self.written.append(member.name)
+            return None
+        self.asked.append(member.name)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def leave_out(self, member, why):
+        self.told.append((member.name, why))
+        self._scheduler.remove(member.name)
+        self.ready = [each for each in self.ready if each is not member]
+
+    async def one(self, *, is_question=False):
+        block = Block((), lambda asked, answer: answer)
+        deliver = lambda block, answer: self.delivered.append(answer)  # noqa: E731
+        async with asyncio.timeout(20):
+            await self.compute("gradient", [block], [10], deliver, is_question=is_question)
 
 
-def steps_of(**how):
-    noted = Noted(**how)
-    return Steps(*[noted] * 6), noted
+def computed(*answers, names="ab", **how):
+    """An engine that has computed one block, of which workers said these in turn."""
 
+    async def done():
+        engine = Noted(answers, names)
+        await engine.one(**how)
+        return engine
 
-def member(name):
-    return SimpleNamespace(name=name, version=3)
-
-
-def taken(steps, *results):
-    delivered = []
-    for name, sums in results:
-        order = Order(1, 1, name, 5)
-        steps._take(order, member(name), sums, lambda number, sums: delivered.append(sums))
-    return delivered
+    return asyncio.run(done())
 
 
 def test_a_finite_result_is_taken_at_once():
-    steps, noted = steps_of()
-    assert taken(steps, ("a", GOOD)) == [GOOD] and not noted.told
+    engine = computed(GOOD)
+    assert engine.delivered == [GOOD] and engine.asked == ["a"] and not engine.told
 
 
 def test_a_result_that_is_not_finite_is_computed_by_another_worker():
-    steps, noted = steps_of()
-    assert taken(steps, ("a", NAN)) == [] and 5 in steps._doubtful
-    assert taken(steps, ("b", GOOD)) == [GOOD] and not steps._doubtful
-    ((name, worker, why),) = noted.told
-    assert (name, worker) == ("leave_out", "a") and "where worker b did not" in why
+    engine = computed(NAN, GOOD)
+    assert engine.delivered == [GOOD] and engine.asked == ["a", "b"]
+    ((name, why),) = engine.told
+    assert name == "a" and "where worker b did not" in why
 
 
 def test_what_two_workers_agree_on_is_the_models():
-    steps, noted = steps_of()
-    assert taken(steps, ("a", NAN), ("b", NAN)) == [NAN] and not noted.told
+    engine = computed(NAN, NAN)
+    assert engine.delivered == [NAN] and engine.asked == ["a", "b"] and not engine.told
 
 
 def test_where_nobody_could_know_better_it_is_taken():
-    steps, _ = steps_of(doubts=False)
-    assert taken(steps, ("a", NAN)) == [NAN]
-    steps, noted = steps_of(others=True)
-    delivered = []
-    taken(steps, ("a", NAN))
-    steps._settle(lambda *given: delivered.append(given))
-    assert not delivered and 5 in steps._doubtful
-    noted._others = False
-    steps._settle(lambda *given: delivered.append(given))
-    assert delivered == [(5, NAN)] and noted.told == [("settle", 5)] and not steps._doubtful
+    engine = computed(NAN, NAN, names="a")
+    assert engine.delivered == [NAN] and not engine.told
 
 
-@pytest.mark.parametrize(("failure", "told", "keeps"), [
-    (Gone(), ["failed"], True), (OSError("x"), ["failed", "suspect"], True),
-    (ClusterError("x"), ["failed"], False), (DeviceError("x"), ["failed", "leave_out"], False),
-    (WrongAnswerError("x"), ["failed", "leave_out"], False),
-    (ValueError("x"), ["failed", "leave_out"], True),
+@pytest.mark.parametrize(("failure", "asked", "is_out", "written"), [
+    (Gone(), "aa", False, ""), (OSError("x"), "ab", False, ""),
+    (ClusterError("x"), "aa", False, "a"),
+    (DeviceError("x"), "ab", True, ""), (WrongAnswerError("x"), "ab", True, ""),
+    (ValueError("x"), "ab", True, ""),
 ])  # fmt: skip
-def test_what_goes_wrong_is_the_workers_end_or_none(failure, told, keeps):
+def test_what_goes_wrong_is_the_workers_end_or_none(failure, asked, is_out, written):
     """What a cluster's own errors say of is no fault of the worker that hears of it."""
-    steps, noted = steps_of(fails=failure)
-    own, block = member("a"), Block((), SimpleNamespace(check=lambda asked, sums: sums))
-    asyncio.run(steps._send(own, Order(1, 1, "a", 5), "gradient", block))
-    assert [name for name, *_ in noted.told] == told and (own.version == 3) == keeps
-    assert not steps._results
+
+    async def done():
+        engine = Noted([failure, GOOD])
+        engine._version = 3
+        for member in engine.ready:
+            member.version = 3
+        await engine.one()
+        return engine
+
+    engine = asyncio.run(done())
+    assert "".join(engine.asked) == asked and engine.delivered == [GOOD]
+    assert bool(engine.told) == is_out and "".join(engine.written) == written
+    assert (engine._scheduler.silent(0.0) == ["a"]) == isinstance(failure, OSError)
 
 
-def test_an_answer_that_is_of_the_form_waits_for_the_step():
-    steps, noted = steps_of()
-    block = Block((np.zeros(1),), SimpleNamespace(check=lambda asked, sums: (asked.version, sums)))
-    asyncio.run(steps._send(member("a"), Order(1, 1, "a", 5), "gradient", block))
-    ((order, own, (version, sums)),) = steps._results
-    assert (order.block, own.name, version, sums) == (5, "a", 3, GOOD) and not noted.told
+def test_a_question_goes_to_another_where_one_has_no_room():
+    engine = computed(OutOfMemoryError("no room"), GOOD, is_question=True)
+    assert engine.delivered == [GOOD] and engine.asked == ["a", "b"] and not engine.told
+    with pytest.raises(OutOfMemoryError, match="none"):
+        computed(*[OutOfMemoryError("none")] * 3, is_question=True)

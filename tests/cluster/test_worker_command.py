@@ -15,9 +15,8 @@ from support.commands import run_here
 from support.processes import PATIENCE, until
 from support.schedulers import free_port, scheduler
 
-from qlora_wgpu.cluster.certificates import make_certificates
-from qlora_wgpu.cluster.security import Address, connection_security
-from qlora_wgpu.cluster.served_worker import outgrown
+from qlora_wgpu.cluster.security import Address, connection_security, make_certificates
+from qlora_wgpu.cluster.serving import outgrown
 from qlora_wgpu.errors import ConfigError
 
 _WORKER = [sys.executable, "-m", "qlora_wgpu", "worker"]

@@ -8,6 +8,7 @@ import re
 import pytest
 import tokenizers
 from support.recorded import RECORDED, needs_recordings
+from support.spans import assistant_spans, last_turn_spans
 from support.tiny_tokenizer import tiny_backend, tiny_tokenizer
 from tokenizers import AddedToken, pre_tokenizers
 
@@ -18,13 +19,11 @@ from qlora_wgpu.data import (
     PromptFormat,
     RowEncoder,
     Tokenizer,
-    assistant_spans,
     end_of_turn,
     find_chat_template,
     suitable_template,
 )
 from qlora_wgpu.data.chat_template import is_built_in
-from qlora_wgpu.data.masking import last_turn_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

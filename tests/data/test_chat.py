@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from support.spans import assistant_spans
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import (
     ChatTemplate,
-    assistant_spans,
     chat_template,
     find_chat_template,
     render_chat,
 )
-from qlora_wgpu.data.masking import tokens_in_spans
+from qlora_wgpu.data.row_formats import tokens_in_spans
 from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.sandbox import process
 
 USER = {"role": "user", "content": "Q"}
 ANSWER = {"role": "assistant", "content": "A"}
@@ -212,15 +215,15 @@ BOMBS = {
     "replace filter": "{% set a = 'x' * 100000 %}{{ a | replace('x', a) }}",
     "join": "{% set a = 'x' * 100000 %}{{ a.join(a) }}",
     "join filter": "{% set a = 'x' * 100000 %}{{ range(99999) | join(a) }}",
-    "indent": "{{ ('\n' * 1000000) | indent(90000) }}",
+    "indent": "{{ ('a\n' * 1000000) | indent(90000) }}",
     "tojson": "{{ [1] | tojson(indent=999999999) }}",
-    "strftime": "{{ strftime_now('%999999999d') }}",
 }
 
 
 @pytest.fixture
-def own_process():
+def own_process(monkeypatch):
     """What such a template computes is no part of what those of other tests may."""
+    monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
     chat_template.templates_process().close()
     yield
     chat_template.templates_process().close()
@@ -243,9 +246,14 @@ def own_process():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_stopped(name, own_process) -> None:
-    template = ChatTemplate(BOMBS[name])
-    with pytest.raises((TokenizerError, DataError)):
-        template.render([USER])
+    with pytest.raises((TokenizerError, DataError)) as caught:
+        ChatTemplate(BOMBS[name]).render([USER])
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_a_date_is_never_padded_without_bound() -> None:
+    with suppress(DataError):  # as systems differ
+        assert len(render_chat("{{ strftime_now('%999999999d') }}", [USER]).text) < 10**6
 
 
 def test_bounds_leave_room_for_long_conversations() -> None:

@@ -5,7 +5,8 @@ from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
-from qlora_wgpu.data.dataset import Preparation, encode_rows, row_format
+from qlora_wgpu.data.dataset import encode_rows, row_format
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import DataError
 
 PLAIN = (
@@ -32,7 +33,8 @@ MORE = {"prompt": PROMPT, "completion": says(("assistant", "B"), ("user", "S"), 
 def encode(row, template=PLAIN, train_on="auto"):
     tokenizer = tiny_tokenizer()
     chat = ChatTemplate(template, tokenizer.special_tokens)
-    ids, labels, text = RowEncoder(tokenizer, chat, train_on).encode(row, detect_format(row))
+    encoded = RowEncoder(tokenizer, chat, train_on).encode(row, detect_format(row))
+    ids, labels, text = encoded.ids, encoded.labels, encoded.text
     return text, learnt(tokenizer, ids, labels)
 
 

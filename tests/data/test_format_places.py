@@ -3,11 +3,13 @@
 import re
 from typing import get_args
 
+from support.tiny_tokenizer import tiny_tokenizer
+
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.config.values import RowFormat
 from qlora_wgpu.data.columns import _USUAL_NAMES, CHAT_PAIR, CHATS, FORMATS
-from qlora_wgpu.data.messages import USUAL_ROLES
-from qlora_wgpu.data.row_formats import RowTexts
+from qlora_wgpu.data.conversations import USUAL_ROLES
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.web.site import page_folder
 
 
@@ -19,7 +21,7 @@ def test_the_setting_names_every_format():
 
 
 def test_every_format_is_written():
-    assert set(RowTexts(None, None, "auto").writers) == {CHAT_PAIR, *FORMATS}
+    assert set(RowEncoder(tiny_tokenizer(), None).writers) == {CHAT_PAIR, *FORMATS}
     assert set(CHATS) < {CHAT_PAIR, *FORMATS}
 
 

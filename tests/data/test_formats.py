@@ -6,8 +6,8 @@ import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, Preparation, RowEncoder, alpaca_prompt, row_format
+from qlora_wgpu.data.columns import FORMATS, detect_format
 from qlora_wgpu.data.messages import from_sharegpt
-from qlora_wgpu.data.row_formats import FORMATS, detect_format
 from qlora_wgpu.errors import DataError
 
 TEMPLATE = (
@@ -19,7 +19,8 @@ TEMPLATE = (
 def encode(row, tokenizer=None, template=TEMPLATE):
     tokenizer = tokenizer or tiny_tokenizer()
     chat = ChatTemplate(template, tokenizer.special_tokens) if template else None
-    ids, labels, _ = RowEncoder(tokenizer, chat).encode(row, detect_format(row))
+    encoded = RowEncoder(tokenizer, chat).encode(row, detect_format(row))
+    ids, labels = encoded.ids, encoded.labels
     return tokenizer.decode(ids, skip_special_tokens=False), learnt(tokenizer, ids, labels)
 
 
@@ -242,7 +243,5 @@ def test_dropped_system_messages_are_counted() -> None:
     tokenizer = tiny_tokenizer()
     source = TEMPLATE.replace("messages %}", "messages if m.role != 'system' %}")
     encoder = RowEncoder(tokenizer, ChatTemplate(source, tokenizer.special_tokens))
-    encoder.encode({"messages": MESSAGES}, "messages")
-    assert encoder.left_out == {"the system message"}
-    encoder.encode({"messages": MESSAGES[1:]}, "messages")
-    assert not encoder.left_out
+    assert encoder.encode({"messages": MESSAGES}, "messages").left_out == ["the system message"]
+    assert not encoder.encode({"messages": MESSAGES[1:]}, "messages").left_out

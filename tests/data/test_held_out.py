@@ -8,8 +8,9 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu import Config
 from qlora_wgpu.data import Dataset, Example, content_digest, rows_in_both, split_off
-from qlora_wgpu.data.dataset import Preparation, load_dataset
+from qlora_wgpu.data.dataset import load_dataset
 from qlora_wgpu.data.mixture import Portion, mix
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import ConfigError, DataError
 
 

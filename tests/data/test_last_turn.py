@@ -142,8 +142,8 @@ def _read(pieces_of, messages):
 def _encode(source, messages, train_on="last_turn"):
     tokenizer = tiny_tokenizer()
     encoder = RowEncoder(tokenizer, ChatTemplate(source), train_on)
-    ids, labels, text = encoder.encode({"messages": messages}, "messages")
-    return text, learnt(tokenizer, ids, labels)
+    row = encoder.encode({"messages": messages}, "messages")
+    return row.text, learnt(tokenizer, row.ids, row.labels)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

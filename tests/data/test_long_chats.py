@@ -7,9 +7,10 @@ import re
 
 import pytest
 from support.recorded import RECORDED, needs_recordings
+from support.spans import assistant_spans, last_turn_spans
 
-from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, assistant_spans, masking
-from qlora_wgpu.data.masking import last_turn_spans
+from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, masking
+from qlora_wgpu.data.rendering import Template
 from qlora_wgpu.errors import DataError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -83,8 +84,8 @@ def test_contents_that_a_template_looks_at(one_by_one):
 @pytest.mark.parametrize("name", ["chatml", "phi", "gemma"])
 def test_a_conversation_of_any_length_takes_as_many_renderings(monkeypatch, name):
     calls = []
-    render = ChatTemplate.render
-    monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: calls.append(1) or render(*a, **k))
+    render = Template.render
+    monkeypatch.setattr(Template, "render", lambda *a, **k: calls.append(1) or render(*a, **k))
     counts = []
     for length in (40, 160):
         calls.clear()

@@ -18,8 +18,8 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 def encoded(template, messages, train_on="assistant"):
     tokenizer = tiny_tokenizer()
     encoder = RowEncoder(tokenizer, template, train_on)
-    ids, labels, text = encoder.encode({"messages": messages}, "messages")
-    return text, learnt(tokenizer, ids, labels)
+    row = encoder.encode({"messages": messages}, "messages")
+    return row.text, learnt(tokenizer, row.ids, row.labels)
 
 
 def marked(rng, messages):

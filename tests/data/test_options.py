@@ -1,7 +1,6 @@
 """What can be said of data in a configuration: sources, columns, what is learnt, what is cut."""
 
 import json
-import os
 
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
@@ -326,17 +325,15 @@ def test_an_end_that_is_never_learnt_is_told(tmp_path):
 def test_what_killed_runs_left_half_prepared_goes(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cache = prepared.cache_folder()
-    for name in ("killed", "live", "old", "young"):
+    for name in ("killed", "live", "without-lock"):
         (cache / f".unfinished-{name}").mkdir(parents=True)
         (cache / f".unfinished-{name}" / "ids.bin").write_bytes(b"x")
     for name in ("killed", "gone"):  # the folder of the second was finished
         (cache / f".unfinished-{name}.lock").touch()
     live = FileLock(cache / ".unfinished-live.lock")
     assert live.acquire()
-    for path in (cache / ".unfinished-old", cache / ".unfinished-old" / "ids.bin"):
-        os.utime(path, (0, 0))
     rows = write(tmp_path / "a.jsonl", [{"text": "abc"}])
-    expected = [".unfinished-live", ".unfinished-live.lock", ".unfinished-young"]
+    expected = [".unfinished-live", ".unfinished-live.lock"]
     for _ in range(2):  # prepared anew, and from the cache
         cached(rows)
         assert sorted(p.name for p in cache.glob(".unfinished-*")) == expected

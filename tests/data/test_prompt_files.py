@@ -70,7 +70,7 @@ def test_alpaca_chats_with_the_prompt_of_its_rows(tmp_path, bos) -> None:
     base = write_folder(tmp_path / "base", CONFIG, bos=bos)
     prompt, again, _ = kept(tmp_path, "instruction/output", "chatml", base=base)
     row = {"instruction": "Add.", "output": ""}
-    ids, _, _ = RowEncoder(prompt.tokenizer, None).encode(row, "instruction/output")
+    ids = RowEncoder(prompt.tokenizer, None).encode(row, "instruction/output").ids
     assert again.ids([USER]) == ids[:-1] and again.kind == "alpaca"
     assert again.stop_ids == {ids[-1]} and again.stop_text == ""
     asked_again = prompt.tokenizer.decode(again.ids([USER, ANSWER, USER]), False)
@@ -92,7 +92,7 @@ def test_alpaca_where_a_text_begins_otherwise_than_what_follows_a_token(tmp_path
     )
     tok = Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"})
     row = {"instruction": "Add.", "output": ""}
-    ids, _, _ = RowEncoder(tok, None).encode(row, "instruction/output")
+    ids = RowEncoder(tok, None).encode(row, "instruction/output").ids
     assert tok.encode("<s>Below", False) != tok.encode("Below")
     assert PromptFormat.alpaca(tok).ids([USER]) == ids[:-1]
 
@@ -101,9 +101,8 @@ def test_alpaca_where_a_text_begins_otherwise_than_what_follows_a_token(tmp_path
 def test_text_is_continued_as_it_is(tmp_path, rows) -> None:
     prompt, again, _ = kept(tmp_path, rows)
     assert again.kind == "text" and again.template is None
-    ids, _, _ = RowEncoder(prompt.tokenizer, None).encode(
-        {"text": "once", "prompt": "once", "completion": ""}, rows
-    )
+    row = {"text": "once", "prompt": "once", "completion": ""}
+    ids = RowEncoder(prompt.tokenizer, None).encode(row, rows).ids
     assert again.ids([{"role": "user", "content": "once"}]) == ids[:-1]
     assert again.stop_ids == {ids[-1]}
 

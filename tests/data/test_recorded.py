@@ -7,9 +7,10 @@ from functools import lru_cache
 
 import pytest
 from support.recorded import RECORDED, needs_recordings
+from support.spans import assistant_spans
 
-from qlora_wgpu.data import ChatTemplate, PromptFormat, Tokenizer, assistant_spans, load_dataset
-from qlora_wgpu.data.masking import tokens_in_spans
+from qlora_wgpu.data import ChatTemplate, PromptFormat, Tokenizer, load_dataset
+from qlora_wgpu.data.row_formats import tokens_in_spans
 
 pytestmark = needs_recordings
 

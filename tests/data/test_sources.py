@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from qlora_wgpu.data import json_rows
 from qlora_wgpu.data.json_rows import file_parts
 from qlora_wgpu.data.sources import check_file, read_rows
 from qlora_wgpu.errors import DataError
@@ -97,6 +98,12 @@ def test_wrong_lists(tmp_path, content, expected) -> None:
     with pytest.raises(DataError) as caught:
         rows(tmp_path, content, "train.json")
     assert expected in str(caught.value)
+
+
+def test_a_list_that_is_too_large_is_told_what_to_be(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(json_rows, "JSON_LIST_BYTES", 5)
+    with pytest.raises(DataError, match=r"^train.json is larger .* read whole: .* JSON Lines"):
+        rows(tmp_path, '[{"text": "a"}]', "train.json")
 
 
 def test_text(tmp_path) -> None:

@@ -6,8 +6,9 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.data import Dataset, Example, collate, load_dataset
-from qlora_wgpu.data.dataset import Preparation, encode_rows
+from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.mixture import Portion, mix
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training.data import encoded
 

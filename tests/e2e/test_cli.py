@@ -9,7 +9,7 @@ import pytest
 from support.commands import run_here
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu.runs import machine
+from qlora_wgpu.runs import estimation
 from qlora_wgpu.selfcheck import results
 from qlora_wgpu.tuning import tuner
 
@@ -77,7 +77,7 @@ def test_text_file(place):
 
 
 def test_doctor_and_help(place, monkeypatch):
-    monkeypatch.setattr(machine, "training_speed", lambda config, device: 100.0)  # it takes seconds
+    monkeypatch.setattr(estimation, "training_speed", lambda config, device: 100.0)
     doctor = run_here("doctor", cwd=place)
     assert doctor.returncode == 0 and "driver" in doctor.stdout and "features" in doctor.stdout
     assert "You have " in doctor.stdout
@@ -265,6 +265,6 @@ def test_tuning_is_done_once_and_shown(place, own_choices, monkeypatch):
         assert len(json.loads(own_choices.read_text())) == 1
         times.append(own_choices.stat().st_mtime_ns)
     assert losses[0] == losses[1] and times[0] == times[1]
-    monkeypatch.setattr(machine, "training_speed", lambda config, device: 100.0)  # it takes seconds
+    monkeypatch.setattr(estimation, "training_speed", lambda config, device: 100.0)
     assert run_here("doctor", cwd=place).stdout.count("timed for hidden") == 1
     assert own_choices.stat().st_mtime_ns == times[0]

@@ -10,7 +10,7 @@ from e2e.tiny import CONFIG, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.runs.workload import largest_fitting
+from qlora_wgpu.runs.estimation import largest_fitting
 from qlora_wgpu.training.optimizer import Optimizer
 
 NO_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}

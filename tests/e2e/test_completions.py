@@ -13,7 +13,7 @@ from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.runs.batch_generate import prompts_of
-from qlora_wgpu.runs.exact_match import Prediction, questions
+from qlora_wgpu.runs.evaluation import Prediction, questions
 
 ROWS = [
     {"prompt": "what is 1?", "number": 7},

@@ -110,8 +110,8 @@ def folders(tmp_path_factory):
         stored = written(place / "stored", tensors, config | {"quantization_config": quantization})
         folder = ModelFolder.open(stored)
         for name in linears:
-            weight = folder.quantized(name)
-            values[name] = folder.float32(name) if weight is None else weight.dequantize()
+            weight = folder[name].quantized()
+            values[name] = folder[name].read() if weight is None else weight.dequantize()
             if weight is None:
                 values[name] = quantize_nf4(values[name]).dequantize()
         made[kind] = stored, written(place / "plain", values, config)
@@ -147,8 +147,8 @@ def test_trains_as_its_dequantized_weights(device, monkeypatch, folders, kind, o
 
 def test_a_warning_says_how_far_weights_moved(device, folders):
     stored = ModelFolder.open(folders["shuffled"][0])
-    names = [name for name in map(stored.weight_of, stored.names()) if "proj" in name]
-    values = [stored.float32(name) for name in names if stored.holds_quantized(name)]
+    weights = [w for tensor in stored.names() if (w := stored.weight_in(tensor)) is not None]
+    values = [weight.read() for weight in weights if weight.is_quantized]
     moved = np.concatenate([(quantize_nf4(v).dequantize() - v).reshape(-1) for v in values])
     whole = np.concatenate([v.reshape(-1) for v in values])
     percent = 100 * np.linalg.norm(moved) / np.linalg.norm(whole)
@@ -207,7 +207,7 @@ def test_merges_into_its_dequantized_weights(device, folders, tmp_path, kind):
     merged, expected = ModelFolder.open(tmp_path / "merged"), ModelFolder.open(plain)
     assert Counter(merged.names()) == Counter(expected.names())
     for name in expected.names():
-        values = expected.float32(name)
+        values = expected[name].read()
         if name.endswith("_proj.weight"):
             values = values.astype(ml_dtypes.bfloat16).astype(np.float32)
-        assert np.array_equal(merged.float32(name), values), name
+        assert np.array_equal(merged[name].read(), values), name

@@ -69,12 +69,12 @@ def logits(path, device, adapter=None, scheme="nf4"):
 def test_what_is_stored_is_what_is_computed(place, tmp_path, device) -> None:
     """The same logits as of a folder that holds what each tensor stands for."""
     folder = ModelFolder.open(place / "base.gguf")
-    assert (folder.dtype("model.layers.0.self_attn.q_proj.weight"), folder.is_quantized) == (
+    assert (folder["model.layers.0.self_attn.q_proj.weight"].stored_dtype, folder.is_quantized) == (
         "Q4_0",
         True,
     )
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    write_weights(tmp_path, {name: folder.float32(name) for name in folder.names()})
+    write_weights(tmp_path, {name: folder[name].read() for name in folder.names()})
     expected = logits(tmp_path, device, scheme="none")
     for scheme in ("nf4", "none"):
         assert np.abs(logits(place / "base.gguf", device, scheme=scheme) - expected).max() < 1e-5

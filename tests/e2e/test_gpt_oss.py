@@ -117,7 +117,7 @@ def test_merged(device, folders, tmp_path, kind):
     names = set(ModelFolder.open(folders[1]).names())
     assert set(merged.names()) == names and merged.config.get("quantization_config") is None
     dtype = {"stored": "BF16", "plain": "F32"}[kind]
-    assert merged.dtype("model.layers.1.mlp.experts.gate_up_proj") == dtype
+    assert merged["model.layers.1.mlp.experts.gate_up_proj"].stored_dtype == dtype
     assert config["dtype"] == "bfloat16"
     plain = QLoRAModel.from_pretrained(
         tmp_path / "merged", LORA, QuantConfig(scheme="none"), "float32", device

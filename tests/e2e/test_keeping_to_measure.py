@@ -8,15 +8,10 @@ from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.model import derived_weights, memory_plan
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.runs import evaluation
-from qlora_wgpu.runs import inference_memory as own
-from qlora_wgpu.runs.inference_memory import (
-    CombinedWorkload,
-    GenerationWorkload,
-    Rows,
-    read_within_room,
-)
+from qlora_wgpu.runs import evaluation, placement
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
+from qlora_wgpu.runs.placement import fit
+from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload
 
 KIND = "dequantized weights"
 
@@ -77,12 +72,12 @@ def test_a_third_of_the_machine_is_for_them_and_for_what_texts_read(place, devic
     layout = device_layout(
         source.pretrained, LoraConfig(r=1, lora_alpha=1), QuantConfig(), "bfloat16", device
     )
-    rows, texts = Rows(2, 64), GenerationWorkload(64, 80)
+    rows, texts = LossWorkload(2, 64), GenerationWorkload(64, 80)
     sizes, answer = [], True
-    monkeypatch.setattr(own, "has_room", lambda nbytes: sizes.append(nbytes) or answer)
+    monkeypatch.setattr(placement, "has_room", lambda nbytes: sizes.append(nbytes) or answer)
 
     def kept(reading, asked="auto"):
-        return read_within_room(layout, reading, device, Observer(), asked).offload.dequantized
+        return fit(reading, layout, device, Observer(), asked).layout.offload.dequantized
 
     assert kept(rows) and kept(CombinedWorkload([rows, texts])) and not kept(texts)
     assert sizes[1] - sizes[0] > layout.packed_sizes.nbytes > 0 and len(sizes) == 2

@@ -15,7 +15,7 @@ from e2e.tiny import weights as tiny_weights
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import nf4_entries, nf4_parts
+from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts
 from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export import merge
@@ -80,9 +80,9 @@ def test_merging_leaves_them_alone(device, mixed, tmp_path):
     merge(mixed, tmp_path / "adapter", tmp_path / "merged", base="dequantized")
     stored, merged = (ModelFolder.open(path) for path in (mixed, tmp_path / "merged"))
     for name in merged.names():
-        quantized = stored.quantized(name)
-        array = stored.float32(name) if quantized is None else quantized.dequantize()
-        assert np.array_equal(merged.float32(name), from_bfloat16(to_bfloat16(array))), name
+        quantized = stored[name].quantized()
+        array = stored[name].read() if quantized is None else quantized.dequantize()
+        assert np.array_equal(merged[name].read(), from_bfloat16(to_bfloat16(array))), name
 
 
 def memory(pretrained, device):

@@ -18,9 +18,9 @@ from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.runs import memory as required
-from qlora_wgpu.runs.inference_memory import GenerationWorkload, Rows, _shorter, read_within_room
-from qlora_wgpu.runs.memory import host_memory
+from qlora_wgpu.runs import placement as required
+from qlora_wgpu.runs.placement import Placement, fit, host_memory, of_other_lengths
+from qlora_wgpu.runs.workload import GenerationWorkload, LossWorkload
 
 PROMPT = ["--prompt", "what is 1 and 2?", "--max-new-tokens", 12]
 
@@ -53,7 +53,7 @@ def budget(place, device):
 
     def less_than_all(planned):
         memory = reading_memory(planned.plans(layout))
-        return sum(memory.values()) + _shorter(memory) - layout.embedding_bytes - MIB
+        return sum(memory.values()) + of_other_lengths(memory) - layout.embedding_bytes - MIB
 
     return less_than_all
 
@@ -84,23 +84,24 @@ def test_textures_that_are_given_up_are_told(place, device, monkeypatch):
     base = Pretrained.open(place / "model")
     plain = device_layout(base, LoraConfig(r=4), QuantConfig(), "bfloat16", device)
     layout = plain.changed(profile=cpu_profile(8, 10, in_textures=True, short_loops=True))
-    buffers, rows, told = layout.changed(offload=OffloadPlan(in_buffers=True)), Rows(1, 64), Notes()
+    buffers = layout.changed(offload=OffloadPlan(in_buffers=True))
+    rows, told = LossWorkload(1, 64), Notes()
     within = reading_memory(rows.plans(layout))
     least = sum(reading_memory(rows.plans(buffers)).values())
     assert least < sum(within.values())
-    monkeypatch.setattr(device, "budget", least + _shorter(within))
-    assert read_within_room(layout, rows, device, told).offload == buffers.offload
+    monkeypatch.setattr(device, "budget", least + of_other_lengths(within))
+    assert fit(rows, layout, device, told).layout.offload == buffers.offload
     (text,) = told.texts
     assert re.fullmatch(
         "to keep within .* MiB of device memory, intermediates lie in buffers .*", text
     )
-    monkeypatch.setattr(device, "budget", sum(within.values()) + _shorter(within))
-    assert read_within_room(layout, rows, device, told).offload.in_buffers is False
+    monkeypatch.setattr(device, "budget", sum(within.values()) + of_other_lengths(within))
+    assert fit(rows, layout, device, told).layout.offload.in_buffers is False
     assert len(told.texts) == 1
 
 
 def test_a_budget_changes_no_loss(place, budget):
-    least = budget(Rows(1, 32))
+    least = budget(LossWorkload(1, 32))
     plain = done(place, "eval", "run", "--json")
     budgeted = done(place, "eval", "run", f"device.memory={least}B", "--json")
     assert json.loads(budgeted.stdout) == json.loads(plain.stdout)
@@ -153,28 +154,27 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
         OffloadPlan(streamed_layers=6), keep=keep,
     )  # fmt: skip
-    waiting, told, plans = (
-        Counter(layout.weights_on_host()),
-        Plans(),
-        GenerationWorkload(24, 36).plans(layout),
-    )
-    whole = host_memory(layout, waiting, plans, trains=False)
+    texts, told = GenerationWorkload(24, 36), Plans()
+    waiting, plans = layout.weights_on_host(), texts.plans(layout)
+
+    def placed(on_device):
+        return Placement(layout, texts, plans, Counter(base=on_device), waiting, "")
+
+    whole = host_memory(placed(0))
     free = sum(whole.values()) - whole["process"] + 1000
     monkeypatch.setattr(required, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
-    required.require_host_room(layout, waiting, device, 1000, told, plans, trains=False)
+    required.require_host_room(placed(1000), device, told)
     ((memory, mapped),) = told.host
     assert mapped == layout.placement.mapped_bytes and waiting.items() <= memory.items()
     assert {"process", "kernels", "adapter", "work"} <= memory.keys()
     assert (layout.placement.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
-        required.require_host_room(
-            layout, waiting, device, 8 * MIB, told, plans, trains=False
-        )  # fmt: skip
+        required.require_host_room(placed(8 * MIB), device, told)
     monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
     monkeypatch.setattr(required, "container_limit", lambda: MIB)  # less than is taken already
     with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
-        required.require_host_room(layout, waiting, device, 0, told, plans, trains=False)
+        required.require_host_room(placed(0), device, told)
 
 
 def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):

@@ -14,6 +14,7 @@ from qlora_wgpu.families import parts
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.model import model_plan
 from qlora_wgpu.runs import opening
+from qlora_wgpu.runs.workload import TrainingWorkload
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import check_ids
 from qlora_wgpu.training.observers import EVENTS
@@ -70,7 +71,7 @@ def counts(monkeypatch):
     """How often a folder is opened, a config.json interpreted, and each step traced."""
     monkeypatch.delenv(opening.VERIFY_VARIABLE)
     counts, checking = Counter(), []
-    run_launches = opening.run_launches
+    launches_of = TrainingWorkload.launches
     open_folder, read = ModelFolder.open, parts.DecoderFamily.read
     trace_step, logits_graphs = model_plan.trace_step, model_plan.ModelPlan.logits_graphs
 
@@ -93,7 +94,7 @@ def counts(monkeypatch):
     def checked_launches(*args):
         """A text names what the driver is checked for; a run's own may be as long by chance."""
         checking.append(True)
-        launches = list(run_launches(*args))
+        launches = list(launches_of(*args))
         checking.pop()
         return launches
 
@@ -101,7 +102,7 @@ def counts(monkeypatch):
     monkeypatch.setattr(parts.DecoderFamily, "read", counted_read)
     monkeypatch.setattr(model_plan, "trace_step", counted_step)
     monkeypatch.setattr(model_plan.ModelPlan, "logits_graphs", counted_hidden)
-    monkeypatch.setattr(opening, "run_launches", checked_launches)
+    monkeypatch.setattr(TrainingWorkload, "launches", checked_launches)
     return counts
 
 
@@ -124,14 +125,13 @@ def test_nothing_is_opened_interpreted_or_traced_twice(place, counts):
 @pytest.mark.full
 def test_another_profile_is_traced_anew(place, counts, monkeypatch):
     """Where the tuner cuts kernels otherwise, the first plan is not the one that runs."""
-    from qlora_wgpu.runs import planning
     from qlora_wgpu.tuning.tuner import Choice
 
     def choose(device, task, another, progress):
         device.profile = dataclasses.replace(device.profile, logits_bytes=1 << 18)
         return Choice(device.profile, ("all: smaller chunks",))
 
-    monkeypatch.setattr(planning, "tuned", choose)
+    monkeypatch.setattr(opening, "tuned", choose)
     observer = Recorder()
     qlora_wgpu.train(
         place / "run.yaml",

@@ -52,7 +52,7 @@ def skipped(folder):
 
 def in_4_bits(folder):
     opened = ModelFolder.open(folder)
-    return {name for name in opened.names() if opened.weight_format(name) is not None}
+    return {name for name in opened.names() if opened[name].format is not None}
 
 
 def test_a_plain_model(tmp_path):

@@ -111,7 +111,7 @@ def test_nf4_is_uploaded_as_quantized(tmp_path, double):
         assert np.array_equal(held[: stored.size], stored) and held.size % 4 == 0
         assert held.size - stored.size < 4 and not held[stored.size :].any()
     maps = bytes_of(weight.maps).view(np.float32)
-    assert np.array_equal(maps[:16], expected.quant_map)
+    assert np.array_equal(maps[:16], expected.format.quant_map)
     assert (weight.nested_absmax is not None) == double
     if double:
         assert np.array_equal(maps[16:272], expected.nested_quant_map)

@@ -20,7 +20,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
-from qlora_wgpu.runs.memory import beyond_a_binding, beyond_a_texture, require_bindings
+from qlora_wgpu.runs.placement import beyond_a_binding, beyond_a_texture, require_bindings
 
 BINDING = TEXTURE = 128 << 20
 SMALL = {

@@ -22,7 +22,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, assistant_spans
+from support.spans import assistant_spans
+
+from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate
 from qlora_wgpu.data.canonical_messages import canonical_tools
 from qlora_wgpu.data.messages import checked_messages
 from qlora_wgpu.errors import QLoRAError

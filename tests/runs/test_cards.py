@@ -11,8 +11,9 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import Search, fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs import workload as planned
-from qlora_wgpu.runs.workload import LENGTHS, Target
+from qlora_wgpu.runs import estimation as planned
+from qlora_wgpu.runs.estimation import LENGTHS, WaitingRows
+from qlora_wgpu.runs.workload import Target, totals
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +26,14 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     monkeypatch.setattr(planned, "GIB", MIB)
     monkeypatch.setattr(planned, "room_of", lambda nbytes: nbytes)
     monkeypatch.setattr(planned, "SIZES", (2, 13, 16, 20, 30))
-    plans = planned.plans_for_cards(workload)
-    here, row = Target(), replace(workload, batch=1, checkpointing=True)
+    plans = tuple(planned.plans_for_cards(workload))
+    layout = workload.layout(Target())
+    row = replace(workload.step, batch=1, checkpointing=True)
+    total = totals(layout, row)
 
     def fits(seq, room):
-        wanted = replace(row, seq=seq)
         try:
-            return fit_to_budget(here.layout(wanted), wanted.options, room).total <= room
+            return fit_to_budget(layout, replace(row, seq=seq), room).total <= room
         except OutOfMemoryError:
             return False
 
@@ -45,8 +47,8 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     assert fits(some.longest_seq, some.room) and not fits(2 * some.longest_seq, some.room)
     some = plans[2]
     longer = next(length for length in LENGTHS if length > some.resident_seq)
-    assert (here.total(replace(row, seq=some.resident_seq)) or 0) <= some.room
-    assert (here.total(replace(row, seq=longer)) or 0) > some.room
+    assert (total(seq=some.resident_seq) or 0) <= some.room
+    assert (total(seq=longer) or 0) > some.room
     downs = [plan.slow_down for plan in plans[1:]]
     assert downs == sorted(downs, reverse=True) and downs[0] > 1 and downs[-1] == 1
     shown = [str(cell) for column in cards_table(plans, 1, 256).columns for cell in column.cells]
@@ -70,10 +72,10 @@ def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, mon
     monkeypatch.setattr(planned, "LENGTHS", lengths)
     config = with_head_dim(traced_configs()[family], 24) | sizes | {"max_position_embeddings": 4096}
     base = runs.estimate("S", seq=64).workload
-    row = replace(base, pretrained=Pretrained.from_config(config), batch=1, checkpointing=True)
-    totals = Target().totals(row)
-    waiting = planned._Waiting(totals)
-    least = [Search(totals.layout, totals.options(seq=n)).least().total for n in lengths]
+    layout = replace(base, pretrained=Pretrained.from_config(config)).layout(Target())
+    row = replace(base.step, batch=1, checkpointing=True)
+    waiting = WaitingRows(layout, row)
+    least = [Search(layout, replace(row, seq=n)).least().total for n in lengths]
     assert least == sorted(least)  # so the shorter ones have room, too
     for room in (least[2], least[2] - 1, (least[0] + least[1]) // 2, least[0] - 1, least[1]):
         fitting = [n for n, total in zip(lengths, least, strict=True) if total <= room]

@@ -29,16 +29,15 @@ def exported(monkeypatch, tmp_path):
             write=lambda path, progress: path.write_bytes(b"GGUF"),
         )  # fmt: skip
         written = SimpleNamespace(template=None, kind="text", tokenizer=None)
-        check = SimpleNamespace(
-            trained=lambda settings: settings.quant.scheme,
-            drift=lambda trained, path: drift(lost[trained]),
-        )
         for name, value in {
             "MergedWeights": lambda *given: SimpleNamespace(folder=folder),
             "_text_folder": lambda *given: nullcontext(tmp_path),
             "read_prompt_files": lambda folder: written, "tokenizer_folder": lambda folder: None,
             "gguf_model": lambda *given: made, "_modelfile": lambda *given: "FROM ./new.gguf\n",
-            "_difference": lambda *given, **options: None, "_Check": lambda *given: check,
+            "_difference": lambda *given, **options: None,
+            "OpenedModel": SimpleNamespace(open=lambda path: None),
+            "measure_trained": lambda source, adapter, settings, observer: settings.quant.scheme,
+            "measure_drift": lambda trained, *given: drift(lost[trained]),
         }.items():  # fmt: skip
             monkeypatch.setattr(exporting, name, value)
         settings = Config.model_validate({"model": {"path": "base"}, "quant": {"scheme": scheme}})

@@ -14,7 +14,7 @@ from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu import memory as sizes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.runs import machine
+from qlora_wgpu.runs import estimation
 from qlora_wgpu.runs.workload import Target
 from qlora_wgpu.selfcheck.results import Result
 
@@ -29,25 +29,25 @@ def card(name="A card", kind="DiscreteGPU"):
 @pytest.mark.slow
 @pytest.mark.parametrize(("gib", "largest"), [(0.1, None), (0.9, "135M"), (4, "1B")])
 def test_what_fits(monkeypatch, gib, largest):
-    small = {name: machine._SIZES[name] for name in ("1B", "0.5B", "135M")}
-    monkeypatch.setattr(machine, "_SIZES", small)
-    assert machine.largest_model(Target(), int(gib * 2**30)) == largest
+    small = {name: estimation._SIZES[name] for name in ("1B", "0.5B", "135M")}
+    monkeypatch.setattr(estimation, "_SIZES", small)
+    assert estimation.largest_model(Target(), int(gib * 2**30)) == largest
 
 
 def test_a_gpu_is_told_with_its_memory(monkeypatch):
     monkeypatch.setattr(sizes, "_own_memory", lambda name: 3 << 30)
-    monkeypatch.setattr(machine, "largest_model", lambda target, room: f"{room / 2**30:.1f}B")
-    assert "A card with 3 GiB: QLoRA" in machine.what_it_means(card())
-    assert "up to 2.7B parameters fits" in machine.what_it_means(card())
+    monkeypatch.setattr(estimation, "largest_model", lambda target, room: f"{room / 2**30:.1f}B")
+    assert "A card with 3 GiB: QLoRA" in estimation.what_it_means(card())
+    assert "up to 2.7B parameters fits" in estimation.what_it_means(card())
     monkeypatch.setattr(sizes, "_own_memory", lambda name: None)
-    assert "does not tell its memory" in machine.what_it_means(card())
+    assert "does not tell its memory" in estimation.what_it_means(card())
     # One that has no memory of its own shares the machine's.
-    assert machine.memory_size(card(kind="IntegratedGPU")) > 2**29
+    assert estimation.memory_size(card(kind="IntegratedGPU")) > 2**29
 
 
 def test_the_processor_is_told_with_a_time(monkeypatch):
-    monkeypatch.setattr(machine, "training_speed", lambda config, device: 123.4)
-    text = machine.what_it_means(card(kind="CPU"))
+    monkeypatch.setattr(estimation, "training_speed", lambda config, device: 123.4)
+    text = estimation.what_it_means(card(kind="CPU"))
     assert "You have no GPU" in text and "about 120 tokens/s" in text and "27 minutes" in text
 
 
@@ -91,11 +91,15 @@ def test_a_quick_doctor_is_not_asked_for_all_checks():
 def test_the_largest_model_is_the_first_that_fits(monkeypatch):
     totals = {3: None, 2: 500, 1: 100}
     sizes = {f"{n}B": {"n": n} for n in totals}
-    monkeypatch.setattr(machine, "_SIZES", sizes)
-    monkeypatch.setattr(machine.Pretrained, "from_config", lambda config: config["n"])
-    monkeypatch.setattr(machine, "Workload", lambda base, *more: base)
-    target = SimpleNamespace(total=totals.__getitem__)
-    found = [machine.largest_model(target, room) for room in (99, 100, 499, 500, 10**9)]
+    monkeypatch.setattr(estimation, "_SIZES", sizes)
+    monkeypatch.setattr(estimation.Pretrained, "from_config", lambda config: config["n"])
+
+    def made(base, step):
+        layout = SimpleNamespace(total=lambda step: totals[base])
+        return SimpleNamespace(layout=lambda target: layout)
+
+    monkeypatch.setattr(estimation, "TrainingWorkload", made)
+    found = [estimation.largest_model(Target(), room) for room in (99, 100, 499, 500, 10**9)]
     assert found == [None, "1B", "1B", "2B", "2B"]
 
 

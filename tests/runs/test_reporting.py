@@ -65,7 +65,7 @@ def test_texts_between_the_first_and_the_last_are_shown_with_their_steps(reporte
     ]  # fmt: skip
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reporter.started(30, 0, {})
-    assert reporter._story.between == {"p": [(1, "one"), (4, "four")], "q": [(4, "other")]}
+    assert reporter._texts_between() == {"p": [(1, "one"), (4, "four")], "q": [(4, "other")]}
 
 
 def test_a_page_that_cannot_be_written_is_told_at_the_end_alone(reporter, monkeypatch):

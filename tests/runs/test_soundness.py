@@ -1,7 +1,6 @@
 """Kernels that a driver refuses or computes wrongly give way, and training goes on rightly."""
 
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,8 +18,8 @@ from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import opening
-from qlora_wgpu.runs.opening import open_device, run_launches, verified_layout
-from qlora_wgpu.runs.training import _open_model
+from qlora_wgpu.runs.opening import load_training, open_device, verified_layout
+from qlora_wgpu.runs.workload import TrainingWorkload
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
 from qlora_wgpu.training import Observer
 
@@ -96,7 +95,7 @@ def settled(device, folder, profile):
         device.profile = profile
         return device
 
-    launches = partial(run_launches, settings, length=24)
+    launches = TrainingWorkload.of(settings, base, 24).launches
     return verified_layout(device, another, launches, layout, notes), notes.texts
 
 
@@ -181,10 +180,9 @@ def test_checks_know_no_budget(monkeypatch):
     def seen(device, open_device, *_):
         raise Seen(open_device().budget)
 
-    monkeypatch.setattr("qlora_wgpu.runs.training.verified_layout", seen)
+    monkeypatch.setattr("qlora_wgpu.runs.opening.verified_layout", seen)
     settings = Config.model_validate({"model": {"path": "m"}, "device": {"memory": "1MiB"}})
-    source = SimpleNamespace(
-        pretrained=SimpleNamespace(folder=SimpleNamespace(start_fingerprint=lambda: None))
-    )
+    base = SimpleNamespace(folder=SimpleNamespace(start_fingerprint=lambda: None))
+    placed = SimpleNamespace(workload=TrainingWorkload.of(settings, base, 24), layout=None)
     with pytest.raises(Seen, match="None"):
-        _open_model(settings, source, None, None, None, Observer())
+        load_training(settings, placed, None, Observer(), Observer())

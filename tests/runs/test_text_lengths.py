@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.generation import QLoRAModel
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
+from qlora_wgpu.runs.workload import GenerationWorkload
 
 
 @pytest.mark.parametrize(

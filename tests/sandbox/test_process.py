@@ -23,7 +23,7 @@ HANG = ("(a*)*!", "a" * 60)
 
 @pytest.fixture
 def child():
-    process_of_templates = ChildProcess("templates")
+    process_of_templates = ChildProcess("sandbox.templates")
     yield process_of_templates
     process_of_templates.close()
 
@@ -31,7 +31,7 @@ def child():
 @pytest.fixture
 def matcher(monkeypatch):
     monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
-    process_of_expressions = ChildProcess("expressions")
+    process_of_expressions = ChildProcess("sandbox.expressions")
     yield process_of_expressions
     process_of_expressions.close()
 
@@ -49,6 +49,8 @@ def test_answers_and_errors_come_back(child) -> None:
     with pytest.raises(DataError, match="refuses this conversation: no"):
         rendered(child, "{{ raise_exception('no') }}")
     with pytest.raises(TokenizerError, match="stopped"):
+        rendered(child, "{{ messages.append(1) }}")
+    with pytest.raises(Stopped, match="needs more than 512 MB of memory"):
         rendered(child, "{{ 'x' * 10**9 }}")
 
 
@@ -100,14 +102,14 @@ def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
 
 def test_a_process_that_cannot_start_says_why() -> None:
     with pytest.raises(QLoRAError, match=r"for nothing cannot start: ModuleNotFoundError"):
-        ChildProcess("nothing").call(expressions._fits, "a", "a")
+        ChildProcess("sandbox.nothing").call(expressions._fits, "a", "a")
 
 
 def test_one_whose_setup_fails_is_set_up_again() -> None:
-    broken = ChildProcess("tokenizers", (tokenizers._load, b"{"))
+    broken = ChildProcess("sandbox.tokenizers", (tokenizers._load, b"{"))
     for _ in range(2):
         with pytest.raises(TokenizerError, match="refuses it"):
-            broken.call(tokenizers._vocab_size, True)
+            broken.call(tokenizers._ask, "get_vocab_size")
 
 
 @pytest.mark.slow
@@ -117,6 +119,15 @@ def test_memory(child, monkeypatch) -> None:
     grow += "{% set n.l = n.l + ['x' * 9000000 ~ i] %}{% endfor %}"
     with pytest.raises(Stopped, match="512 MB of memory"):
         rendered(child, grow)
+
+
+def test_memory_is_watched_where_the_system_does_not_limit_it(child, monkeypatch) -> None:
+    monkeypatch.setattr(process, "_LIMITED", False)
+    assert rendered(child, "a") == "a"
+    monkeypatch.setattr(process, "CHILD_BYTES", 100 << 20)
+    with pytest.raises(Stopped, match="needs more than 100 MB of memory"):
+        rendered(child, "{% set a = 'x' * 10**8 * 2 %}{{ 7 ** 7 ** 9 }}")
+    assert rendered(child, "b") == "b"
 
 
 def test_a_process_that_was_killed_is_replaced(child) -> None:
@@ -161,7 +172,7 @@ def test_no_orphan_is_left_by_a_parent_that_is_killed() -> None:
 from qlora_wgpu.sandbox import expressions, process
 from qlora_wgpu.sandbox.process import ChildProcess
 process.CHILD_SECONDS = 0.3
-child = ChildProcess("expressions")
+child = ChildProcess("sandbox.expressions")
 child.call(expressions._fits, "a", "a")
 print(child._process.pid, flush=True)
 child.call(expressions._fits, *{HANG!r})

@@ -12,7 +12,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs.opening import run_launches
+from qlora_wgpu.runs.workload import TrainingWorkload
 from qlora_wgpu.selfcheck.coverage import Footprint, covering
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
     layout = ModelPlan(
         Pretrained.from_config(config), lora, quant, dtype, profile=profile, max_binding=1 << 27
     )
-    return list(run_launches(settings, layout, length))
+    return list(TrainingWorkload.of(settings, layout.pretrained, length).launches(layout))
 
 
 @pytest.mark.parametrize("share", range(4))
@@ -143,7 +143,7 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     layout = ModelPlan(
         base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
     )
-    ran = list(run_launches(settings, layout, 24))
+    ran = list(TrainingWorkload.of(settings, layout.pretrained, 24).launches(layout))
     paths = {launch.path for launch in ran}
     assert ("preference/divergence.wgsl" in paths) == (objective == "kto")
     _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
@@ -168,7 +168,7 @@ def test_every_statement_of_an_update_is_checked(device, name, optimizer, gradie
         QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27,
         forms=AdapterDtypes.of(settings),
     )  # fmt: skip
-    ran = list(run_launches(settings, layout, 24))
+    ran = list(TrainingWorkload.of(settings, layout.pretrained, 24).launches(layout))
     _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
@@ -237,7 +237,10 @@ def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, n
         layout = ModelPlan(
             base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
         )
-        paths = {launch.path for launch in run_launches(settings, layout, 24)}
+        paths = {
+            launch.path
+            for launch in TrainingWorkload.of(settings, layout.pretrained, 24).launches(layout)
+        }
         assert not layout.packed_weights.nbytes and not layout.packed_weights.needs_fill
         return {path for path in paths if "few_rows/strip" in path}
 

@@ -10,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from qlora_wgpu.errors import LOST
 from qlora_wgpu.mapped_files import map_file, map_listeners
 from qlora_wgpu.supervision import child
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import LOST, let_through
+from qlora_wgpu.supervision.processes import let_through
 
 journal = Journal.inherited()
 child.begin(journal)

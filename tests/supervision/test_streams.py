@@ -1,4 +1,4 @@
-"""Commands that are begun without standard streams, as services and cron begin some."""
+"""Standard streams that are closed from the start, have no reader, or are full."""
 
 import errno
 import io
@@ -8,25 +8,50 @@ import sys
 from pathlib import Path
 
 import pytest
+from e2e.tiny import write_chats, write_model
 
+from qlora_wgpu.cli._display import TrainingDisplay
+from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.supervision import streams
-from qlora_wgpu.supervision.streams import NamedStream
+from qlora_wgpu.supervision.streams import Output
 
 CLOSED = "import os; [os.close(i) for i in {}]; os.execv({!r}, {!r})"
+COMMAND = [sys.executable, "-m", "qlora_wgpu"]
+FULL = Path("/dev/full")
+INIT = ("init", "--model", "model", "--data", "chats.jsonl")
+NO_ROOM = "the standard output: No space left on device"
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 
 
-def run_without(closed, *args, cwd):
-    """A command that is begun with these of its standard streams closed."""
-    command = [sys.executable, "-m", "qlora_wgpu", *args]
-    code = CLOSED.format(closed, sys.executable, command)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
+@pytest.fixture
+def folder(tmp_path):
+    write_model(tmp_path / "model")
+    write_chats(tmp_path / "chats.jsonl", 4)
+    (tmp_path / "data.yaml").write_text("{model: {path: model}, data: {train: chats.jsonl}}")
+    return tmp_path
+
+
+def run(*arguments, cwd, **streams):
+    """A command, its streams buffered as a user's are."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYTHONUNBUFFERED", None)
+    return subprocess.run(
+        [*COMMAND, *arguments], text=True, check=False, cwd=cwd, env=environment, **streams
+    )
+
+
+# ---- closed from the start, as services and cron begin some commands -----------------------------
 
 
 @pytest.mark.cover(closed=[(1,), (0, 1, 2)])
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
 def test_they_end_as_with_streams(closed, tmp_path):
-    done = run_without(closed, "data", "none.yaml", cwd=tmp_path)
+    code = CLOSED.format(closed, sys.executable, [*COMMAND, "data", "none.yaml"])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 2
     told = "" if 2 in closed else "error: the configuration file none.yaml does not exist"
     assert done.stderr.strip() == told
@@ -48,42 +73,178 @@ def test_what_is_opened_next_takes_no_streams_place(tmp_path):
     assert (tmp_path / "file").read_bytes() == b""
 
 
+# ---- a pipe that nobody reads, as `| head -1` leaves it ------------------------------------------
+
+
+def into_closed(*arguments, cwd, both=False):
+    """The exit code of a command, and what it says on stderr unless that is closed, too."""
+    read, written = os.pipe()
+    os.close(read)
+    try:
+        done = run(*arguments, cwd=cwd, stdout=written, stderr=written if both else subprocess.PIPE)
+    finally:
+        os.close(written)
+    return done.returncode, done.stderr or ""
+
+
+@pytest.mark.cover(arguments=[("--help",), INIT])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("train", "--help"), ("--version",), ("estimate", "model"), INIT],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_it_goes_on_to_its_own_end(folder, arguments):
+    assert into_closed(*arguments, cwd=folder) == (0, "")
+    assert (folder / "run.yaml").is_file() == (arguments is INIT)
+
+
+@pytest.mark.full
+def test_texts_that_nobody_reads_are_no_error(folder):
+    code, told = into_closed("data", "data.yaml", "--json", cwd=folder)
+    assert code == 0 and "Traceback" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("estimate", "nowhere"), ("estimate", "--nothing")])
+def test_an_error_that_nobody_reads_keeps_its_exit_code(folder, arguments):
+    assert into_closed(*arguments, cwd=folder, both=True)[0] == 2
+
+
 def test_a_pipe_without_a_reader_is_one_on_windows(monkeypatch):
     class Closed(io.StringIO):
         def write(self, text):
             raise OSError(errno.EINVAL, "Invalid argument")
 
-    stream = NamedStream(Closed(), "the standard output")
-    with pytest.raises(OSError, match="Invalid argument: 'the standard output'") as told:
-        stream.write("text")
-    assert not isinstance(told.value, BrokenPipeError)
+    with pytest.raises(QLoRAError, match="to the standard output: Invalid argument"):
+        Output(Closed()).write("text")
     monkeypatch.setattr(streams, "_OF_CLOSED_PIPES", (errno.EPIPE, errno.EINVAL))
-    with pytest.raises(BrokenPipeError, match="the standard output"):
+    with pytest.raises(SystemExit) as end:
+        Output(Closed()).write("text")
+    assert end.value.code == 0
+    assert Output(Closed(), goes_on=True).write("text") == 4
+
+
+def test_nothing_is_tried_again_once_nobody_reads():
+    """Windows tells it once, and drops what was written."""
+
+    class Once(io.StringIO):
+        def flush(self):
+            self.times = getattr(self, "times", 0) + 1
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    raw = Once()
+    stream = Output(raw, goes_on=True)
+    for _ in range(3):
         stream.write("text")
+        stream.flush()
+    assert (raw.times, raw.getvalue()) == (1, "text")
 
 
-def test_a_pipe_that_told_once_that_it_has_no_reader_is_asked_no_more(monkeypatch, tmp_path):
-    """Windows has no other way to tell, and drops what was written: nothing fails again."""
-
-    class Once(io.TextIOWrapper):
-        def write(self, text):
-            raise OSError(errno.EPIPE, "Broken pipe")
-
-    with (tmp_path / "stdout").open("wb") as raw, (tmp_path / "stderr").open("w") as other:
-        monkeypatch.setattr(sys, "stdout", NamedStream(Once(raw), "the standard output"))
-        monkeypatch.setattr(sys, "stderr", other)
-        assert not streams.drop_closed()
-        with pytest.raises(BrokenPipeError):
-            sys.stdout.write("text")
-        assert streams.drop_closed()
+# ---- a disk that is full: it is said, and the exit code is 2 -------------------------------------
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell")
-def test_a_pipe_has_a_reader_until_it_is_closed():
-    there, here = os.pipe()
-    with os.fdopen(here, "w") as stream:
-        assert not streams._has_no_reader(stream)
-        os.close(there)
-        assert streams._has_no_reader(stream)
-    with Path(os.devnull).open("w") as stream:
-        assert not streams._has_no_reader(stream)
+@pytest.mark.cover(arguments=[("--help",), ("data", "data.yaml", "--json")])
+@needs_full
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("--version",), ("train", "--help"), ("estimate", "model"), ("data", "data.yaml"),
+     ("data", "data.yaml", "--json")],
+    ids=" ".join,
+)  # fmt: skip
+def test_stdout_that_is_full(folder, arguments):
+    with FULL.open("w") as full:
+        done = run(*arguments, cwd=folder, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert said.endswith(NO_ROOM)
+    assert "Exception" not in done.stderr
+
+
+@pytest.mark.cover(arguments=[("train", "nosuch.yaml"), ("nosuch",)])
+@needs_full
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "nosuch.yaml"), ("train",), ("nosuch",), ("estimate", "model", "--nothing")],
+    ids=" ".join,
+)
+def test_stderr_that_is_full_leaves_the_exit_code(folder, arguments):
+    with FULL.open("w") as full:
+        both = run(*arguments, cwd=folder, stdout=full, stderr=full)
+        one = run(*arguments, cwd=folder, stdout=subprocess.PIPE, stderr=full)
+    assert (both.returncode, one.returncode, one.stdout) == (2, 2, "")
+
+
+@needs_full
+@pytest.mark.slow
+def test_a_command_does_not_hang_on_what_stderr_takes(folder):
+    with FULL.open("w") as full:
+        done = run("estimate", "model", cwd=folder, stdout=subprocess.PIPE, stderr=full)
+    assert done.returncode == 0 and "model" in done.stdout
+
+
+class Full(io.StringIO):
+    """A disk that is full after some characters."""
+
+    room = 40
+
+    def write(self, text):
+        if self.tell() + len(text) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(text)
+
+
+def test_elsewhere_a_full_disk_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(QLoRAError, match="No space left"):
+        Terminal().print("a" * 50)
+
+
+# ---- what a run shows, which neither ends --------------------------------------------------------
+
+
+def test_a_display_outlives_a_full_disk(monkeypatch):
+    full, told = Full(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", full)
+    monkeypatch.setattr(sys, "stderr", told)
+    with TrainingDisplay(Terminal(lasting=True)) as display:
+        for text in ("one", "two", "a" * 50, "b"):
+            display.note(text)
+        display.activity("reading")
+    assert full.getvalue() == "note: one\nnote: two\n"
+    assert told.getvalue() == (
+        "warning: nothing more can be shown (No space left on device): the run goes on\n"
+    )
+
+
+def test_a_program_without_output(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    Terminal(lasting=True).print("nothing")
+
+
+SHOWS = """
+import sys
+from qlora_wgpu.cli._terminal import Terminal
+console = Terminal(lasting=True)
+for number in range(3):
+    console.print("x" * 70000)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_closed_pipe_ends_nothing(both):
+    as_in_runs = 'import os, sys\nsys.stderr = os.fdopen(os.dup(2), "w", buffering=1)\n'
+    program = as_in_runs + SHOWS if both else SHOWS + 'sys.stderr.write("done")'
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if both else subprocess.PIPE,
+    )  # fmt: skip
+    process.stdout.read(10)
+    process.stdout.close()
+    _, told = process.communicate("\n" * 3)
+    assert process.returncode == 0
+    warning = "warning: nothing more can be shown (Broken pipe): the run goes on\ndone"
+    assert told == (None if both else warning)

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from qlora_wgpu.errors import LOST
 from qlora_wgpu.supervision import parent, processes
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import AGAIN, HUNG, LOST, crash_name
+from qlora_wgpu.supervision.processes import AGAIN, HUNG, crash_name
 
 CRASH = -signal.SIGABRT
 
@@ -26,6 +27,7 @@ def supervised(monkeypatch, capsys):
 
         def one(arguments, journal, *, own_group):
             assert own_group == (arguments[0] in ("train", "worker"))
+            journal.forget_process()
             made.append(" ".join(arguments))
             code, *notes = next(todo)
             for note in notes:
@@ -103,10 +105,17 @@ def test_progress_gives_new_attempts(supervised):
 
 
 def test_an_exit_before_anything_was_done_is_a_crash(supervised):
-    code, made, told = supervised("data", attempts=[(0,)])
+    code, made, told = supervised("merge", attempts=[(0,)])
     assert code == 2 and len(made) == 1
     assert told[0].startswith("error: the GPU's driver ended the process (exit code 0, before any")
-    assert supervised("data", attempts=[(0, done)]) == (0, ["data"], [])
+    assert supervised("merge", attempts=[(0, done)]) == (0, ["merge"], [])
+
+
+def test_what_needs_no_process_gets_none(supervised):
+    for command in ([], ["push", "a"], ["init"], ["trian"], ["train", "--help"]):
+        assert supervised(*command, attempts=[]) == (None, [], [])
+    for command in (["generate", "--prompt", "--help"], ["train", "a", "--help"]):
+        assert supervised(*command, attempts=[(3,)])[0] == 3
 
 
 def test_what_was_tried_is_told_once(supervised):
@@ -132,7 +141,7 @@ def test_a_process_that_is_killed_from_outside(supervised):
 
 def test_a_crash_under_a_memory_limit_is_not_the_drivers(supervised, monkeypatch):
     monkeypatch.setattr(processes, "memory_limit", lambda: 3 << 30)
-    _, _, told = supervised("data", attempts=[(CRASH, died("why"))])
+    _, _, told = supervised("eval", attempts=[(CRASH, died("why"))])
     assert told[0].startswith(
         "error: the process ended (SIGABRT: why), and it may have no more than 3,072 MiB of "
         "address space (ulimit -v): raise that limit"
@@ -150,7 +159,7 @@ def test_a_file_that_was_cut_while_it_was_mapped(supervised, tmp_path, verb):
         journal.note_mapped(str(whole), 100)
         journal.note_mapped(str(path), 65_536)
 
-    ended = (-signal.SIGBUS, mapped, saved("step-1"))
+    ended = (-signal.SIGBUS, mapped, *[saved("step-1")] * (verb == "train"))
     code, made, told = supervised(verb, attempts=[ended])
     assert code == 2 and made == [verb]
     kept = "; step-1 is kept, and --resume goes on from it" if verb == "train" else ""

@@ -11,7 +11,7 @@ def allocating_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """The device of all runs from now on; their losses and norms are ones."""
     device = Device()
     monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-    monkeypatch.setattr("qlora_wgpu.runs.training.verified_layout", lambda *given: given[3])
+    monkeypatch.setattr("qlora_wgpu.runs.opening.verified_layout", lambda *given: given[3])
     monkeypatch.setattr("qlora_wgpu.training.references._keep", lambda *given: None)  # zeros
     monkeypatch.setattr(Device, "pipeline", lambda *given: None)
     monkeypatch.setattr(Device, "bind_group", lambda *given: None)

@@ -189,7 +189,7 @@ def _read(file: GGUFFile) -> Any:
 
 
 def _shapes(folder: GGUFFolder) -> Any:
-    return sorted((name, folder.shape(name)) for name in folder.names())
+    return sorted((name, folder[name].shape) for name in folder.names())
 
 
 def _others(value: Any) -> list[Any]:
@@ -226,8 +226,8 @@ def _stored(file: GGUFFile, name: str) -> tuple[Any, ...]:
 
 
 def _weight(folder: GGUFFolder, name: str) -> list[Any]:
-    digest = "" if name.endswith(_COMPUTED) else _digest(folder.float32(name))
-    return [name, folder.shape(name), folder.dtype(name), digest]
+    digest = "" if name.endswith(_COMPUTED) else _digest(folder[name].read())
+    return [name, folder[name].shape, folder[name].stored_dtype, digest]
 
 
 def _digest(data: Any) -> str:

@@ -10,7 +10,7 @@ import time
 
 from qlora_wgpu import Observer, load_config
 from qlora_wgpu.gpu.memory import process_bytes
-from qlora_wgpu.runs import training
+from qlora_wgpu.runs import opening, training
 
 
 class Plans(Observer):
@@ -31,7 +31,7 @@ def main():
 
     threading.Thread(target=watch, daemon=True).start()
     # A driver is checked once, on a device of its own beside the run's.
-    training.verified_layout = lambda device, opens, launches, layout, observer: layout
+    opening.verified_layout = lambda device, opens, launches, layout, observer: layout
     training.train(load_config(sys.argv[1]), plans, resume="--resume" in sys.argv)
     told = {"device": plans.device, "host": plans.host, "mapped": plans.mapped, "peak": most[0]}
     print(json.dumps(told))

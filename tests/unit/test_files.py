@@ -25,7 +25,6 @@ PROGRAMS = ("benchmarks", "demo", "docs", "examples", "tools")
 DOORS = {
     "files.py",
     "checkpoint/atomic.py",
-    "checkpoint/file_lock.py",
     "supervision/journal.py",
     "sandbox/child.py",
     "supervision/streams.py",

@@ -14,9 +14,9 @@ from e2e.tiny import write_chats, write_model
 
 import qlora_wgpu
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.cli._model import target_file, write_figures
+from qlora_wgpu.cli._options import target_file, write_figures
 from qlora_wgpu.cli.init import init
-from qlora_wgpu.cluster.certificates import make_certificates
+from qlora_wgpu.cluster.security import make_certificates
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export.gguf_adapter import _write as write_gguf_adapter
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from qlora_wgpu.checkpoint.gguf.header import TYPES, Header, TensorPlace, read_h
 from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX, HeaderError, nearest
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import open_file
-from qlora_wgpu.mapped_files import note_map
+from qlora_wgpu.mapped_files import map_file
 from qlora_wgpu.presence import is_there
 
 SUFFIX = ".gguf"
@@ -29,14 +28,7 @@ class StoredTensor:
     """A tensor as a file has it."""
 
     place: TensorPlace  # its type and shape
-    data: npt.NDArray[np.uint8]  # its bytes, a view of the file
-    mapping: mmap.mmap | None  # the whole file; None of what is made of the metadata
-
-    def release(self) -> None:
-        """Gives its memory back; whoever reads it again has it from the file."""
-        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-            first = self.place.begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self.mapping.madvise(mmap.MADV_DONTNEED, first, self.place.end - first)
+    data: npt.NDArray[np.uint8]  # its bytes, a view of the file, or made of the metadata
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:
@@ -63,13 +55,12 @@ class GGUFFile:
         self._headers: list[npt.NDArray[np.uint8]] = []
         self._tensors: dict[str, StoredTensor] = {}
         self._made: dict[str, StoredTensor] = {}
-        for part, (header, mapping) in zip(paths, parts, strict=True):
-            data = np.frombuffer(mapping, np.uint8)
+        for part, (header, data) in zip(paths, parts, strict=True):
             self._headers.append(data[: header.nbytes])
             for name, place in header.tensors.items():
                 if name in self._tensors:
                     raise CheckpointError(f"{part} holds {brief(name)}, as another part does")
-                self._tensors[name] = StoredTensor(place, data[place.begin : place.end], mapping)
+                self._tensors[name] = StoredTensor(place, data[place.begin : place.end])
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -88,15 +79,10 @@ class GGUFFile:
         return found
 
     def add_number(self, name: str, value: float) -> None:
-        """Adds what is a tensor elsewhere and a number of the metadata here; ``names`` has it not.
-
-        Args:
-            name: What ``tensor`` finds it by.
-            value: The number.
-        """
+        """Adds a number of the metadata as what ``tensor`` finds; ``names`` has it not."""
         data = np.array([value], "<f4").view(np.uint8)
         place = TensorPlace(TYPES[0], (1,), 0, data.nbytes)
-        self._made[name] = StoredTensor(place, data, None)
+        self._made[name] = StoredTensor(place, data)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A small tensor of floating-point numbers."""
@@ -141,19 +127,16 @@ def split_name(name: str) -> tuple[str, int] | None:
     return None if found is None or int(found[3]) == 0 else (found[1], int(found[3]))
 
 
-def _open(path: Path) -> tuple[Header, mmap.mmap]:
+def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
     try:
         with open_file(path) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
             start = file.read(64)
             if start.startswith(LFS_PREFIX):
                 raise HeaderError("is a Git LFS pointer, not the weights: run git lfs pull")
             if not start:
                 raise HeaderError("is empty: download or copy it again")
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            note_map(mapping, path, file)
-            return read_header(memoryview(mapping), size), mapping
+            data = map_file(path, file)
+            return read_header(data.data), data
     except HeaderError as err:
         raise CheckpointError(f"{path} {err}") from err
     except OSError as err:

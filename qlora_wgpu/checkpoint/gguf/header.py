@@ -107,18 +107,14 @@ class Header:
     nbytes: int  # bytes of the header
 
 
-def read_header(data: memoryview, size: int) -> Header:
-    """Reads and checks a header.
-
-    Args:
-        data: The file's bytes, or its first ones.
-        size: Bytes of the whole file.
-    """
+def read_header(data: memoryview) -> Header:
+    """Reads and checks the header of a file of these bytes."""
+    size = len(data)
     if size < 24:
         raise HeaderError(f"is not a GGUF file: it has only {size} bytes")
     if bytes(data[:4]) != MAGIC:
         raise HeaderError("is not a GGUF file: it does not begin with GGUF")
-    cursor = _Cursor(data, size)
+    cursor = _Cursor(data)
     version = cursor.number("<I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -144,9 +140,9 @@ def read_header(data: memoryview, size: int) -> Header:
 class _Cursor:
     """Reads from the beginning on; everything is checked against what is there."""
 
-    def __init__(self, data: memoryview, size: int) -> None:
+    def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._size = size
+        self._size = len(data)
         self.at = len(MAGIC)
 
     def take(self, count: int, what: str = "its header") -> memoryview:
@@ -159,8 +155,6 @@ class _Cursor:
             )
         if end > GGUF_HEADER_BYTES:
             raise HeaderError(f"has a header of more than the {GGUF_HEADER_BYTES:,} bytes allowed")
-        if end > len(self._data):
-            raise EndOfData
         taken = self._data[self.at : end]
         self.at = end
         return taken
@@ -181,10 +175,6 @@ class _Cursor:
         if count > GGUF_STRINGS:
             raise HeaderError(f"has {what} with {count:,} strings, more than {GGUF_STRINGS:,}")
         return [self.string(what) for _ in range(count)]
-
-
-class EndOfData(Exception):
-    """More of the file is needed than the bytes at hand."""
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:

@@ -154,12 +154,7 @@ BY_ASCII = ("gpt-4o", "llama4", "tekken")
 
 
 def with_ascii_capitals(name: str, cut: Part) -> Part:
-    """How llama.cpp cuts texts where it tells capitals by ASCII: other letters are both.
-
-    Args:
-        name: The value of the key.
-        cut: tokenizer.json's ``pre_tokenizer``.
-    """
+    """How llama.cpp cuts texts where it tells capitals by ASCII: other letters are both."""
     if name not in BY_ASCII:
         return cut
     text = json.dumps(cut)

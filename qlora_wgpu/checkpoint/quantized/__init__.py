@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.quantized.bitsandbytes_files import BitsAndBytesFiles
-from qlora_wgpu.checkpoint.quantized.compressed_tensors import CompressedFiles
-from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
-from qlora_wgpu.checkpoint.quantized.float_files import Fp8Files, Mxfp4Files, Nvfp4Files
-from qlora_wgpu.checkpoint.quantized.group_files import AwqFiles, GptqFiles, as_awq_or_gptq
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.quantized.bitsandbytes import FourBitWeight, Int8Weight
+from qlora_wgpu.checkpoint.quantized.coded_weight import QuantizedFiles
+from qlora_wgpu.checkpoint.quantized.compressed_tensors import compressed_files
+from qlora_wgpu.checkpoint.quantized.float_weights import (
+    EXPERT_SCALES,
+    Fp8Weight,
+    Mxfp4ExpertFiles,
+    Mxfp4ExpertWeight,
+    Nvfp4Weight,
+)
+from qlora_wgpu.checkpoint.quantized.group_weights import (
+    AwqWeight,
+    GptqWeight,
+    as_awq_or_gptq,
+    awq_groups,
+    gptq_groups,
+)
+from qlora_wgpu.checkpoint.stored_weight import Files
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
-
-__all__ = ["BitsAndBytesFiles", "QuantizedFiles", "quantized_files"]
 
 _READ = (
     "bitsandbytes' NF4, FP4 and LLM.int8, AWQ, GPTQ and AutoRound, compressed-tensors, FP8 with a "
@@ -22,13 +33,11 @@ _READ = (
 )
 
 
-def quantized_files(
-    path: Path, files: Mapping[str, SafetensorsFile], config: Mapping[str, Any]
-) -> QuantizedFiles:
-    """The reader of a folder's quantized weights; one that finds none where there are none."""
+def quantized_files(path: Path, files: Files, config: Mapping[str, Any]) -> QuantizedFiles:
+    """A folder's quantized weights, of which there may be none."""
     quantization = config.get("quantization_config")
     if quantization is None:
-        return BitsAndBytesFiles(files, config)
+        return QuantizedFiles(files, config, Int8Weight, FourBitWeight)
     if not isinstance(quantization, Mapping):
         raise CheckpointError(
             f"{path / 'config.json'}: quantization_config must be an object, got "
@@ -37,20 +46,23 @@ def quantized_files(
     quantization = as_awq_or_gptq(quantization, path)
     method = quantization.get("quant_method", "bitsandbytes")
     if method == "bitsandbytes":
-        return BitsAndBytesFiles(files, config)
+        return QuantizedFiles(files, config, Int8Weight, FourBitWeight)
     if method == "compressed-tensors":
-        return CompressedFiles(files, config, quantization, path)
+        return compressed_files(files, config, quantization, path)
     if method == "awq":
-        return AwqFiles(files, config, quantization, path)
+        awq = partial(AwqWeight, groups=awq_groups(quantization, path))
+        return QuantizedFiles(files, config, awq)
     if method == "gptq":
-        return GptqFiles(files, config, quantization, path)
+        gptq = partial(GptqWeight, groups=gptq_groups(quantization, path))
+        return QuantizedFiles(files, config, gptq)
     if method == "mxfp4":
-        return Mxfp4Files(files, config)
+        return Mxfp4ExpertFiles(files, config, Mxfp4ExpertWeight, unused=EXPERT_SCALES)
     form = str(quantization.get("quant_algo")) if method == "modelopt" else ""
     if method in ("fp8", "fbgemm_fp8", "mxfp8") or form == "FP8":
-        return Fp8Files(files, config, _tile(path, quantization))
+        tile = _tile(path, quantization)
+        return QuantizedFiles(files, config, partial(Fp8Weight, tile=tile))
     if form == "NVFP4":
-        return Nvfp4Files(files, config)
+        return QuantizedFiles(files, config, Nvfp4Weight)
     what = brief(method).strip("'") + (f" ({form[:80]})" if form else "")
     raise UnsupportedModelError(
         f"{path} is quantized with {what}, but only {_READ} are read: take the unquantized model"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
-from qlora_wgpu.checkpoint.quantized.float_files import Fp8Files, Mxfp4PackedFiles, Nvfp4Files
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.quantized.coded_weight import CodedWeight, QuantizedFiles
+from qlora_wgpu.checkpoint.quantized.float_weights import Fp8Weight, Mxfp4Weight, Nvfp4Weight
+from qlora_wgpu.checkpoint.stored_weight import Files, FloatArray
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.safetensors_formats import byte_format, packed_format, scaled_weight, unpack
@@ -59,12 +60,7 @@ class CompressedGroups:
     """
 
     def __init__(self, quantization: Mapping[str, Any], place: Path | str) -> None:
-        """Reads them.
-
-        Args:
-            quantization: The ``quantization_config``.
-            place: The folder, for messages.
-        """
+        """Reads them; ``place`` is the folder, for messages."""
         self._place = place
         self.quantizes_more = quantization.get("kv_cache_scheme") is not None
         groups = quantization.get("config_groups", {})
@@ -191,7 +187,7 @@ _PACKED, _SHAPE, _ORDER = "weight_packed", "weight_shape", "weight_g_idx"
 _WORDS = ("I32", "U32")
 
 
-class _IntegerFiles(QuantizedFiles):
+class _IntegerWeight(CodedWeight):
     """Integers, in bytes or in words.
 
     ``X.weight`` is I8, or ``X.weight_packed`` I32 with ``X.weight_shape`` beside it;
@@ -202,267 +198,178 @@ class _IntegerFiles(QuantizedFiles):
     companions = (_SCALE, _ZERO, _SHAPE, _ORDER)
 
     def __init__(
-        self,
-        files: Mapping[str, SafetensorsFile],
-        config: Mapping[str, Any],
-        groups: CompressedGroups,
+        self, files: Files, name: str, torch_dtype: str, *, groups: CompressedGroups
     ) -> None:
-        """Notes where tensors are."""
-        super().__init__(files, config)
+        """As its class."""
+        super().__init__(files, name, torch_dtype)
         self._groups = groups
 
-    def format(self, name: str) -> WeightFormat | None:
+    @property
+    def format(self) -> WeightFormat | None:
         """Integers in the blocks that its scales' shape tells, or None if columns are shuffled."""
-        return self._form(name) if self._order(name) is None else None
+        return self._form if self._order is None else None
 
-    def read(self, name: str) -> QuantizedWeight:
+    def quantized(self) -> QuantizedWeight | None:
         """Codes, scales and zeros as stored."""
-        form = self._form(name)
-        scales = self._floats(name, _SCALE)
-        zeros = self._zeros(name, scales.shape) if form.has_zeros else None
-        return scaled_weight(form, self._codes(name), scales, zeros, self._dtype)
+        form = self.format
+        if form is None:
+            return None
+        scales = self._floats(_SCALE)
+        zeros = self._zeros(scales.shape) if form.has_zeros else None
+        return scaled_weight(form, self._codes, scales, self.torch_dtype, zeros)
 
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
+    def _shuffled(self) -> FloatArray:
         """(q - zero) · scale, each column's by its group."""
-        order = self._order(name)
-        if order is None:
-            return super().float32(name)
-        form, scales = self._form(name), self._floats(name, _SCALE)
-        values: npt.NDArray[np.float32] = form.quant_map[self._codes(name)]
+        form, scales, order = self._form, self._floats(_SCALE), self._order
+        values: FloatArray = form.quant_map[self._codes]
         if form.has_zeros:
-            values -= self._zeros(name, scales.shape)[:, order]
+            values -= self._zeros(scales.shape)[:, order]
         values *= scales[:, order]
         return values
 
+    @property
     @abstractmethod
-    def _codes(self, name: str) -> npt.NDArray[np.uint8]:
+    def _codes(self) -> npt.NDArray[np.uint8]:
         """(out_features, in_features) as stored."""
 
     @abstractmethod
-    def _zeros(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    def _zeros(self, shape: tuple[int, ...]) -> FloatArray:
         """What is subtracted from codes, for scales of a shape."""
 
+    @property
     @abstractmethod
-    def _form(self, name: str) -> WeightFormat:
+    def _form(self) -> WeightFormat:
         """Its form where columns are in order."""
 
-    def _group(self, name: str) -> Group:
-        """What config.json says of a weight."""
-        group = self._groups.of(name.removesuffix(".weight"))
+    @property
+    def _group(self) -> Group:
+        """What config.json says of it."""
+        group = self._groups.of(self.name.removesuffix(".weight"))
         if group is None:
-            raise self._wrong(self.stored(name), "is in no group of quantization_config's")
+            raise self._wrong(self.codes_leaf, "is in no group of quantization_config's")
         return group
 
-    def _tile(self, name: str) -> tuple[int, int]:
+    @property
+    def _tile(self) -> tuple[int, int]:
         """Rows and columns that share a scale."""
-        (rows, columns), scales = self.shape(name), self._shape_of(name, _SCALE)
+        (rows, columns), scales = self.shape, self._shape_of(_SCALE)
         if int(np.prod(scales)) == 1:
             return WHOLE, WHOLE
         if scales in ((rows,), (rows, 1)):
             return 1, WHOLE
-        tile = self._group(name).tile
+        tile = self._group.tile
         if scales != (-(-rows // tile[0]), -(-columns // tile[1])):
             raise self._wrong(
-                self._name(name, _SCALE),
+                _SCALE,
                 f"has shape {scales}, which quantization_config does not say of a weight of "
                 f"{rows} x {columns}",
             )
         return tile
 
-    def _order(self, name: str) -> npt.NDArray[np.int32] | None:
+    @property
+    def _order(self) -> npt.NDArray[np.int32] | None:
         """The group of each column, if they are no neighbours."""
-        if not self._has(name, _ORDER):
+        if not self._has(_ORDER):
             return None
-        columns, (_, size) = self.shape(name)[1], self._tile(name)
-        order = self._raw(name, _ORDER, ("I32", "I64"), (columns,)).astype(np.int32)
-        if (order == -1).any() or (order == np.arange(columns) // size).all():
-            return None  # compressed-tensors takes a -1 as columns in order
-        if not ((order >= 0) & (order < -(-columns // size))).all():
-            raise self._wrong(self._name(name, _ORDER), "names groups that are not there")
-        return order
+        size = self._tile[1]
+        order = self._raw(_ORDER, ("I32", "I64"), self.shape[1:])
+        # compressed-tensors takes a -1 as columns in order
+        return None if (order == -1).any() else self._group_of_columns(_ORDER, size)
 
 
-class ByteFiles(_IntegerFiles):
+class ByteWeight(_IntegerWeight):
     """A byte for each integer: ``int-quantized`` and ``naive-quantized``."""
 
-    def holds(self, name: str) -> bool:
-        """Whether a weight is of bytes and has scales."""
-        file = self._files.get(name)
-        return file is not None and file.dtype(name) == "I8" and self._has(name, _SCALE)
+    codes_types = ("I8",)
 
-    def shape(self, name: str) -> tuple[int, int]:
-        """Its tensor's."""
-        return self._matrix(name, self.codes_leaf)
+    @property
+    def _form(self) -> WeightFormat:
+        return byte_format(self._tile, self.shape[1], has_zeros=self._has(_ZERO))
 
-    def _form(self, name: str) -> WeightFormat:
-        columns, has_zeros = self.shape(name)[1], self._has(name, _ZERO)
-        return byte_format(self._tile(name), columns, has_zeros=has_zeros)
+    @property
+    def _codes(self) -> npt.NDArray[np.uint8]:
+        return self._raw(self.codes_leaf, ("I8",), self.shape).view(np.uint8)
 
-    def _codes(self, name: str) -> npt.NDArray[np.uint8]:
-        return self._raw(name, self.codes_leaf, ("I8",), self.shape(name)).view(np.uint8)
-
-    def _zeros(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-        return self._raw(name, _ZERO, ("I8",), shape).astype(np.float32)
+    def _zeros(self, shape: tuple[int, ...]) -> FloatArray:
+        return self._raw(_ZERO, ("I8",), shape).astype(np.float32)
 
 
-class PackedFiles(_IntegerFiles):
+class PackedWeight(_IntegerWeight):
     """Integers of 1 to 8 bits in words of 32: ``pack-quantized``."""
 
     codes_leaf = _PACKED
+    codes_types = _WORDS
 
-    def holds(self, name: str) -> bool:
-        """Whether a weight's words and scales are there."""
-        stored = self.stored(name)
-        file = self._files.get(stored)
-        is_words = file is not None and file.dtype(stored) in _WORDS
-        return name.endswith(".weight") and is_words and self._has(name, _SCALE)
-
-    def shape(self, name: str) -> tuple[int, int]:
+    @property
+    def shape(self) -> tuple[int, int]:
         """As ``X.weight_shape`` says, or as many columns as words hold."""
-        rows, words = self._matrix(name, _PACKED)
-        bits = self._group(name).bits
-        if not self._has(name, _SHAPE):
+        rows, words = self._matrix(_PACKED)
+        bits = self._group.bits
+        if not self._has(_SHAPE):
             return rows, words * 32 // bits
-        shape = self._raw(name, _SHAPE, ("I32", "I64"), (2,)).tolist()
+        shape = self._raw(_SHAPE, ("I32", "I64"), (2,)).tolist()
         if shape[0] != rows or -(-shape[1] * bits // 32) != words:
             raise self._wrong(
-                self._name(name, _SHAPE),
+                _SHAPE,
                 f"is {shape[0]} x {shape[1]}, which {rows} rows of {words} words with integers of "
                 f"{bits} bits do not hold",
             )
         return rows, shape[1]
 
-    def _form(self, name: str) -> WeightFormat:
-        bits, columns, has_zeros = (
-            self._group(name).bits,
-            self.shape(name)[1],
-            self._has(name, _ZERO),
-        )
-        return packed_format(bits, self._tile(name), columns, has_zeros=has_zeros)
+    @property
+    def _form(self) -> WeightFormat:
+        bits, columns = self._group.bits, self.shape[1]
+        return packed_format(bits, self._tile, columns, has_zeros=self._has(_ZERO))
 
-    def _codes(self, name: str) -> npt.NDArray[np.uint8]:
-        words = self._raw(name, _PACKED, _WORDS).view(np.int32)
-        return unpack(words, self._group(name).bits)[:, : self.shape(name)[1]]
+    @property
+    def _codes(self) -> npt.NDArray[np.uint8]:
+        words = self._raw(_PACKED, _WORDS).view(np.int32)
+        return unpack(words, self._group.bits)[:, : self.shape[1]]
 
-    def _zeros(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    def _zeros(self, shape: tuple[int, ...]) -> FloatArray:
         """As stored: packed by columns, or a byte each where a tensor has one."""
-        bits = self._group(name).bits
-        if self._dtype_of(name, _ZERO) == "I8":
-            zeros = self._raw(name, _ZERO, ("I8",), shape).astype(np.float32)
+        bits, rows = self._group.bits, self.shape[0]
+        if self._dtype_of(_ZERO) == "I8":
+            zeros = self._raw(_ZERO, ("I8",), shape).astype(np.float32)
             return zeros + np.float32(2 ** (bits - 1))
-        rows = self.shape(name)[0]
         stored = (-(-rows * bits // 32), int(np.prod(shape)) // rows)
-        words = self._raw(name, _ZERO, _WORDS, stored).view(np.int32)
+        words = self._raw(_ZERO, _WORDS, stored).view(np.int32)
         return unpack(np.ascontiguousarray(words.T), bits)[:, :rows].T.astype(np.float32)
 
 
 # ---- the folder ----------------------------------------------------------------------------------
 
 _CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point")
-_ACTIVATIONS = (
-    "input_scale",
-    "input_zero_point",
-    "input_global_scale",
-    "output_scale",
-    "output_zero_point",
+_WHOLE_ROWS = {(1, WHOLE), (WHOLE, WHOLE)}
+_NOTE = (
+    "quantization_config also quantizes activations, or keys and values, for inference: here "
+    "weights alone are quantized"
 )
 
 
-class CompressedFiles(QuantizedFiles):
-    """A reader for each form; which one has a weight, the tensors' names and types tell."""
-
-    def __init__(
-        self,
-        files: Mapping[str, SafetensorsFile],
-        config: Mapping[str, Any],
-        quantization: Mapping[str, Any],
-        path: Path,
-    ) -> None:
-        """Reads how everything is quantized.
-
-        Args:
-            files: Which open file holds which tensor.
-            config: The config.json.
-            quantization: Its ``quantization_config``.
-            path: The folder, for messages.
-        """
-        super().__init__(files, config)
-        _refuse_transforms(path, quantization)
-        groups = CompressedGroups(quantization, path)
-        tiles = {group.tile for group in groups.all if group.kind == FP8} - _WHOLE_ROWS
-        if len(tiles) > 1:
-            raise UnsupportedModelError(
-                f"{path}: groups of quantization_config differ in their block_structure, but only "
-                "tiles of one size are read in FP8: take the unquantized model"
-            )
-        self._quantizes_more = groups.quantizes_more
-        self._parts: tuple[QuantizedFiles, ...] = (
-            PackedFiles(files, config, groups),
-            ByteFiles(files, config, groups),
-            Fp8Files(files, config, next(iter(tiles), None)),
-            Mxfp4PackedFiles(files, config),
-            Nvfp4Files(files, config),
+def compressed_files(
+    files: Files, config: Mapping[str, Any], quantization: Mapping[str, Any], path: Path
+) -> QuantizedFiles:
+    """A folder's weights: which form one has, the tensors' names and types tell."""
+    _refuse_transforms(path, quantization)
+    groups = CompressedGroups(quantization, path)
+    tiles = {group.tile for group in groups.all if group.kind == FP8} - _WHOLE_ROWS
+    if len(tiles) > 1:
+        raise UnsupportedModelError(
+            f"{path}: groups of quantization_config differ in their block_structure, but only "
+            "tiles of one size are read in FP8: take the unquantized model"
         )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """That activations and the cache are not quantized, where config.json has them so."""
-        if not self._quantizes_more:
-            return ()
-        return (
-            "quantization_config also quantizes activations, or keys and values, for inference: "
-            "here weights alone are quantized",
-        )
-
-    def holds(self, name: str) -> bool:
-        """Whether any of the readers does."""
-        return self._part(name) is not None
-
-    def shape(self, name: str) -> tuple[int, int]:
-        """As its reader says."""
-        return self._reader(name).shape(name)
-
-    def format(self, name: str) -> WeightFormat | None:
-        """As its reader says."""
-        return self._reader(name).format(name)
-
-    def read(self, name: str) -> QuantizedWeight:
-        """As its reader does."""
-        return self._reader(name).read(name)
-
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """As its reader has it."""
-        return self._reader(name).float32(name)
-
-    def stored(self, name: str) -> str:
-        """The tensor with the codes of a weight."""
-        part = self._part(name)
-        return name if part is None else part.stored(name)
-
-    def weight_of(self, tensor: str) -> str:
-        """The weight whose codes a tensor holds, or the tensor's own name."""
-        names = (part.weight_of(tensor) for part in self._parts)
-        return next((name for name in names if name != tensor), tensor)
-
-    def is_companion(self, tensor: str) -> bool:
-        """Whether a tensor only belongs to a quantized weight, activation or cache."""
-        if tensor.endswith(_CACHE_SCALES):
-            return True
-        stem, _, leaf = tensor.rpartition(".")
-        if leaf in _ACTIVATIONS and self.holds(f"{stem}.weight"):
-            return True
-        return any(part.is_companion(tensor) for part in self._parts)
-
-    def _part(self, name: str) -> QuantizedFiles | None:
-        return next((part for part in self._parts if part.holds(name)), None)
-
-    def _reader(self, name: str) -> QuantizedFiles:
-        part = self._part(name)
-        assert part is not None
-        return part
-
-
-_WHOLE_ROWS = {(1, WHOLE), (WHOLE, WHOLE)}
+    return QuantizedFiles(
+        files,
+        config,
+        partial(PackedWeight, groups=groups),
+        partial(ByteWeight, groups=groups),
+        partial(Fp8Weight, tile=next(iter(tiles), None)),
+        Mxfp4Weight,
+        Nvfp4Weight,
+        notes=(_NOTE,) if groups.quantizes_more else (),
+        unused=_CACHE_SCALES,
+    )
 
 
 def _refuse_transforms(path: Path, quantization: Mapping[str, Any]) -> None:

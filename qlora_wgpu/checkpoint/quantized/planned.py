@@ -14,8 +14,8 @@ from qlora_wgpu.checkpoint.quantized.compressed_tensors import (
     Group,
 )
 from qlora_wgpu.checkpoint.quantized.compressed_tensors import MXFP4 as MXFP4_KIND
-from qlora_wgpu.checkpoint.quantized.group_files import as_awq_or_gptq
-from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, WeightFormat
+from qlora_wgpu.checkpoint.quantized.group_weights import as_awq_or_gptq
+from qlora_wgpu.quant import WeightFormat, nf4_format
 from qlora_wgpu.quant.safetensors_formats import (
     INT8,
     MXFP4,
@@ -74,9 +74,7 @@ class PlannedFormats:
             return MXFP4
         if config.get("load_in_8bit") or config.get("_load_in_8bit"):
             return INT8
-        double = config.get("bnb_4bit_use_double_quant") is True
-        nested = NESTED_BLOCKSIZE if double else None
-        return WeightFormat("NF4", NF4_QUANT_MAP, _USUAL_BLOCKSIZE, nested, has_offset=double)
+        return nf4_format(_USUAL_BLOCKSIZE, config.get("bnb_4bit_use_double_quant") is True)
 
     def _fp8(self, usual: tuple[int, int]) -> WeightFormat:
         tile = self._config.get("weight_block_size")

@@ -47,7 +47,7 @@ _READ = (
 """Keys of a data set that are read; each other one is told."""
 _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
 _SPOKEN_ROLES = {"assistant", "gpt", "model"}
-_TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/messages.py
+_TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/conversations.py
 _DEFAULTS: Defaults = {
     "lora": {"target_modules": PEFT_TARGETS},
     "data": {"max_seq_length": 512, "truncation": "drop"},

@@ -136,9 +136,9 @@ class ClusterConfig(Section):
     )
     division: Literal["measured", "fixed"] = Field(
         "measured",
-        description="Which worker computes which micro-batch: the one that is expected to be done "
-        "soonest (measured), or in turn by their names (fixed), so that a rerun on unlike GPUs "
-        "has the same bits.",
+        description="Which worker computes which micro-batch: whoever is free takes the next one "
+        "(measured), or in turn by their names (fixed), so that a rerun on unlike GPUs has the "
+        "same bits.",
     )
     patience: float = Field(
         600.0,

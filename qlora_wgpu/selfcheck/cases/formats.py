@@ -64,17 +64,11 @@ def random_weight(form: WeightFormat, shape: tuple[int, int]) -> QuantizedWeight
         codes[~np.isfinite(form.quant_map)[codes]] = 0
     return QuantizedWeight(
         shape=shape,
+        format=form,
         codes=codes,
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
         absmax=scales,
         nested_absmax=nested,
         nested_quant_map=scale_map,
-        nested_blocksize=form.nested_blocksize or WHOLE,
-        name=form.name,
-        block_rows=form.block_rows,
-        factor=form.factor,
-        has_zeros=form.has_zeros,
     )
 
 

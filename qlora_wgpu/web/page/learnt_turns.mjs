@@ -1,4 +1,4 @@
-/** Which characters of a conversation are learnt: by whose turns they are, and what turns say; as data/assistant_mask.py. */
+/** Which characters of a conversation are learnt: by whose turns they are, and what turns say; as data/masking.py. */
 
 import { RenderedTurns } from './masking.mjs';
 import { decides, isAskedFor, isSpared } from './turn_marks.mjs';

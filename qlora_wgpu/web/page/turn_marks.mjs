@@ -1,4 +1,4 @@
-/** What messages say of themselves: whether they are learnt, in the words of other trainers; as data/messages.py. */
+/** What messages say of themselves: whether they are learnt, in the words of other trainers; as data/conversations.py. */
 
 import { Told } from './device.mjs';
 import { isSome, OddNumber } from './json.mjs';

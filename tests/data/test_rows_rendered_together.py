@@ -1,12 +1,13 @@
-"""Conversations that a stranger's template renders together, before each is asked for."""
+"""Conversations that a stranger's template renders, and masks, together."""
 
 from __future__ import annotations
 
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import chat_template
-from qlora_wgpu.data.dataset import Preparation, encode_rows
+from qlora_wgpu.data import row_source
+from qlora_wgpu.data.dataset import encode_rows
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
 
@@ -45,9 +46,9 @@ def calls(monkeypatch):
     names = []
     call = ChildProcess.call
 
-    def noted(self, function, *args):
+    def noted(self, function, *args, **how):
         names.append(function.__name__)
-        return call(self, function, *args)
+        return call(self, function, *args, **how)
 
     monkeypatch.setattr(ChildProcess, "call", noted)
     return names
@@ -64,9 +65,7 @@ def test_they_are_what_they_are_alone(template, train_on, calls, monkeypatch) ->
     for given in of_one_kind(rows(130)):
         together = encoded(template, given, train_on=train_on)
         with monkeypatch.context() as patch:
-            patch.setattr(
-                chat_template.ChatTemplate, "look_ahead", lambda self, conversations: None
-            )
+            patch.setattr(row_source, "_AT_ONCE", 1)
             assert encoded(template, given, train_on=train_on) == together
 
 
@@ -74,13 +73,8 @@ def test_they_are_what_they_are_alone(template, train_on, calls, monkeypatch) ->
 def test_a_call_renders_many(template, calls) -> None:
     given = of_one_kind(rows(130))[0]
     encoded(template, given)
-    assert calls.count("render_many") == 3
-    others = [name for name in calls if name != "render_many"]
-    calls.clear()
-    encoded(template, given[:64])
-    assert calls.count("render_many") == 1
-    # What the template does is found out once, whatever the number of rows.
-    assert [name for name in calls if name != "render_many"] == others
+    # Besides, once whether the template marks anything, and how it ends a turn.
+    assert calls == ["marks_assistant", "mask_many", "render_chat", "mask_many", "mask_many"]
 
 
 def test_the_rows_before_a_wrong_one_come_first(calls) -> None:
@@ -94,16 +88,16 @@ def test_the_rows_before_a_wrong_one_come_first(calls) -> None:
 def test_each_has_its_own_time(calls, monkeypatch) -> None:
     noted = ChildProcess.call
 
-    def impatient(self, function, *args):
-        if function.__name__ == "render_many":
+    def impatient(self, function, *args, **how):
+        if function.__name__ == "mask_many" and len(args[1]) > 1:
             raise Stopped("takes too long")
-        return noted(self, function, *args)
+        return noted(self, function, *args, **how)
 
     monkeypatch.setattr(ChildProcess, "call", impatient)
     assert len(encoded(PLAIN, of_one_kind(rows(130))[0])) == 129
 
 
 def test_long_conversations_are_not_held_together(calls, monkeypatch) -> None:
-    monkeypatch.setattr("qlora_wgpu.data.row_formats._AHEAD", 40)
+    monkeypatch.setattr("qlora_wgpu.data.row_formats._RENDERED", 4)
     assert len(encoded(PLAIN, of_one_kind(rows(30))[0])) == 29
-    assert calls.count("render_with_prefixes") > 15
+    assert calls.count("mask_many") > 15

@@ -1,12 +1,13 @@
-"""Rows that become tokens together, before each is asked for."""
+"""Rows that become tokens together."""
 
 from __future__ import annotations
 
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.dataset import Preparation, encode_rows
+from qlora_wgpu.data import Tokenizer, row_formats
+from qlora_wgpu.data.dataset import encode_rows
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import TokenizerError
 
 TEMPLATE = (
@@ -64,7 +65,7 @@ def test_they_are_what_they_are_alone(kind, options, one_by_one, monkeypatch) ->
     rows = [(ROWS | ANSWERS)[kind](i) for i in range(130)]
     together = encoded(rows, **options)
     assert len(one_by_one) < 10
-    monkeypatch.setattr(Tokenizer, "encodes_at_once", False)
+    monkeypatch.setattr(row_formats, "_TOKENIZED", 0)
     assert encoded(rows, **options) == together
     assert len(one_by_one) >= 130
 
@@ -92,6 +93,6 @@ def test_a_long_text_has_its_own_turn(one_by_one, monkeypatch) -> None:
     rows = [ROWS["text"](i) for i in range(30)]
     together = encoded(rows)
     assert not one_by_one
-    monkeypatch.setattr("qlora_wgpu.data.row_formats._TOKENS_AHEAD", 3)  # of one row's text
+    monkeypatch.setattr(row_formats, "_TOKENIZED", 3)  # less than any has
     assert encoded(rows) == together
-    assert len(one_by_one) == len(rows) - 1
+    assert len(one_by_one) == len(rows)

@@ -1,0 +1,249 @@
+"""What a cluster's scheduler makes of up to 1,000 unlike workers, and where a link ends it.
+
+usage: python benchmarks/cluster_simulation.py [--seed S]
+
+Workers and links are drawn, events are simulated, and which worker gets which block is decided by
+the package's own ``Scheduler``. It needs no GPU, no network and less than a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import math
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from qlora_wgpu.cluster.scheduler import Order, Scheduler
+
+WORKERS = (4, 30, 300, 1000)
+OWNERS_GIGABITS = (1, 10, 100)
+GIGABITS = (0.3, 1, 1, 2.5, 10)  # of workers, drawn evenly
+SPREAD = 0.5  # of the logarithm of workers' speeds: a sixth is slower than 0.6 of the median
+JITTER = 0.05  # of the logarithm of what blocks take one worker
+DELAY = 0.001  # seconds
+LOST = 0.01  # of the workers in each step: half of them end, half of them are silent for a while
+NOTICED, BACK, SILENT = 10.0, 60.0, 40.0  # seconds until it is, until there is another, of silence
+BATCHED = 0.01  # of a micro-batch, whose answers the owner looks at together
+TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained.
+
+    Attributes:
+        name: For the table.
+        megabytes: Of its adapter, and of each gradient.
+        seconds: Of a micro-batch on the median worker.
+        blocks: Micro-batches of a step for each worker.
+    """
+
+    name: str
+    megabytes: float
+    seconds: float
+    blocks: int = 4
+
+
+# As in cluster.py: r 16 on all linear layers, 1,024 tokens
+SMALL, LARGE = Model("8B", 168, 5.1), Model("8B, 8 × the tokens", 168, 41.0)
+
+
+@dataclass
+class Link:
+    """What carries one thing after the other, each way."""
+
+    gigabits: float
+    free: float = 0.0  # when what it carries is there
+
+    def carry(self, megabytes: float, now: float) -> float:
+        """When something is there that sets off now."""
+        self.free = max(now, self.free) + self.seconds(megabytes)
+        return self.free
+
+    def seconds(self, megabytes: float) -> float:
+        return megabytes / 125 / self.gigabits
+
+
+@dataclass
+class Worker:
+    """One that computes a block after the other."""
+
+    speed: float
+    link: Link
+    version: int = -1  # the step whose parameters it has
+    ready: float = 0.0  # when it has them
+    free: float = 0.0  # when it has computed what it was given
+    silent: float = 0.0  # until when no answer leaves it
+    is_there: bool = True
+
+
+@dataclass
+class Cluster:
+    """Drawn workers, and what happens among them."""
+
+    rng: random.Random
+    model: Model
+    count: int
+    gigabits: float
+    now: float = 0.0
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._events: list[tuple[float, int, str, object]] = []
+        self._numbers, self._names = itertools.count(), itertools.count()
+        self._down, self._up = Link(self.gigabits), Link(self.gigabits)
+        for _ in range(self.count):
+            self._join()
+        self.speed = sum(worker.speed for worker in self.workers.values())
+
+    def _join(self, speed: float | None = None) -> None:
+        name, rng = str(next(self._names)), self.rng
+        own = rng.lognormvariate(0, SPREAD) if speed is None else speed
+        self.workers[name] = Worker(own, Link(min(rng.choice(GIGABITS), self.gigabits)))
+        self.scheduler.add(name)
+
+    def _later(self, seconds: float, kind: str, what: object) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), kind, what))
+
+    def step(self, number: int) -> float:
+        """Simulates a step; its seconds."""
+        began, batch = self.now, BATCHED * self.model.seconds
+        self.scheduler.begin([TOKENS] * self.model.blocks * self.count)
+        self._draw_losses()
+        while not self.scheduler.is_complete:
+            for order in self.scheduler.next(self.now):
+                self._send(order, number)
+            until = self.now + batch
+            if not self._events or self._events[0][0] > until:  # who is late?
+                until = self.now + max(0.2, self.model.seconds / 5)
+                until = min([until, *(event[0] + batch for event in self._events[:1])])
+            while self._events and self._events[0][0] <= until:
+                self.now, _, kind, what = heapq.heappop(self._events)
+                getattr(self, f"_{kind}")(what)
+            self.now = until
+        return self.now - began
+
+    def _draw_losses(self) -> None:
+        for name in list(self.workers):
+            if self.rng.random() < LOST:
+                after = self.rng.uniform(0, self.model.seconds * self.model.blocks)
+                self._later(after, self.rng.choice(["lose", "silence"]), name)
+
+    def _lose(self, name: str) -> None:
+        if name in self.workers:
+            self.workers[name].is_there = False
+            self._later(NOTICED, "notice", name)
+            self._later(BACK, "replace", self.workers[name].speed)
+
+    def _notice(self, name: str) -> None:
+        self.scheduler.remove(name)
+        del self.workers[name]
+
+    def _replace(self, speed: float) -> None:
+        self._join(speed)
+
+    def _silence(self, name: str) -> None:
+        if name in self.workers:
+            self.workers[name].silent = self.now + SILENT
+
+    def _send(self, order: Order, number: int) -> None:
+        """Parameters go first, once a step; then the block, whose answer waits for the link."""
+        worker = self.workers[order.worker]
+        if worker.version != number:
+            worker.version = number
+            sent = self._down.carry(self.model.megabytes, self.now)
+            worker.ready = max(sent, worker.link.seconds(self.model.megabytes) + self.now) + DELAY
+        takes = self.model.seconds / worker.speed * self.rng.lognormvariate(0, JITTER)
+        worker.free = max(worker.ready, worker.free) + takes
+        self._later(worker.free - self.now, "computed", (order, takes))
+
+    def _computed(self, what: tuple[Order, float]) -> None:
+        worker = self.workers.get(what[0].worker)
+        if worker is None or not worker.is_there:
+            return
+        if worker.silent > self.now:
+            self._later(worker.silent - self.now, "computed", what)
+            return
+        there = max(self._up.carry(self.model.megabytes, self.now),
+                    worker.link.carry(self.model.megabytes, self.now))  # fmt: skip
+        self._later(there + DELAY - self.now, "done", what)
+
+    def _done(self, what: tuple[Order, float]) -> None:
+        self.scheduler.done(what[0], self.now, what[1])
+
+
+def simulated(model: Model, count: int, gigabits: float, seed: int) -> tuple[float, float, Cluster]:
+    """Seconds of a step, its least by the workers' speeds, and the cluster; the first warms up."""
+    cluster, steps = Cluster(random.Random(seed), model, count, gigabits), 3 if count < 300 else 1
+    seconds = [cluster.step(number) for number in range(steps + 1)][1:]
+    least = model.blocks * count * model.seconds / cluster.speed
+    return sum(seconds) / steps, least, cluster
+
+
+def in_tree(megabytes: float, links: list[float], gigabits: float, fan: int) -> float:
+    """Seconds in which parameters go down a tree and sums come up.
+
+    The owner is its root, workers with fast links are next to it; whoever has sums of others adds
+    them to its own and sends one on.
+    """
+    nodes = [gigabits, *sorted(links, reverse=True)]
+
+    def both_ways(place: int) -> float:
+        children = range(fan * place + 1, min(fan * place + fan + 1, len(nodes)))
+        sent, slowest = 0.0, 0.0
+        for child in children:
+            sent += megabytes / 125 / min(nodes[place], nodes[child])
+            slowest = max(slowest, 2 * sent + both_ways(child))  # its sum comes in the same order
+        return slowest
+
+    return both_ways(0)
+
+
+def rows(seed: int) -> Iterator[list[str]]:
+    """The table's."""
+    for model, count in itertools.product((SMALL, LARGE), WORKERS):
+        traffic = model.megabytes * count * (model.blocks + 1) / 1000
+        bare = Model("", 0.001, model.seconds, model.blocks)
+        free, least, cluster = simulated(bare, count, 100, seed)
+        cells = [_with_link(model, count, gigabits, seed, least) for gigabits in OWNERS_GIGABITS]
+        links = [worker.link.gigabits for worker in cluster.workers.values()]
+        tree = free + min(in_tree(model.megabytes, links, 10, fan) for fan in (2, 4, 8, 16))
+        yield [
+            model.name, f"{count:,}", f"{traffic:,.0f} GB", *cells, _share(least / tree),
+            _share(least / free),
+        ]  # fmt: skip
+
+
+def _with_link(model: Model, count: int, gigabits: float, seed: int, least: float) -> str:
+    """The efficiency; where gradients alone take ten times as long, its bound."""
+    gradients = Link(gigabits).seconds(model.megabytes) * model.blocks * count
+    if gradients > 10 * least:
+        return f"under {_share(math.ceil(100 * least / gradients) / 100)}"
+    seconds, least, _ = simulated(model, count, gigabits, seed)
+    return _share(least / seconds)
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}".replace("%", " %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    seed = parser.parse_args().seed
+    names = [f"{gigabits} Gbit/s" for gigabits in OWNERS_GIGABITS]
+    head = ["", "workers", "a step carries", *names, "10 Gbit/s, in a tree", "no link"]
+    for row in itertools.chain([head, ["---"] * len(head)], rows(seed)):
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Weights as bitsandbytes stores them in 4 bits or 8, and in 4 bits written as well.
+
+A weight ``X`` in 4 bits is U8 (or any other type of the same bytes) and comes with ``X.absmax``,
+``X.quant_map`` and, if doubly quantized, ``X.nested_absmax`` and ``X.nested_quant_map``. Its state,
+a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.quantized.coded_weight import STORED_AS, CodedWeight
+from qlora_wgpu.checkpoint.safetensors_writer import Entry
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.quant import BLOCKSIZES, NESTED_BLOCKSIZE, QuantizedWeight, WeightFormat
+from qlora_wgpu.quant.safetensors_formats import INT8, scaled_weight
+
+# ---- 8 bits --------------------------------------------------------------------------------------
+
+_SCALES, _ORDER = "SCB", "weight_format"
+
+
+class Int8Weight(CodedWeight):
+    """LLM.int8: a tensor of type I8 with its rows' scales beside it."""
+
+    codes_types = ("I8",)
+    companions = (_SCALES, _ORDER)
+    format = INT8
+
+    def quantized(self) -> QuantizedWeight:
+        """Codes and scales as stored."""
+        rows, columns = self.shape
+        if self._has(_ORDER) and self._raw(_ORDER, ("U8",)) != 0:
+            raise self._wrong(_ORDER, "says that columns are not in rows' order")
+        codes = self._raw(self.codes_leaf, ("I8",), (rows, columns)).view(np.uint8)
+        return scaled_weight(INT8, codes, self._floats(_SCALES, (rows,)), self.torch_dtype)
+
+
+# ---- 4 bits --------------------------------------------------------------------------------------
+
+STATE = ".quant_state.bitsandbytes__"
+NF4_STATE = f"{STATE}nf4"
+
+ABSMAX = "absmax"
+QUANT_MAP = "quant_map"
+NESTED_ABSMAX = "nested_absmax"
+NESTED_QUANT_MAP = "nested_quant_map"
+
+QUANT_MAP_SIZE = 16
+NESTED_QUANT_MAP_SIZE = 256
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+class FourBitWeight(CodedWeight):
+    """A weight with a state of NF4 or FP4; its arrays are views of the file."""
+
+    codes_leaf = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its state is."""
+        return self._has(self._state_leaf)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Yes: codes are in the file as the device takes them."""
+        return True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As its state says."""
+        shape = self._state.get("shape")
+        if (
+            not isinstance(shape, list)
+            or len(shape) != 2
+            or not all(type(size) is int and 0 < size < 2**31 for size in shape)
+        ):
+            raise self._wrong_state(f"says shape {shape!r}, which is no matrix's")
+        return shape[0], shape[1]
+
+    @property
+    def dtype(self) -> str:
+        """As its state says."""
+        return STORED_AS[self._dtype_before]
+
+    @cached_property
+    def format(self) -> WeightFormat:
+        """NF4 or FP4, with the map of its own."""
+        return WeightFormat(
+            self._type.upper(),
+            self._numbers(QUANT_MAP, QUANT_MAP_SIZE),
+            self._blocksize,
+            self._integer("nested_blocksize") if self._is_nested else None,
+            has_offset=self._is_nested,
+        )
+
+    def quantized(self) -> QuantizedWeight:
+        """Codes and scales as stored."""
+        shape, dtype = self.shape, self._dtype_before
+        codes = self._bytes("", self.format.code_bytes(*shape))
+        scales = self._scales(self.format.block_count(*shape))
+        return QuantizedWeight(shape, self.format, codes, dtype=dtype, **scales)
+
+    def owns(self, tensor: str) -> bool:
+        """Whether it is one of its tensors."""
+        return tensor.startswith(f"{self.name}.")
+
+    def _leaf(self, leaf: str) -> str:
+        return f"{self.name}.{leaf}" if leaf else self.name
+
+    @property
+    def _type(self) -> str:
+        return "nf4" if f"{self.name}{NF4_STATE}" in self._files else "fp4"
+
+    @property
+    def _state_leaf(self) -> str:
+        return f"{STATE[1:]}{self._type}"
+
+    @cached_property
+    def _state(self) -> dict[str, Any]:
+        tensor = self._leaf(self._state_leaf)
+        try:
+            state = json.loads(self._files[tensor].raw(tensor).tobytes().decode("utf-8"))
+        except (RecursionError, ValueError) as err:
+            raise self._wrong_state("is not valid JSON") from err
+        if not isinstance(state, dict):
+            raise self._wrong_state("holds no JSON object")
+        if state.get("quant_type") != self._type:
+            raise self._wrong_state(
+                f"says quant_type {state.get('quant_type')!r}, not {self._type!r}"
+            )
+        return state
+
+    @property
+    def _dtype_before(self) -> str:
+        dtype = self._state.get("dtype")
+        if dtype not in _DTYPES:
+            raise self._wrong_state(f"says dtype {dtype!r}, not one of {_DTYPES}")
+        return str(dtype)
+
+    @property
+    def _blocksize(self) -> int:
+        blocksize = self._integer("blocksize")
+        if blocksize not in BLOCKSIZES:
+            raise self._wrong_state(
+                f"says blocksize {blocksize}, but bitsandbytes has no such blocks"
+            )
+        return blocksize
+
+    @property
+    def _is_nested(self) -> bool:
+        return "nested_offset" in self._state or self._has(NESTED_ABSMAX)
+
+    def _scales(self, blocks: int) -> dict[str, Any]:
+        if not self._is_nested:
+            return {ABSMAX: self._numbers(ABSMAX, blocks)}
+        nested_blocksize = self._integer("nested_blocksize")
+        if self._state.get("nested_dtype", "float32") != "float32":
+            raise self._wrong_state(
+                f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'"
+            )
+        offset: Any = self._state.get("nested_offset")
+        if type(offset) not in (int, float) or not abs(offset) <= float(np.finfo(np.float32).max):
+            raise self._wrong_state(f"says nested_offset {offset!r}, which is no float32 number")
+        return {
+            "absmax": self._bytes(ABSMAX, blocks),
+            "nested_absmax": self._numbers(NESTED_ABSMAX, -(-blocks // nested_blocksize)),
+            "nested_quant_map": self._numbers(NESTED_QUANT_MAP, NESTED_QUANT_MAP_SIZE),
+            "nested_offset": float(np.float32(offset)),
+        }
+
+    def _integer(self, key: str) -> int:
+        value = self._state.get(key)
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self._wrong_state(f"says {key} {value!r}, which is no size")
+        return value
+
+    def _bytes(self, leaf: str, count: int) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes, whatever type they are stored as (``bnb_4bit_quant_storage``)."""
+        tensor = self._found(leaf)
+        file = self._files[tensor]
+        if leaf and file.dtype(tensor) != "U8":
+            raise self._wrong(
+                leaf, f"has dtype {file.dtype(tensor)}, but doubly quantized scales are U8"
+            )
+        stored = np.ascontiguousarray(file.raw(tensor)).reshape(-1).view(np.uint8)
+        self._check_count(leaf, stored.size, count, "bytes")
+        return stored
+
+    def _numbers(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
+        tensor = self._found(leaf)
+        file = self._files[tensor]
+        as_stored = file.dtype(tensor) == "F32"
+        numbers = (file.raw(tensor) if as_stored else file.float32(tensor)).reshape(-1)
+        self._check_count(leaf, numbers.size, count, "numbers")
+        if not np.isfinite(numbers).all():
+            raise self._wrong(leaf, "holds NaN or infinity")
+        return numbers
+
+    def _check_count(self, leaf: str, count: int, expected: int, what: str) -> None:
+        if count != expected:
+            raise self._wrong(
+                leaf,
+                f"has {count} {what}, but {expected} follow from its quant_state (shape "
+                f"{self._state['shape']}, blocksize {self._state['blocksize']})",
+            )
+
+    def _wrong_state(self, what: str) -> CheckpointError:
+        return self._wrong(self._state_leaf, what)
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+_STATE_BYTES = 256  # filled up with spaces, so that its size does not depend on the weights
+
+
+def nf4_entries(
+    name: str, shape: tuple[int, ...], blocksize: int, double_quant: bool
+) -> dict[str, Entry]:
+    """Types and shapes of ``nf4_parts``, known before the weight is quantized."""
+    count = int(np.prod(shape))
+    blocks = -(-count // blocksize)
+    entries = {
+        name: Entry("U8", (-(-count // 2), 1)),
+        f"{name}.{ABSMAX}": Entry("U8" if double_quant else "F32", (blocks,)),
+    }
+    if double_quant:
+        entries[f"{name}.{NESTED_ABSMAX}"] = Entry("F32", (-(-blocks // NESTED_BLOCKSIZE),))
+        entries[f"{name}.{NESTED_QUANT_MAP}"] = Entry("F32", (NESTED_QUANT_MAP_SIZE,))
+    entries[f"{name}.{QUANT_MAP}"] = Entry("F32", (QUANT_MAP_SIZE,))
+    entries[name + NF4_STATE] = Entry("U8", (_STATE_BYTES,))
+    return entries
+
+
+def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.NDArray[Any]]:
+    """A quantized weight and its companions; ``dtype`` is what it was before, by PyTorch's name."""
+    parts = {name: weight.codes.reshape(-1, 1), f"{name}.{ABSMAX}": weight.absmax}
+    if weight.nested_absmax is not None and weight.nested_quant_map is not None:
+        parts[f"{name}.{NESTED_ABSMAX}"] = weight.nested_absmax
+        parts[f"{name}.{NESTED_QUANT_MAP}"] = weight.nested_quant_map
+    parts[f"{name}.{QUANT_MAP}"] = weight.format.quant_map
+    text = json.dumps(_state(weight, dtype)).encode().ljust(_STATE_BYTES)
+    parts[name + NF4_STATE] = np.frombuffer(text, np.uint8)
+    return parts
+
+
+def quantization_config(double_quant: bool, skipped: Sequence[str]) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json for a folder with weights in 4 bits."""
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": double_quant,
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "llm_int8_skip_modules": list(skipped),
+    }
+
+
+def _state(weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "quant_type": "nf4",
+        "blocksize": weight.format.blocksize,
+        "dtype": dtype,
+        "shape": list(weight.shape),
+    }
+    if weight.nested_absmax is not None:
+        state |= {
+            "nested_blocksize": weight.format.nested_blocksize,
+            "nested_dtype": "float32",
+            "nested_offset": float(weight.nested_offset or 0.0),
+        }
+    return state
