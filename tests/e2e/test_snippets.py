@@ -72,3 +72,10 @@ def test_the_yaml_is_a_configuration(tmp_path, page, sections):
         text = block if "model" in named else block + "model: {path: x}\n"
         (tmp_path / "run.yaml").write_text(text)
         load_config(tmp_path / "run.yaml")
+
+
+def test_the_lines_for_peft_are_python_of_eight_lines():
+    """They run where torch is; here is none."""
+    (block,) = blocks("docs/peft.md", "python")
+    compile(block, "docs/peft.md", "exec")
+    assert len([line for line in block.splitlines() if line]) == 8
