@@ -74,7 +74,7 @@ def test_the_yaml_is_a_configuration(tmp_path, page, sections):
         load_config(tmp_path / "run.yaml")
 
 
-def test_the_lines_for_peft_are_python_of_eight_lines():
+def test_the_lines_for_peft_are_eight_lines_of_python():
     """They run where torch is; here is none."""
     (block,) = blocks("docs/peft.md", "python")
     compile(block, "docs/peft.md", "exec")
