@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from qlora_wgpu.cluster.scheduler import Order, Scheduler
+from qlora_wgpu.cluster.scheduler import Assignment, Scheduler
 
 WORKERS = (4, 30, 300, 1000)
 OWNERS_GIGABITS = (1, 10, 100)
@@ -154,7 +154,7 @@ class Cluster:
         if name in self.workers:
             self.workers[name].silent = self.now + SILENT
 
-    def _send(self, order: Order, number: int) -> None:
+    def _send(self, order: Assignment, number: int) -> None:
         """Parameters go first, once a step; then the block, whose answer waits for the link."""
         worker = self.workers[order.worker]
         if worker.version != number:
@@ -165,7 +165,7 @@ class Cluster:
         worker.free = max(worker.ready, worker.free) + takes
         self._later(worker.free - self.now, "computed", (order, takes))
 
-    def _computed(self, what: tuple[Order, float]) -> None:
+    def _computed(self, what: tuple[Assignment, float]) -> None:
         worker = self.workers.get(what[0].worker)
         if worker is None or not worker.is_there:
             return
@@ -176,7 +176,7 @@ class Cluster:
                     worker.link.carry(self.model.megabytes, self.now))  # fmt: skip
         self._later(there + DELAY - self.now, "done", what)
 
-    def _done(self, what: tuple[Order, float]) -> None:
+    def _done(self, what: tuple[Assignment, float]) -> None:
         self.scheduler.done(what[0], self.now, what[1])
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import WeightFileError
-from qlora_wgpu.supervision.journal import CutFile
+from qlora_wgpu.supervision.journal import TruncatedFile
 
 _HASHED = 1 << 24  # bytes that are hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
@@ -56,7 +56,7 @@ def require_whole(array: npt.NDArray[Any]) -> None:
         return
     path, size = _maps[mapping]
     if (left := mapping.size()) < size:
-        raise WeightFileError(str(CutFile(path, left, size)))
+        raise WeightFileError(str(TruncatedFile(path, left, size)))
 
 
 def read_now(array: npt.NDArray[Any]) -> None:

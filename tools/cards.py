@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu import runs
-from qlora_wgpu.runs.estimation import SIZES, CardPlan
+from qlora_wgpu.runs.estimation import SIZES, GpuPlan
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 FIRST, LAST = "<!-- cards -->", "<!-- end of cards -->"
@@ -60,7 +60,7 @@ def row(name: str) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def cell(plan: CardPlan) -> str:
+def cell(plan: GpuPlan) -> str:
     """The slow-down at the planned length, and the longest row."""
     if plan.slow_down is None:
         return "-"

@@ -3,7 +3,7 @@
 Everything is written under a temporary name in the same folder, flushed to the disk, and renamed;
 then the folder is flushed, which makes the rename itself last. What is removed is renamed first,
 too, so that no folder is ever seen with some of its files. A killed process may leave three names
-behind, which the next writer of that name, or ``settle``, clears up:
+behind, which the next writer of that name, or ``recover``, clears up:
 
 - ``.tmp-NAME`` was being written and is worth nothing.
 - ``.old-NAME`` is whole: it was moved aside for a successor, and comes back if that did not arrive.
@@ -162,7 +162,7 @@ def remove(path: str | PathLike[str]) -> None:
             _discard(path, path.with_name(_REMOVED + path.name))
 
 
-def settle(path: str | PathLike[str]) -> None:
+def recover(path: str | PathLike[str]) -> None:
     """Clears up what killed writers of a file or folder left beside it.
 
     Nobody may be writing it meanwhile.

@@ -29,7 +29,7 @@ from qlora_wgpu.training import Observer
 
 
 @dataclass(frozen=True)
-class Opening:
+class ModelOptions:
     """What the command line says of how a base and an adapter are opened."""
 
     model: str  # folder or hub name of the base
@@ -102,7 +102,7 @@ _OPTIONS = (
 
 
 def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
-    """The argument and options of an ``Opening``, which the command gets as its first argument."""
+    """The argument and options of ``ModelOptions``, which a command gets as its first argument."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -118,7 +118,9 @@ def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
             }
             named = located(run, model, adapter, needs_adapter=needs_adapter)
             explicit, by_run = without_none(given), run is not None
-            return command(Opening(named.model, named.adapter, config, explicit, by_run), **others)
+            return command(
+                ModelOptions(named.model, named.adapter, config, explicit, by_run), **others
+            )
 
         for option in reversed(_OPTIONS):
             with_opening = option(with_opening)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from qlora_wgpu.cli._opening import (
-    Opening,
+    ModelOptions,
     opening_options,
     prompt_format,
     require_template,
@@ -42,7 +42,9 @@ _TEXT_ONLY = (
 @click.option("--system", help="System message that the conversation begins with.")
 @chat_template_option
 @sampling_options
-def chat(opening: Opening, system: str | None, template_name: str | None, **sampling: Any) -> None:
+def chat(
+    opening: ModelOptions, system: str | None, template_name: str | None, **sampling: Any
+) -> None:
     """Talk with what a run has trained, or with any model and adapter.
 
     RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the

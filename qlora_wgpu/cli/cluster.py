@@ -9,7 +9,7 @@ import click
 from qlora_wgpu.cli._options import FILE_OR_FOLDER, SIZE, gpu_option
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cluster.security import make_certificates
-from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
+from qlora_wgpu.cluster.serving import PATIENCE, WorkerOptions, serve
 
 
 @click.command()
@@ -51,7 +51,7 @@ def worker(**options: Any) -> None:
     it: what it was computing goes to others. If it crashes, it restarts by itself.
     """
     console = Terminal(soft_wrap=True)
-    serve(Service(**options), console.print)
+    serve(WorkerOptions(**options), console.print)
 
 
 @click.command()

@@ -19,7 +19,7 @@ from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
-from qlora_wgpu.data.dataset import DatasetPart
+from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.row_source import SAID
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
@@ -174,7 +174,7 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     total, learnt = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
     is_split = settings.data.eval_split is not None and not held_out
-    split = dataset.num_others if is_split and isinstance(dataset, DatasetPart) else 0
+    split = dataset.num_others if is_split and isinstance(dataset, Subset) else 0
     apart = f", {split:,} held out" if split else ""
     table.add_row("rows", f"{counts.rows:,} read, {dataset.num_rows:,} used{apart}")
     for each in source_figures(dataset):

@@ -27,13 +27,13 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
-from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, CardPlan, of_several
+from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, GpuPlan, of_several
 from qlora_wgpu.runs.settings import as_config
 
 # ---- cards and budgets ---------------------------------------------------------------------------
 
 
-def cards_table(plans: tuple[CardPlan, ...], batch: int, seq: int) -> Table:
+def cards_table(plans: tuple[GpuPlan, ...], batch: int, seq: int) -> Table:
     """A row for each card; what waits is that of the planned batch and sequence."""
     caption = (
         "longest: tokens of one row, layers recomputed. slow-down: against everything on a card, "
@@ -55,7 +55,7 @@ def cards_table(plans: tuple[CardPlan, ...], batch: int, seq: int) -> Table:
     return table
 
 
-def _lengths(plan: CardPlan) -> tuple[str, str]:
+def _lengths(plan: GpuPlan) -> tuple[str, str]:
     return _tokens(plan.resident_seq), _tokens(plan.longest_seq)
 
 
@@ -65,7 +65,7 @@ def _tokens(seq: int) -> str:
     return f"{seq:,}+" if seq >= MOST_TOKENS else f"{seq:,}"
 
 
-def _planned(plan: CardPlan) -> tuple[str, str, str]:
+def _planned(plan: GpuPlan) -> tuple[str, str, str]:
     if plan.fitted is None or plan.slow_down is None:
         return "does not fit", "", ""
     waiting = sum(plan.fitted.host_memory.values())
@@ -97,7 +97,7 @@ def fitted_in_json(fitted: Fit) -> dict[str, Any]:
     }
 
 
-def in_json(plan: CardPlan) -> dict[str, Any]:
+def in_json(plan: GpuPlan) -> dict[str, Any]:
     """A card's plan as ``--json`` writes it."""
     fitted = plan.fitted
     return {

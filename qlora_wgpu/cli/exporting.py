@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._opening import Opening, opening_options
+from qlora_wgpu.cli._opening import ModelOptions, opening_options
 from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
@@ -53,7 +53,7 @@ Base = Literal["original", "dequantized"]
     default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
-def merge(opening: Opening, out: str | None, base: Base, check: bool) -> None:
+def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> None:
     """Merge an adapter into its base model.
 
     RUN is a run's folder, such as runs/first, or an adapter's.
@@ -141,7 +141,7 @@ def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, expe
     help="Whether to measure how far the file's logits drift, and to keep none that is wrong.",
 )
 def export(
-    opening: Opening,
+    opening: ModelOptions,
     gguf_file: str | None,
     type_name: str | None,
     adapter_only: bool,
@@ -207,7 +207,7 @@ def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
         yield lambda name: status.update(f"{verb} {name}")
 
 
-def _drift(console: Terminal, opening: Opening, settings: Config, out: str) -> str:
+def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
     """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
     with Display(console) as display, on_a_device(f"{out} is whole, but its drift is unknown: "):

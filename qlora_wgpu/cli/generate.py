@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from qlora_wgpu.cli._opening import (
-    Opening,
+    ModelOptions,
     opening_options,
     prompt_format,
     require_template,
@@ -61,7 +61,7 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
 @chat_template_option
 @sampling_options
 def generate(
-    opening: Opening,
+    opening: ModelOptions,
     prompt: str | None,
     file: str | None,
     batch: int,
@@ -97,7 +97,7 @@ def generate(
 
 def _complete_file(
     source: OpenedModel,
-    opening: Opening,
+    opening: ModelOptions,
     written: PromptFormat,
     file: str,
     batch: int,

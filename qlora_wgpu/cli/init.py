@@ -13,9 +13,9 @@ from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._options import FILE_OR_FOLDER, ReadBy
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
-from qlora_wgpu.config.dialects.draft import Taken
+from qlora_wgpu.config.dialects.draft import MappedValue
 from qlora_wgpu.config.yaml import commented_yaml
-from qlora_wgpu.data import Tokenizer, chosen_template
+from qlora_wgpu.data import Tokenizer, infer_chat_template
 from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.presence import exists
@@ -44,7 +44,7 @@ def converted(
     return replace(conversion, taken={**conversion.taken, **template}).text()
 
 
-def _template(taken: Mapping[str, Taken]) -> dict[str, Taken]:
+def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
     """The chat template that the run lacks: none where their file names one, or none is needed."""
     if "data.chat_template" in taken:
         return {}
@@ -56,12 +56,12 @@ def _template(taken: Mapping[str, Taken]) -> dict[str, Taken]:
             if "data.train" in taken
             else [source["path"] for source in taken["data.sources"].value]
         )
-        names = (chosen_template(str(path), tokenizer) for path in paths)
+        names = (infer_chat_template(str(path), tokenizer) for path in paths)
         name = next((name for name in names if name is not None), None)
     except QLoRAError:  # told where the run is begun
         return {}
     origin = "what fits the tokenizer, which has none"
-    return {} if name is None else {"data.chat_template": Taken(name, origin)}
+    return {} if name is None else {"data.chat_template": MappedValue(name, origin)}
 
 
 def _num_layers(model: str) -> int | None:

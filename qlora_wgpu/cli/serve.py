@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._opening import Opening, opening_options, prompt_format, require_template
+from qlora_wgpu.cli._opening import ModelOptions, opening_options, prompt_format, require_template
 from qlora_wgpu.cli._options import PORT, chat_template_option, counted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, reason
@@ -23,8 +23,8 @@ from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
 from qlora_wgpu.runs.workload import GenerationWorkload
-from qlora_wgpu.serving.served import Served
-from qlora_wgpu.serving.writer import Writer
+from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import GenerationWorker
 
 
 @click.command()
@@ -43,7 +43,7 @@ from qlora_wgpu.serving.writer import Writer
 )
 @chat_template_option
 def serve(
-    opening: Opening,
+    opening: ModelOptions,
     others: tuple[str, ...],
     port: int,
     name: str | None,
@@ -73,15 +73,15 @@ def serve(
         others=configs_of(source, beside),
     )
     model = opening.load(console, source, texts)
-    models = {shown: Served(model.active_adapter, written[shown])}
+    models = {shown: ServedModel(model.active_adapter, written[shown])}
     for each, folder in folders.items():
         if each != shown and folder is not None:
             inside = f"served as {each}"  # whatever the first one is called within the model
             model.load_adapter(folder, inside)
-            models[each] = Served(inside, written[each])
+            models[each] = ServedModel(inside, written[each])
     if beside:
         console.print(_room_of(model))
-    writer = Writer(Engine(model, batch, texts.capacity), model)
+    writer = GenerationWorker(Engine(model, batch, texts.capacity), model)
     names = ", ".join(models)
     console.print(f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C")
     try:
@@ -116,7 +116,7 @@ def _listening(port: int) -> socket.socket:
     return place
 
 
-def _run(models: Mapping[str, Served], writer: Writer, place: socket.socket) -> Any:
+def _run(models: Mapping[str, ServedModel], writer: GenerationWorker, place: socket.socket) -> Any:
     import uvicorn
 
     from qlora_wgpu.serving.app import ChatServer

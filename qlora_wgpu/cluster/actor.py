@@ -14,7 +14,7 @@ from qlora_wgpu.cluster.blocks import WrongAnswerError
 
 
 @dataclass(frozen=True)
-class Identity:
+class WorkerInfo:
     """What a worker is, once it has opened the model."""
 
     device: str  # its GPU's name
@@ -28,7 +28,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Specification:
+class WorkerSpec:
     """What a worker opens."""
 
     settings: dict[str, Any]  # the run's, as plain data
@@ -39,7 +39,7 @@ class Specification:
     gpu: str | None = None  # the worker's GPU; None where it decides itself
 
 
-WorkerClass = Callable[[Specification], Any]
+WorkerClass = Callable[[WorkerSpec], Any]
 """Opens the model in a worker's process; ``runs.worker.Worker`` has the methods that are called.
 
 Each but ``identity``, ``refused`` and ``write`` gets an ``Asked`` first.
@@ -66,7 +66,7 @@ class Actor:
     read, and whoever waits for it would wait on.
     """
 
-    def __init__(self, worker_class: WorkerClass, specification: Specification) -> None:
+    def __init__(self, worker_class: WorkerClass, specification: WorkerSpec) -> None:
         """Makes the worker, which opens the model."""
         self._worker = worker_class(specification)
 
@@ -99,7 +99,7 @@ def unpacked(answer: Any) -> Any:
     return value
 
 
-def made(worker_class: WorkerClass, specification: Specification) -> bytes:
+def made(worker_class: WorkerClass, specification: WorkerSpec) -> bytes:
     """A pickle that makes an actor where it is loaded.
 
     The scheduler, which looks into tasks, sees bytes: it needs neither this package nor a GPU.

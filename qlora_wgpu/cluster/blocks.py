@@ -37,7 +37,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class BlockResult:
     """What a block gives."""
 
     loss: float  # summed over its label tokens; a float32
@@ -90,7 +90,7 @@ class RunningSums:
         self.stats = np.zeros(STATS_LENGTH, np.float32)
         self.saturated = 0
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: BlockResult) -> None:
         """Adds a block's; who calls it keeps to the order of the blocks."""
         own = np.zeros(STATS_LENGTH, np.float32)
         own[STATS_LOSS], own[STATS_TOKENS] = sums.loss, sums.tokens
@@ -128,9 +128,9 @@ class Expected:
     # How many log probabilities there are; None where none were asked for
     answers: int | None = None
 
-    def check(self, asked: Asked, sums: Any) -> Sums:
+    def check(self, asked: Asked, sums: Any) -> BlockResult:
         """The sums, where they are an answer to this block."""
-        if not isinstance(sums, Sums):
+        if not isinstance(sums, BlockResult):
             raise WrongAnswerError(f"it answered with {_kind(sums)} in place of a block's sums")
         if sums.nonce != asked.nonce:
             raise WrongAnswerError("it answered with the sums of another block")

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass
+from qlora_wgpu.cluster.actor import WorkerClass, WorkerInfo, WorkerSpec
 from qlora_wgpu.cluster.blocks import (
+    BlockResult,
     Expected,
     FloatArray,
     RunningSums,
-    Sums,
     check_parameters,
     check_text,
     expected,
@@ -67,7 +67,7 @@ class GradientSum:
         """A step begins."""
         self.sums = RunningSums()
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: BlockResult) -> None:
         """Adds a block's sums."""
         assert sums.gradient is not None
         self.model.write_flat(self._received, sums.gradient)
@@ -124,8 +124,8 @@ class Cluster:
         self,
         settings: ClusterConfig,
         worker_class: WorkerClass,
-        specify: Callable[[str], Specification],
-        check: Callable[[Identity], str | None],
+        specify: Callable[[str], WorkerSpec],
+        check: Callable[[WorkerInfo], str | None],
         warn: Callable[[str], None],
         *,
         processes: int,
@@ -139,7 +139,7 @@ class Cluster:
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._devices: set[tuple[str, str]] = set()
 
-        def checked(identity: Identity) -> str | None:
+        def checked(identity: WorkerInfo) -> str | None:
             problem = check(identity)
             if problem is None:
                 self._devices.add((identity.device, identity.kernels))
@@ -176,7 +176,7 @@ class Cluster:
         """The address of Dask's dashboard, where there is one."""
         return self._connection.dashboard
 
-    def wait_for(self, count: int) -> dict[str, Identity]:
+    def wait_for(self, count: int) -> dict[str, WorkerInfo]:
         """Waits until so many workers have opened the model; what they are, by name."""
         self._run(self._engine.begin(count))
         return self._engine.identities
@@ -232,7 +232,7 @@ class Cluster:
         self._publish()
         count, given = 0, ((*_tokens(b), len(_samples(b).references)) for b in batches)
 
-        def add(sums: Sums) -> None:
+        def add(sums: BlockResult) -> None:
             assert sums.answers is not None
             done(count + len(logps))
             logps.append(sums.answers)
@@ -251,7 +251,7 @@ class Cluster:
         self._publish()
         total, numbers = RunningSums(), itertools.count()
 
-        def add(sums: Sums) -> None:
+        def add(sums: BlockResult) -> None:
             done(next(numbers))
             total.add(sums)
 
@@ -294,12 +294,12 @@ class Cluster:
         self._engine.publish(self._sum.parameters())
 
     def _compute(
-        self, method: str, arguments: list[Arguments], add: Callable[[Sums], None],
+        self, method: str, arguments: list[Arguments], add: Callable[[BlockResult], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:  # fmt: skip
         """Computes blocks and adds what they give in their order; False where it was stopped."""
-        results: queue.SimpleQueue[tuple[int, Sums]] = queue.SimpleQueue()
-        early: dict[int, Sums] = {}
+        results: queue.SimpleQueue[tuple[int, BlockResult]] = queue.SimpleQueue()
+        early: dict[int, BlockResult] = {}
         sizes = [given[0].size for given in arguments]  # a block's token ids come first
         blocks = [Block(given, self._expected(method, given).check) for given in arguments]
         work = self._engine.compute(

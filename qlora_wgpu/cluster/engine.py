@@ -2,8 +2,8 @@
 
 Each worker process holds one Dask actor, which has the model: a call to it goes from this process
 to that one and back, past the scheduler, and its results are stored nowhere. Which workers there
-are is known to ``Members`` (``workers.py``), and which of them gets which block is decided by
-``Scheduler`` (``scheduler.py``).
+are is known to ``WorkerRegistry`` (``workers.py``), and ``Scheduler`` (``scheduler.py``) decides
+which of them gets which block.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass
-from qlora_wgpu.cluster.blocks import Asked, FloatArray, Sums, WrongAnswerError
+from qlora_wgpu.cluster.actor import WorkerClass, WorkerInfo, WorkerSpec
+from qlora_wgpu.cluster.blocks import Asked, BlockResult, FloatArray, WrongAnswerError
 from qlora_wgpu.cluster.connection import Connection
-from qlora_wgpu.cluster.scheduler import Order, Scheduler
-from qlora_wgpu.cluster.workers import Check, Gone, Member, Members, Progress, sentence
+from qlora_wgpu.cluster.scheduler import Assignment, Scheduler
+from qlora_wgpu.cluster.workers import Check, Gone, Progress, WorkerHandle, WorkerRegistry, sentence
 from qlora_wgpu.errors import ClusterError, QLoRAError
 from qlora_wgpu.training.observers import WorkerFigures
 
@@ -29,11 +29,15 @@ _SOON = 3.0  # seconds after which it is told that somebody is missing
 _OPENING = 1800.0  # seconds that a worker may take to open the model, however short the patience
 
 
-class Patience:
+class Watchdog:
     """Ends what has had no progress for too long."""
 
     def __init__(
-        self, seconds: float, progress: Progress, members: Members, tell: Callable[[str], None]
+        self,
+        seconds: float,
+        progress: Progress,
+        members: WorkerRegistry,
+        tell: Callable[[str], None],
     ) -> None:
         """Has told nothing yet."""
         self._seconds = seconds
@@ -89,8 +93,8 @@ class _Step:
     deliver: Deliver
     is_question: bool  # whether who has no answer may have others
     # By block, who gave what is not finite; another is to compute the block, too
-    doubted: dict[int, Member] = field(default_factory=dict)
-    unable: set[Member] = field(default_factory=set)  # who has no answer to a question
+    doubted: dict[int, WorkerHandle] = field(default_factory=dict)
+    unable: set[WorkerHandle] = field(default_factory=set)  # who has no answer to a question
     failure: Exception | None = None
 
 
@@ -101,7 +105,7 @@ class Engine:
         self,
         connection: Connection,
         worker_class: WorkerClass,  # what each worker process gets an instance of
-        specify: Callable[[str], Specification],  # what a worker of a name opens
+        specify: Callable[[str], WorkerSpec],  # what a worker of a name opens
         check: Check,
         tell: Callable[[str], None],
         *,
@@ -111,11 +115,11 @@ class Engine:
         """Knows no worker yet."""
         self._scheduler = Scheduler(fixed=fixed)
         self._progress = Progress()
-        self._members = Members(
+        self._members = WorkerRegistry(
             connection, worker_class, specify, check, tell, self._scheduler, self._progress
         )
         self._silence = patience
-        self._patience = Patience(patience, self._progress, self._members, tell)
+        self._patience = Watchdog(patience, self._progress, self._members, tell)
         self._version, self._parameters = -1, np.zeros(0, np.float32)
 
     async def begin(self, count: int) -> None:
@@ -135,7 +139,7 @@ class Engine:
         await self._progress.stop()
 
     @property
-    def identities(self) -> dict[str, Identity]:
+    def identities(self) -> dict[str, WorkerInfo]:
         """What each worker is, in the order of their names."""
         return {m.name: m.identity for m in self._members.ready if m.identity is not None}
 
@@ -187,7 +191,7 @@ class Engine:
         await self.compute(method, [question], [1], deliver, is_question=True)
         return answers[0]
 
-    async def _send(self, member: Member, order: Order, step: _Step) -> None:
+    async def _send(self, member: WorkerHandle, order: Assignment, step: _Step) -> None:
         """Has a worker compute a block; what goes wrong is its end, not the step's."""
         scheduler, block = self._scheduler, step.blocks[order.block]
         try:
@@ -198,14 +202,14 @@ class Engine:
             scheduler.failed(order)
             self._fail(member, order, step, err)
         else:
-            seconds = answer.seconds if isinstance(answer, Sums) else 0.0
+            seconds = answer.seconds if isinstance(answer, BlockResult) else 0.0
             if scheduler.done(order, time.monotonic(), seconds):
                 self._progress.advance()
                 self._take(member, order, step, answer)
         finally:
             self._progress.notify()
 
-    async def _give(self, member: Member) -> int:
+    async def _give(self, member: WorkerHandle) -> int:
         """Makes sure that a worker has the present parameters; their number."""
         async with member.writing:
             version, parameters = self._version, self._parameters
@@ -214,9 +218,9 @@ class Engine:
                 member.version = version
             return version
 
-    def _take(self, member: Member, order: Order, step: _Step, answer: Any) -> None:
+    def _take(self, member: WorkerHandle, order: Assignment, step: _Step, answer: Any) -> None:
         """Takes a block's first result, or its second where the first was not finite."""
-        is_finite = not isinstance(answer, Sums) or answer.is_finite
+        is_finite = not isinstance(answer, BlockResult) or answer.is_finite
         first = step.doubted.pop(order.block, None)
         if first is None and not is_finite:
             step.doubted[order.block] = member
@@ -230,7 +234,7 @@ class Engine:
             )
         step.deliver(order.block, answer)
 
-    def _fail(self, member: Member, order: Order, step: _Step, error: Exception) -> None:
+    def _fail(self, member: WorkerHandle, order: Assignment, step: _Step, error: Exception) -> None:
         """A worker has no result; what a cluster's own errors say of is no fault of its own."""
         is_told = isinstance(error, QLoRAError) and not isinstance(error, WrongAnswerError)
         if isinstance(error, Gone):
@@ -247,7 +251,7 @@ class Engine:
         else:
             self._members.leave_out(member, sentence(error))
 
-    async def _probe(self, member: Member) -> None:
+    async def _probe(self, member: WorkerHandle) -> None:
         """Asks a silent worker, which answers once it is done with what it has."""
         try:
             await asyncio.sleep(_PAUSE)

@@ -27,7 +27,7 @@ def in_order(name: str) -> tuple[int, int | str]:
 
 
 @dataclass(frozen=True)
-class Order:
+class Assignment:
     """A block that is given to a worker."""
 
     ticket: int  # a number of its own
@@ -49,7 +49,9 @@ class _Worker:
     """A worker, as the scheduler knows it."""
 
     name: str
-    held: dict[int, Order] = field(default_factory=dict)  # not answered, in the order of giving
+    held: dict[int, Assignment] = field(
+        default_factory=dict
+    )  # not answered, in the order of giving
     paces: dict[str, float] = field(default_factory=dict)  # seconds a token, by kind
     known: set[tuple[str, int]] = field(default_factory=set)  # kinds and sizes that it has computed
     answered: float = 0.0  # when it did last
@@ -72,7 +74,7 @@ class _Step:
     # By block, workers that get it again only where there is nobody else
     refused: dict[int, set[str]] = field(default_factory=dict)
 
-    def is_open(self, order: Order) -> bool:
+    def is_open(self, order: Assignment) -> bool:
         """Whether a result for it would be the first."""
         return order.step == self.number and order.block not in self.finished
 
@@ -146,7 +148,7 @@ class Scheduler:
         """Whether every block has a result."""
         return len(self._step.finished) == len(self._step.sizes)
 
-    def next(self, now: float) -> list[Order]:
+    def next(self, now: float) -> list[Assignment]:
         """What is to be given to whom at this moment; it counts as given."""
         silent = set(self.silent(now))
         workers = [worker for name, worker in self._workers.items() if name not in silent]
@@ -165,7 +167,7 @@ class Scheduler:
             orders += self._copies(idle, workers, silent, now)
         return orders
 
-    def done(self, order: Order, now: float, seconds: float) -> bool:
+    def done(self, order: Assignment, now: float, seconds: float) -> bool:
         """A block has come back; whether it is this step's and the first result for it.
 
         ``seconds`` is what the worker says that it computed for.
@@ -188,13 +190,13 @@ class Scheduler:
             self._step.take(order.block)  # where it was late, it may be that nobody has begun it
         return counts
 
-    def failed(self, order: Order) -> None:
+    def failed(self, order: Assignment) -> None:
         """A block does not come back: it is given again."""
         if order.worker in self._workers:
             self._workers[order.worker].held.pop(order.ticket, None)
         self._want([order])
 
-    def refuse(self, order: Order) -> None:
+    def refuse(self, order: Assignment) -> None:
         """A result is not to be believed, or a worker has none: another is to compute the block."""
         self._step.refused.setdefault(order.block, set()).add(order.worker)
         self._step.finished.discard(order.block)
@@ -202,14 +204,16 @@ class Scheduler:
 
     # -- who gets what ---------------------------------------------------------------------
 
-    def _give(self, worker: _Worker, block: int, now: float) -> Order:
+    def _give(self, worker: _Worker, block: int, now: float) -> Assignment:
         step, ticket = self._step, next(self._tickets)
-        order = Order(ticket, step.number, worker.name, block, step.kind, step.sizes[block], now)
+        order = Assignment(
+            ticket, step.number, worker.name, block, step.kind, step.sizes[block], now
+        )
         worker.held[ticket] = order
         step.take(block)
         return order
 
-    def _want(self, lost: Iterable[Order], silent: Collection[str] = ()) -> None:
+    def _want(self, lost: Iterable[Assignment], silent: Collection[str] = ()) -> None:
         """Gives blocks out again, unless they have a result or somebody else has them."""
         step = self._step
         wanted = {each.block for each in lost if step.is_open(each)}.difference(step.left)
@@ -219,7 +223,9 @@ class Scheduler:
             wanted -= {order.block for order in held if step.is_open(order)}
             step.left = sorted([*step.left, *wanted])
 
-    def _first_left(self, worker: _Worker, silent: Collection[str], now: float) -> Iterator[Order]:
+    def _first_left(
+        self, worker: _Worker, silent: Collection[str], now: float
+    ) -> Iterator[Assignment]:
         """Gives the first block, if any, that nobody computes and this worker may have."""
         step = self._step
         for block in step.left:
@@ -231,9 +237,9 @@ class Scheduler:
 
     def _copies(
         self, idle: list[_Worker], workers: list[_Worker], silent: Collection[str], now: float
-    ) -> Iterator[Order]:
+    ) -> Iterator[Assignment]:
         """What those compute anew who have nothing to do: what would be done last without them."""
-        ends: dict[int, tuple[float, Order]] = {}
+        ends: dict[int, tuple[float, Assignment]] = {}
         for end, order in sorted(self._ends(workers, now), key=lambda each: each[0]):
             ends.setdefault(order.block, (end, order))
         for end, order in reversed(ends.values()):
@@ -247,7 +253,7 @@ class Scheduler:
             idle.remove(copier)
             yield self._give(copier, order.block, now)
 
-    def _ends(self, workers: list[_Worker], now: float) -> Iterator[tuple[float, Order]]:
+    def _ends(self, workers: list[_Worker], now: float) -> Iterator[tuple[float, Assignment]]:
         """When blocks are expected to be done that workers have; never, if they are late."""
         for worker in workers:
             end = worker.answered
@@ -275,13 +281,13 @@ class Scheduler:
         allowed += 0.0 if order.like in worker.known else _COMPILING
         return now - max(order.given, worker.answered) > allowed
 
-    def _seconds(self, worker: _Worker, order: Order) -> float:
+    def _seconds(self, worker: _Worker, order: Assignment) -> float:
         """What a block is expected to take a worker, by what it or else all took."""
         pace = worker.paces.get(order.kind, self._paces.get(order.kind))
         return _UNKNOWN if pace is None else order.size * pace
 
 
-def _measure(paces: dict[str, float], order: Order, seconds: float) -> None:
+def _measure(paces: dict[str, float], order: Assignment, seconds: float) -> None:
     pace = max(seconds, 1e-6) / order.size
     known = paces.setdefault(order.kind, pace)
     paces[order.kind] += _NEW * (min(pace, _MOST * known) - known)

@@ -41,7 +41,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Service:
+class WorkerOptions:
     """What a worker is to be."""
 
     scheduler: str  # address of the scheduler, tls://HOST:PORT
@@ -63,7 +63,7 @@ class Service:
         return self.name or (machine if self.gpu == "auto" else f"{machine}-{self.gpu}")
 
 
-def serve(service: Service, tell: Tell) -> None:
+def serve(service: WorkerOptions, tell: Tell) -> None:
     """Works until it is asked to end; ends the process.
 
     Its exit code is that of a signal, or ``processes.AGAIN`` where a new process is to go on.
@@ -79,14 +79,14 @@ def serve(service: Service, tell: Tell) -> None:
     asyncio.run(_serve(service, security, gpu, tell))
 
 
-async def _serve(service: Service, security: Security, gpu: str, tell: Tell) -> None:
+async def _serve(service: WorkerOptions, security: Security, gpu: str, tell: Tell) -> None:
     code = await _work(service, security, gpu, tell)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # an ordinary exit would wait for the micro-batch that is being computed
 
 
-async def _work(service: Service, security: Security, gpu: str, tell: Tell) -> int:
+async def _work(service: WorkerOptions, security: Security, gpu: str, tell: Tell) -> int:
     """Connects, and stays until somebody ends it."""
     quieten_dask()
     asked = _signals()
@@ -133,7 +133,7 @@ def _signals() -> asyncio.Future[int]:
     return asked
 
 
-async def _joined(service: Service, security: Security, tell: Tell) -> Worker:
+async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Worker:
     """A worker that is registered.
 
     Its own name may be taken for a while by what it was before its network failed.

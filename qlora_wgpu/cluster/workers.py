@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass, made, unpacked
+from qlora_wgpu.cluster.actor import WorkerClass, WorkerInfo, WorkerSpec, made, unpacked
 from qlora_wgpu.cluster.blocks import WrongAnswerError
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Scheduler, in_order
@@ -86,7 +86,7 @@ class ProcessLost(Gone):
 
 
 @dataclass(eq=False)
-class Member:
+class WorkerHandle:
     """A worker process that there is."""
 
     name: str  # the worker's
@@ -94,7 +94,7 @@ class Member:
     key: Any  # what tells it from another process at the same address
     actor: Any = None  # Dask's proxy of the ``Actor`` there, once it is made
     # What it is, once it has opened the model and nothing is wrong with it
-    identity: Identity | None = None
+    identity: WorkerInfo | None = None
     version: int = -1  # of the parameters that it has
     # Held while parameters are on their way to it
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -146,17 +146,17 @@ _SILENCE = 10.0  # seconds that the scheduler may be silent
 _AGAIN = 2.0  # seconds after which a worker that cannot be reached is tried again
 _REFUSING = 2.0  # seconds for telling a worker that it is refused
 
-Check = Callable[[Identity], "str | None"]
+Check = Callable[[WorkerInfo], "str | None"]
 
 
-class Members:
+class WorkerRegistry:
     """The workers of a cluster, kept as the scheduler knows them. Lives on one asyncio loop."""
 
     def __init__(
         self,
         connection: Connection,
         worker_class: WorkerClass,
-        specify: Callable[[str], Specification],  # what a worker of a name opens
+        specify: Callable[[str], WorkerSpec],  # what a worker of a name opens
         check: Check,
         tell: Callable[[str], None],
         scheduler: Scheduler,  # gets to know workers that may compute
@@ -171,7 +171,7 @@ class Members:
         self._scheduler = scheduler
         self._progress = progress
         self._told: set[str] = set()
-        self._members: dict[str, Member] = {}  # by address
+        self._members: dict[str, WorkerHandle] = {}  # by address
         self._met: set[str] = set()  # names
         self._heard = time.monotonic()
         self.last_reason = ""
@@ -184,12 +184,12 @@ class Members:
         return not any(member.is_ready or member.is_opening for member in self._members.values())
 
     @property
-    def opening(self) -> list[Member]:
+    def opening(self) -> list[WorkerHandle]:
         """Workers that open the model."""
         return [member for member in self._members.values() if member.is_opening]
 
     @property
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[WorkerHandle]:
         """Workers that may compute, in the order of their names."""
         there = (member for member in self._members.values() if member.is_ready)
         return sorted(there, key=lambda member: in_order(member.name))
@@ -232,7 +232,7 @@ class Members:
                 self._part(member, "it is gone")
         for address, info in there.items():
             if address not in self._members:
-                member = Member(self._named(info, address), address, keys[address])
+                member = WorkerHandle(self._named(info, address), address, keys[address])
                 self._members[address] = member
                 if member.name not in self._met:  # one that begins anew for ever is no progress
                     self._met.add(member.name)
@@ -245,7 +245,7 @@ class Members:
         names = {member.name for member in self._members.values()}
         return f"{name} ({address})" if name in names else name
 
-    async def _take_in(self, member: Member) -> None:
+    async def _take_in(self, member: WorkerHandle) -> None:
         """Has a worker open the model, and lets it compute if nothing is wrong with it."""
         try:
             identity = await self._opened(member)
@@ -272,7 +272,7 @@ class Members:
         self._tell_of(member, identity)
         self._progress.notify()
 
-    async def _opened(self, member: Member) -> Identity:
+    async def _opened(self, member: WorkerHandle) -> WorkerInfo:
         """What a worker is, once it has opened the model; one not reached is tried again."""
         while True:
             try:
@@ -288,7 +288,7 @@ class Members:
                 raise Gone
             member.is_reached = True
 
-    async def open(self, member: Member) -> Identity:
+    async def open(self, member: WorkerHandle) -> WorkerInfo:
         """Makes a worker's actor, which opens the model; what it says that it is."""
         client = self._connection.client
         if (why := await self._connection.unreached(member.address)) is not None:
@@ -304,7 +304,7 @@ class Members:
         with client.as_current():  # the actor's calls go through the client that is, then
             member.actor = await member.unless_gone(future)
         identity = await member.call("identity")
-        if not isinstance(identity, Identity):
+        if not isinstance(identity, WorkerInfo):
             raise WrongAnswerError(f"it says that it is a {type(identity).__name__}")
         return identity
 
@@ -313,7 +313,7 @@ class Members:
             self._told.add(text)
             self._tell(text)
 
-    def _tell_of(self, member: Member, identity: Identity) -> None:
+    def _tell_of(self, member: WorkerHandle, identity: WorkerInfo) -> None:
         for text in identity.notes:
             self._tell(f"worker {member.name}: {text}")
         for other in self.ready:
@@ -326,7 +326,7 @@ class Members:
                     )
                 return
 
-    def _part(self, member: Member, why: str) -> None:
+    def _part(self, member: WorkerHandle, why: str) -> None:
         """Forgets a worker that is not there any more; who notices it later tells nothing."""
         if member.gone.is_set():
             return
@@ -338,7 +338,7 @@ class Members:
             self._tell(f"worker {member.name}: {why}; its blocks go to others")
         self._progress.notify()
 
-    def leave_out(self, member: Member, why: str) -> None:
+    def leave_out(self, member: WorkerHandle, why: str) -> None:
         """Gives a worker nothing any more, though it is there."""
         if member.is_out:
             return
@@ -349,7 +349,7 @@ class Members:
         member.actor = None
         self._progress.notify()
 
-    async def call(self, member: Member, method: str, *arguments: Any) -> Any:
+    async def call(self, member: WorkerHandle, method: str, *arguments: Any) -> Any:
         """Calls a worker's method; one whose process is lost is forgotten."""
         try:
             return await member.call(method, *arguments)

@@ -22,7 +22,7 @@ from qlora_wgpu.config.sections.run import (
     OutputConfig,
 )
 from qlora_wgpu.config.sections.train import OptimConfig, TrainConfig
-from qlora_wgpu.config.values import figures_of
+from qlora_wgpu.config.values import eval_metrics
 from qlora_wgpu.config.yaml import dump_yaml
 from qlora_wgpu.errors import ConfigError
 
@@ -83,7 +83,7 @@ class Config(Section):
         train = info.data.get("train")
         if train is None:
             return value
-        known = figures_of(train.objective, train.loss_type)
+        known = eval_metrics(train.objective, train.loss_type)
         if value.metric_for_best_model not in known:
             raise ValueError(
                 f"has metric_for_best_model: {value.metric_for_best_model}, but evaluations with "

@@ -56,7 +56,7 @@ _OF_OBJECTIVES = {
 }
 
 
-def figures_of(objective: str, loss_type: str | None) -> tuple[str, ...]:
+def eval_metrics(objective: str, loss_type: str | None) -> tuple[str, ...]:
     """The figures of evaluations, without the ``eval_`` in front of their names."""
     own = _OF_OBJECTIVES[objective]
     has_divergence = objective == "kto" and loss_type in (None, "kto")

@@ -12,13 +12,13 @@ from qlora_wgpu.data.chat_template import (
 )
 from qlora_wgpu.data.columns import FORMATS
 from qlora_wgpu.data.dataset import (
-    chosen_template,
     content_digest,
     encoded_examples,
+    infer_chat_template,
     load_dataset,
     row_format,
     rows_in_both,
-    split_off,
+    train_test_split,
 )
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import is_dataset_name
@@ -31,7 +31,7 @@ from qlora_wgpu.data.prompts import (
     save_prompt_files,
 )
 from qlora_wgpu.data.row_formats import RowEncoder
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 
@@ -44,14 +44,13 @@ __all__ = [
     "Counts",
     "Dataset",
     "Example",
-    "Preparation",
+    "PreprocessConfig",
     "PromptFormat",
     "PromptKind",
     "RowEncoder",
     "Tokenizer",
     "alpaca_prompt",
     "bucket_length",
-    "chosen_template",
     "closing_text",
     "collate",
     "content_digest",
@@ -59,6 +58,7 @@ __all__ = [
     "end_of_turn",
     "epoch_order",
     "find_chat_template",
+    "infer_chat_template",
     "is_dataset_name",
     "load_dataset",
     "prompt_kind",
@@ -67,6 +67,6 @@ __all__ = [
     "row_format",
     "rows_in_both",
     "save_prompt_files",
-    "split_off",
     "suitable_template",
+    "train_test_split",
 ]

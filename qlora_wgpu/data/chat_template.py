@@ -15,14 +15,14 @@ from typing import Any
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.data import masking
 from qlora_wgpu.data.conversations import Conversation
-from qlora_wgpu.data.marker_words import unused
+from qlora_wgpu.data.marker_words import make_sentinel
 from qlora_wgpu.data.masking import Masked, Masking, Sources, mask_many
 from qlora_wgpu.data.rendering import RenderedChat, without_span_marks
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError, reason
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import TEMPLATE_BYTES
-from qlora_wgpu.sandbox.process import ChildProcess, Stopped, error_of
+from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess, error_of
 from qlora_wgpu.sandbox.templates import marks_assistant
 
 # ---- built-in templates --------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class ChatTemplate:
         if not self._stopped:
             try:
                 return self._ask(function, *args, answers=answers)
-            except Stopped as err:
+            except SandboxError as err:
                 self._stopped = f"the chat template is stopped: it {err}"
         raise TokenizerError(self._stopped)
 
@@ -225,9 +225,9 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
 
 
 @lru_cache(maxsize=1)
-def templates_process() -> ChildProcess:
+def templates_process() -> SandboxProcess:
     """The process that renders the templates of strangers, one for all."""
-    return ChildProcess("data.masking")
+    return SandboxProcess("data.masking")
 
 
 def _read_template(path: Path) -> str:
@@ -253,7 +253,7 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 def closing_text(template: ChatTemplate) -> str:
     """The text that a template writes after an assistant's last turn, stripped of white space."""
-    answer = unused("")
+    answer = make_sentinel("")
     try:
         text = template.render(
             [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]

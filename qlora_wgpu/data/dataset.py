@@ -22,19 +22,19 @@ from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.preferences import JUDGED, PAIRS, format_of
-from qlora_wgpu.data.prepared import cache_folder, key_of, prepare
-from qlora_wgpu.data.row_formats import Encoded
+from qlora_wgpu.data.prepared import cache_folder, key_of, load_or_build
+from qlora_wgpu.data.row_formats import TokenizedExample
 from qlora_wgpu.data.row_source import (
     AnswerSource,
     RowSource,
-    lasting,
+    materialize,
     rows_in_memory,
     rows_of_files,
     unit_of,
 )
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.data.sources import holds_documents, place_of, read_rows, select_files
-from qlora_wgpu.data.splits import RowSlice, Selection
+from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.presence import exists
@@ -48,7 +48,7 @@ def load_dataset(
     max_seq_length: int,
     chat_template: str | None = None,
     *,
-    how: Preparation | None = None,
+    how: PreprocessConfig | None = None,
     held_out: bool = False,
     cache: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
@@ -76,7 +76,7 @@ def load_dataset(
         DataError: If a file cannot be read, a row is wrong, or there is nothing to learn.
         TokenizerError: If the chat template is broken.
     """
-    how = how or Preparation(max_seq_length, chat_template)
+    how = how or PreprocessConfig(max_seq_length, chat_template)
     if not isinstance(tokenizer, Tokenizer | str | os.PathLike):
         raise DataError(
             f"tokenizer must be a Tokenizer or the model's folder, got {type(tokenizer).__name__}"
@@ -87,27 +87,34 @@ def load_dataset(
     folder = None
     if cache and selection is not None and cache_problem() is None:
         folder = cache_folder() / _key(selection, source)
-    dataset = prepare(folder, source.fill)
+    dataset = load_or_build(folder, source.fill)
     dataset.left_out = {} if selection is None else selection.left_out
     dataset.unit = unit_of(how)
     return dataset
 
 
 def encode_rows(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str = "rows"
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    how: PreprocessConfig,
+    name: str = "rows",
 ) -> Dataset:
     """Encodes rows that are in memory, as ``load_dataset`` does those of a file.
 
     Messages call a row by the name, such as ``rows[0]``.
     """
-    dataset = prepare(None, _open(rows, tokenizer, how, name=name)[1].fill)
+    dataset = load_or_build(None, _open(rows, tokenizer, how, name=name)[1].fill)
     dataset.unit = unit_of(how)
     return dataset
 
 
 def encoded_examples(
-    path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation, *, held_out: bool = False
-) -> Iterator[Encoded]:
+    path: str | os.PathLike[str],
+    tokenizer: Tokenizer,
+    how: PreprocessConfig,
+    *,
+    held_out: bool = False,
+) -> Iterator[TokenizedExample]:
     """Yields what ``load_dataset`` would read, with the text of each example.
 
     Rows with nothing to learn are yielded, too, which it leaves out.
@@ -118,7 +125,7 @@ def encoded_examples(
 def row_format(
     path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
-    how: Preparation,
+    how: PreprocessConfig,
 ) -> str:
     """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents."""
     return _open(path, tokenizer, how)[1].row_format
@@ -127,12 +134,12 @@ def row_format(
 def _open(
     data: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
-    how: Preparation,
+    how: PreprocessConfig,
     progress: Callable[[int], None] = lambda rows: None,
     *,
     held_out: bool = False,
     name: str = "rows",
-) -> tuple[Selection | None, RowSource]:
+) -> tuple[SplitFiles | None, RowSource]:
     """What reads the rows of files, or of a program, and which files these are."""
     kind = RowSource if how.objective == "sft" else AnswerSource
     if not isinstance(data, str | os.PathLike):
@@ -151,7 +158,7 @@ def _open(
 
 
 def _listed(rows: Any, name: str) -> Any:
-    rows = lasting(rows)
+    rows = materialize(rows)
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     if not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
@@ -159,7 +166,7 @@ def _listed(rows: Any, name: str) -> Any:
     return rows
 
 
-def _key(selection: Selection, source: RowSource) -> str:
+def _key(selection: SplitFiles, source: RowSource) -> str:
     """A hash of the files and of everything besides them that decides what the examples are."""
     how, tokenizer, template = source.how, source.tokenizer, source.template
     text = template.source if template is not None else ""
@@ -184,7 +191,7 @@ def _key(selection: Selection, source: RowSource) -> str:
     return key_of(list(selection.files), settings)
 
 
-def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _template(how: PreprocessConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
     if not isinstance(how.max_seq_length, int | np.integer):
         raise DataError(f"max_seq_length must be a whole number, got {brief(how.max_seq_length)}")
     if how.max_seq_length < 2:
@@ -192,7 +199,7 @@ def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
     return find_chat_template(how.chat_template, tokenizer)
 
 
-def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
+def _select(path: str | os.PathLike[str], *, held_out: bool) -> SplitFiles:
     text = str(path)
     if not exists(Path(place_of(text).path)) and is_dataset_name(text):
         rows = DataPlace.parse(text).rows
@@ -215,7 +222,7 @@ def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return next((row for row in rows if not is_blank(row)), None)
 
 
-def chosen_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
+def infer_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
     """``dpo`` for pairs of answers, ``kto`` for judged ones, else ``sft``."""
     row = first_row(data_path)
     if row is None:
@@ -227,7 +234,7 @@ def chosen_objective(data_path: str, columns: Mapping[str, str] | None = None) -
         return "sft"
 
 
-def chosen_template(
+def infer_chat_template(
     data_path: str,
     tokenizer: Tokenizer,
     objective: str = "sft",
@@ -239,7 +246,7 @@ def chosen_template(
     """
     if tokenizer.chat_template is not None:
         return None
-    how = Preparation(max_seq_length=2, objective=objective, columns=columns or {})
+    how = PreprocessConfig(max_seq_length=2, objective=objective, columns=columns or {})
     if row_format(data_path, tokenizer, how) not in CHATS:
         return None
     return suitable_template(tokenizer)
@@ -248,7 +255,7 @@ def chosen_template(
 # ---- rows that are held out ----------------------------------------------------------------------
 
 
-class DatasetPart(Dataset):
+class Subset(Dataset):
     """Some of a data set's examples, which stay where they are."""
 
     def __init__(
@@ -311,7 +318,7 @@ class DatasetPart(Dataset):
         return digest.hexdigest()[:16]
 
 
-def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
+def train_test_split(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
     """Parts a data set in what is left and what is held out, by its contents and a seed alone.
 
     The size is a number of rows, or a share of them where it is below 1; at least so many are held
@@ -335,8 +342,8 @@ def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Datase
             "rows are held out together"
         )
     of_example = is_held[row_of]
-    held_out = DatasetPart(dataset, np.flatnonzero(of_example), Counts(rows=int(is_held.sum())))
-    return DatasetPart(dataset, np.flatnonzero(~of_example), dataset.counts), held_out
+    held_out = Subset(dataset, np.flatnonzero(of_example), Counts(rows=int(is_held.sum())))
+    return Subset(dataset, np.flatnonzero(~of_example), dataset.counts), held_out
 
 
 def rows_in_both(train: Dataset, held_out: Dataset) -> int:

@@ -13,7 +13,7 @@ from qlora_wgpu.data.splits import (
     CARD,
     TRAIN,
     Configurations,
-    Selection,
+    SplitFiles,
     by_split,
     canonical,
     chosen_files,
@@ -112,7 +112,7 @@ def is_dataset_name(text: str) -> bool:
     return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
 
 
-def download(text: str, *, held_out: bool = False) -> Selection:
+def download(text: str, *, held_out: bool = False) -> SplitFiles:
     """The files of a split in the local cache, downloaded if they are not there yet.
 
     The text is ``owner/name``, whose split is ``train`` (or that to be measured on);
@@ -149,7 +149,7 @@ def download(text: str, *, held_out: bool = False) -> Selection:
         ) from err
 
 
-def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Selection:
+def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> SplitFiles:
     """A split by the names of the data set's own files, else of its conversion."""
     names: list[str] = []
     try:
@@ -170,12 +170,12 @@ def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Se
             raise
     folder = _folder_with(name, splits[split], CONVERTED)
     left_out = {canonical(other): files for other, files in splits.items() if other != split}
-    return Selection(text, [folder / file for file in splits[split]], canonical(split), left_out)
+    return SplitFiles(text, [folder / file for file in splits[split]], canonical(split), left_out)
 
 
 def _listed(
     text: str, name: str, names: list[str], asked: str | None, *, held_out: bool
-) -> Selection | None:
+) -> SplitFiles | None:
     """A split that the data set's README.md lists; None where it lists no readable files."""
     files = [PurePosixPath(file) for file in sorted(_rows(names))]
     if CARD not in names or not files:
@@ -186,7 +186,7 @@ def _listed(
         return None
     split, own, left_out = chosen_files(*found, f"the data set {name}", held_out=held_out)
     folder = _folder_with(name, list(map(str, own)), _MAIN)
-    return Selection(text, [folder / file for file in own], split, left_out)
+    return SplitFiles(text, [folder / file for file in own], split, left_out)
 
 
 def _converted_names(name: str) -> list[str]:
@@ -250,14 +250,14 @@ def _usual_split(names: list[str], *, held_out: bool) -> str:
     return chosen_split(splits or {TRAIN}, None, "the data set", held_out=True)
 
 
-def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> Selection:
+def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> SplitFiles:
     """What was chosen, and what was not though it has the same kind of name."""
     left_out = {}
     for split, files in by_split(map(PurePosixPath, _rows(names))).items():
         others = [str(file) for file in files if str(file) not in chosen]
         if split and len(others) == len(files):
             left_out[split] = others
-    return Selection(text, [folder / file for file in chosen], split, left_out)
+    return SplitFiles(text, [folder / file for file in chosen], split, left_out)
 
 
 def _rows(names: list[str]) -> list[str]:

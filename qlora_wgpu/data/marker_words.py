@@ -36,7 +36,7 @@ class Part(NamedTuple):
     kind: str  # what it is: ``content``, ``thought``, ``call`` or ``tool``
 
 
-class Place(NamedTuple):
+class ContentSpan(NamedTuple):
     """Where something that a message says stands in the text."""
 
     start: int  # its first character
@@ -67,7 +67,7 @@ class MarkedConversation:
     _marks: list[_Mark] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._word = unused(self.text)
+        self._word = make_sentinel(self.text)
         self._base = next(n for n in range(_NUMBER, 10**10, 10**6) if str(n)[:4] not in self.text)
         stem = str(self._base)[:4]
         self._pattern = re.compile(rf"{self._word}x(\d+)y|{stem}(\d{{6}})(?:\.5)?")
@@ -86,7 +86,7 @@ class MarkedConversation:
         """The parts that a text has no mark of."""
         return self.parts - {self._marks[number].part for number, _ in self.found(marked)}
 
-    def places(self, marked: str | None) -> dict[int, list[Place]]:
+    def places(self, marked: str | None) -> dict[int, list[ContentSpan]]:
         """Where the parts of messages stand in the conversation's own text, in order.
 
         Nowhere where the template refuses the marked ones.
@@ -99,9 +99,9 @@ class MarkedConversation:
                 return found or {}
         return {}
 
-    def _places(self, marked: str, form: Any) -> dict[int, list[Place]] | None:
+    def _places(self, marked: str, form: Any) -> dict[int, list[ContentSpan]] | None:
         text, end, at = self.text, 0, 0
-        places: dict[int, list[Place]] = defaultdict(list)
+        places: dict[int, list[ContentSpan]] = defaultdict(list)
         seen = set()
         for number, (start, stop) in self.found(marked):
             mark = self._marks[number]
@@ -114,7 +114,7 @@ class MarkedConversation:
                 seen.add(number)
                 start = at - len(passage)
                 start -= self._kept(mark.before, start, ends=True)
-                place = Place(start, at + self._kept(mark.after, at), at, number)
+                place = ContentSpan(start, at + self._kept(mark.after, at), at, number)
                 places[mark.part.message].append(place)
         return dict(places) if text[at:] == marked[end:] else None
 
@@ -231,7 +231,7 @@ def common_prefix(a: str, b: str) -> int:
     return low
 
 
-def unused(text: str) -> str:
+def make_sentinel(text: str) -> str:
     """A word that a text does not hold."""
     return next(word for word in map(_UNUSED.format, range(1 << 20)) if word not in text)
 

@@ -27,12 +27,12 @@ from qlora_wgpu.data.conversations import (
     text_of,
 )
 from qlora_wgpu.data.marker_words import (
+    ContentSpan,
     LeftOut,
     MarkedConversation,
     Part,
-    Place,
     common_prefix,
-    unused,
+    make_sentinel,
 )
 from qlora_wgpu.data.rendering import RenderedChat, Template
 from qlora_wgpu.errors import DataError, QLoRAError
@@ -127,7 +127,7 @@ class RenderedTurns:
         self._messages = list(messages)
         self._tools = tools
         self._eos_token = eos_token or ""
-        self._known: dict[int, list[Place]] = {}
+        self._known: dict[int, list[ContentSpan]] = {}
 
     def spans_of(self, turns: set[int]) -> list[Span]:
         """The spans of some of the assistant's turns, ascending."""
@@ -256,7 +256,7 @@ class RenderedTurns:
         whole.mark_content(turn, text_of(self._messages[turn].get("content")))
         yield self._exchanged(whole)
 
-    def _places_of(self, turn: int) -> list[Place]:
+    def _places_of(self, turn: int) -> list[ContentSpan]:
         """Where the text has what a turn says; nothing where that is not known."""
         if turn not in self._known:
             ways = (way.places.get(turn) for way in self._ways(turn))
@@ -363,7 +363,7 @@ class RenderedTurns:
         before, plain = self._render(earlier, prompt=True), self._render(earlier)
         if before is not None and head.startswith(before):
             return len(before)
-        alone = self._render([*earlier, {"role": "assistant", "content": unused(self.text)}])
+        alone = self._render([*earlier, {"role": "assistant", "content": make_sentinel(self.text)}])
         if before is not None and alone is not None and plain is not None:
             begin = min(common_prefix(before, head), common_prefix(alone, head))
             header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
@@ -382,12 +382,12 @@ class RenderedTurns:
         begin = self.text.rfind(header, said, at) if header.strip() else -1
         return at if begin < 0 else begin + len(header)
 
-    def _end_of_piece(self, turn: int, way: Exchanged, place: Place) -> int:
+    def _end_of_piece(self, turn: int, way: Exchanged, place: ContentSpan) -> int:
         """Where a piece of a turn ends: what is written after it without what stands between."""
         cut = way.after(place, self._render(way.messages[: turn + 1]))
         return place.behind + common_prefix(self.text[place.behind :], cut or "")
 
-    def _end(self, turn: int, way: Exchanged, place: Place) -> int | None:
+    def _end(self, turn: int, way: Exchanged, place: ContentSpan) -> int | None:
         """Where a turn ends of which a place is the last that it says."""
         tail = self.text[place.behind :]
         for earlier in (way.messages[:turn], [_ASKED]):  # some refuse an answer to nothing
@@ -401,7 +401,12 @@ class RenderedTurns:
         return None if self._messages[turn]["role"] == "assistant" and not is_open else place.end
 
     def _closing(
-        self, earlier: list[Message], message: Message, way: Exchanged, place: Place, tail: str
+        self,
+        earlier: list[Message],
+        message: Message,
+        way: Exchanged,
+        place: ContentSpan,
+        tail: str,
     ) -> str | None:
         """What the template writes after a turn, where the tail begins so."""
         ending = way.after(place, self._render([*earlier, message]))
@@ -427,14 +432,14 @@ class Exchanged(NamedTuple):
     """A conversation with words exchanged, and where the text has what these stand for."""
 
     marked: MarkedConversation
-    places: dict[int, list[Place]]
+    places: dict[int, list[ContentSpan]]
 
     @property
     def messages(self) -> list[Message]:
         """The exchanged messages."""
         return self.marked.messages
 
-    def after(self, place: Place, text: str | None) -> str | None:
+    def after(self, place: ContentSpan, text: str | None) -> str | None:
         """What a text of such messages has after the word that stands at a place."""
         if text is None:
             return None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data.batches import epoch_order
-from qlora_wgpu.data.dataset import DatasetPart
+from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MIXED_ROWS
@@ -25,7 +25,7 @@ _CHOICES = 2**40  # orders by which examples are chosen lie beyond those of epoc
 
 
 @dataclass(frozen=True)
-class Portion:
+class MixtureSource:
     """What one data set gives to a mixture."""
 
     weight: float | None = None  # its share, beside the weights of all others; None without weights
@@ -33,7 +33,7 @@ class Portion:
     rows: float | None = None
 
 
-class Joined(Dataset):
+class ConcatDataset(Dataset):
     """Data sets one behind the other, which stay where they are."""
 
     def __init__(self, parts: Sequence[Dataset], names: Sequence[str]) -> None:
@@ -97,10 +97,10 @@ class Joined(Dataset):
         return np.repeat(np.arange(len(self._sets), dtype=np.int32), np.diff(self._firsts))
 
 
-def mix(
+def interleave(
     parts: Sequence[Dataset],
     names: Sequence[str],
-    portions: Sequence[Portion],
+    portions: Sequence[MixtureSource],
     strategy: StoppingStrategy,
     seed: int,
 ) -> Dataset:
@@ -109,7 +109,7 @@ def mix(
     What gives fewer examples than it has gives the same ones each epoch; what is to give more
     gives each as often as all others of it, or once more.
     """
-    whole = Joined(parts, names)
+    whole = ConcatDataset(parts, names)
     sizes = [part.num_rows for part in parts]
     counts = examples_of(sizes, portions, strategy)
     if sum(counts) > MIXED_ROWS:
@@ -125,11 +125,11 @@ def mix(
         first += size
     sides = np.arange(whole.unit)  # of a pair both come along
     numbers = (np.concatenate(rows)[:, None] * whole.unit + sides).ravel()
-    return DatasetPart(whole, numbers, whole.counts)
+    return Subset(whole, numbers, whole.counts)
 
 
 def examples_of(
-    sizes: Sequence[int], portions: Sequence[Portion], strategy: StoppingStrategy
+    sizes: Sequence[int], portions: Sequence[MixtureSource], strategy: StoppingStrategy
 ) -> list[int]:
     """How many examples each data set gives an epoch, at least one."""
     if portions[0].weight is None:
@@ -153,7 +153,7 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(result)
 
 
-def _rows(portion: Portion, size: int) -> int:
+def _rows(portion: MixtureSource, size: int) -> int:
     if portion.rows is None:
         return size
     return max(1, round(portion.rows * size)) if portion.rows < 1 else int(portion.rows)

@@ -68,7 +68,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
     return _with_prompt(row, before, chosen[-1:]), _with_prompt(row, before, rejected[-1:])
 
 
-def judged_of(row: Mapping[str, Any]) -> tuple[Answer, bool]:
+def unpaired_preference(row: Mapping[str, Any]) -> tuple[Answer, bool]:
     """An answer, and whether it is good."""
     label = row["label"]
     if label is None:

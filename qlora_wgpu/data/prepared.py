@@ -35,7 +35,7 @@ from qlora_wgpu.presence import exists
 _PREFIX, _LOCK = ".unfinished-", ".lock"
 
 
-class Unfinished:
+class StagingFolder:
     """A folder that is being filled.
 
     ``.unfinished-X.lock`` is made and held before ``.unfinished-X``, and removed after it, so that
@@ -133,13 +133,13 @@ def _writing(folder: Path | None) -> Iterator[None]:
         raise _NotKept(f"{where} cannot be written: {err.strerror or err}") from err
 
 
-class Writer:
+class DatasetWriter:
     """Takes examples one by one and makes a data set of them, in files or in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         """Starts an empty data set in a folder, or in memory."""
         self._folder = folder
-        self._unfinished: Unfinished | None = None
+        self._unfinished: StagingFolder | None = None
         self._files: dict[str, BinaryIO] = {}
         self._digests = {name: hashlib.sha256() for name in _ARRAYS}
         self._end = 0
@@ -155,7 +155,7 @@ class Writer:
             self._files = {name: BytesIO() for name in _ARRAYS}
             return
         make_cache_folder(self._folder.parent)
-        self._unfinished = Unfinished(self._folder.parent)
+        self._unfinished = StagingFolder(self._folder.parent)
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(
@@ -188,7 +188,7 @@ class Writer:
         return np.frombuffer(bytearray(file.read()), _ARRAYS[name])
 
     def _publish(
-        self, unfinished: Unfinished, folder: Path, counts: Counts, warnings: list[str]
+        self, unfinished: StagingFolder, folder: Path, counts: Counts, warnings: list[str]
     ) -> None:
         for file in self._files.values():
             file.close()
@@ -247,7 +247,9 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
         return mapped
 
 
-def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
+def load_or_build(
+    folder: Path | None, fill: Callable[[DatasetWriter], tuple[Counts, list[str]]]
+) -> Dataset:
     """The data set of a folder, made by ``fill`` if it is not there; without a folder in memory.
 
     It is made in memory, with a warning, where the folder cannot be written, too. ``fill`` returns
@@ -261,18 +263,20 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
             (folder / "about.json").touch()  # used just now: see _forget_oldest
         return dataset
     if folder is None:
-        return _filled(Writer(None), fill)
+        return _filled(DatasetWriter(None), fill)
     shutil.rmtree(folder, ignore_errors=True)
     _forget_oldest(folder.parent)
     try:
-        return _filled(Writer(folder), fill)
+        return _filled(DatasetWriter(folder), fill)
     except _NotKept as err:
-        dataset = _filled(Writer(None), fill)
+        dataset = _filled(DatasetWriter(None), fill)
         dataset.warnings += (f"prepared data is not kept for the next run: {err}",)
         return dataset
 
 
-def _filled(writer: Writer, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
+def _filled(
+    writer: DatasetWriter, fill: Callable[[DatasetWriter], tuple[Counts, list[str]]]
+) -> Dataset:
     try:
         return writer.finish(*fill(writer))
     finally:

@@ -49,7 +49,7 @@ _TOKENIZED = 1 << 17  # characters that become tokens at once
 _NOWHERE = (1 << 62, 1 << 62)  # behind all spans
 
 
-class RowText(NamedTuple):
+class RenderedRow(NamedTuple):
     """A row as text."""
 
     text: str  # the text that the model reads
@@ -63,14 +63,14 @@ class RowText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class TokenizedExample:
     """A row, or an answer of one, as tokens."""
 
     ids: list[int]  # its token ids
     labels: list[int]  # equally many: the ids that are learnt, and -100
     # The text that they stand for; None where the row was cut, since few ask for it
     text: str | None = None
-    roles: frozenset[str] = frozenset()  # as of ``RowText``
+    roles: frozenset[str] = frozenset()  # as of ``RenderedRow``
     left_out: Sequence[str] = ()
     is_spared: bool = False
     said: str = ""  # what is said of it, if it is an answer
@@ -112,20 +112,20 @@ class RowEncoder:
         self._checks = template is not None and flags_count(
             template.source, template.marks_assistant, how
         )
-        self.writers: dict[str, Callable[[Mapping[str, Any]], Conversation | RowText]] = {
+        self.writers: dict[str, Callable[[Mapping[str, Any]], Conversation | RenderedRow]] = {
             **{key: partial(self._conversation, key) for key in CHATS},
             "prompt/completion": self._prompt_completion,
             "instruction/output": self._instruction,
             "text": self._text,
         }
 
-    def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
+    def encode(self, row: Mapping[str, Any], row_format: str) -> TokenizedExample:
         """Encodes a row of a known format."""
         return encoded_or_raised(next(self.encode_many([(row, row_format)])))
 
     def encode_many(
         self, rows: Iterable[tuple[Mapping[str, Any], str]]
-    ) -> Iterator[Encoded | QLoRAError]:
+    ) -> Iterator[TokenizedExample | QLoRAError]:
         """Yields rows of known formats as tokens, what is wrong with one in its place.
 
         The template renders many in one call, and many texts become tokens on all processors; more
@@ -140,7 +140,7 @@ class RowEncoder:
 
     def _written(
         self, row: Mapping[str, Any], row_format: str
-    ) -> Conversation | RowText | QLoRAError:
+    ) -> Conversation | RenderedRow | QLoRAError:
         try:
             if not row_format:
                 raise EmptyRow("the row has no value")
@@ -161,10 +161,10 @@ class RowEncoder:
             )
         return conversation
 
-    def _prompt_completion(self, row: Mapping[str, Any]) -> RowText:
+    def _prompt_completion(self, row: Mapping[str, Any]) -> RenderedRow:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
 
-    def _instruction(self, row: Mapping[str, Any]) -> RowText:
+    def _instruction(self, row: Mapping[str, Any]) -> RenderedRow:
         extra = "" if row.get("input") is None else _text_of(row, "input")
         system = "" if row.get("system") is None else _text_of(row, "system")
         prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, history_of(row))
@@ -172,7 +172,7 @@ class RowEncoder:
         _check_not_blank(row["instruction"] + extra + output)
         return self._answer(prompt, output)
 
-    def _text(self, row: Mapping[str, Any]) -> RowText:
+    def _text(self, row: Mapping[str, Any]) -> RenderedRow:
         if self._how.train_on not in ("auto", "all"):
             raise DataError(
                 f"data.train_on is {self._how.train_on}, but a 'text' has no turns: set it to all"
@@ -180,23 +180,23 @@ class RowEncoder:
         text = _text_of(row, "text")
         _check_not_blank(text)
         _check_size(text, MAX_TEXT)
-        return RowText(text, None, self._needs_special_tokens(text))
+        return RenderedRow(text, None, self._needs_special_tokens(text))
 
     def _needs_special_tokens(self, text: str) -> bool:
         """Whether a row's text does not begin with a special token of its own."""
         bos = self._tokenizer.bos_token
         return not (bos and text.startswith(bos))
 
-    def _answer(self, prompt: str, answer: str) -> RowText:
+    def _answer(self, prompt: str, answer: str) -> RenderedRow:
         text = prompt + answer
         _check_not_blank(text)
         _check_size(text, MAX_AT_ONCE)
         answered = None if self._how.train_on == "all" else [(len(prompt), len(text))]
-        return RowText(text, answered, self._needs_special_tokens(text))
+        return RenderedRow(text, answered, self._needs_special_tokens(text))
 
     def _rendered(
-        self, written: Sequence[Conversation | RowText | QLoRAError]
-    ) -> list[RowText | QLoRAError]:
+        self, written: Sequence[Conversation | RenderedRow | QLoRAError]
+    ) -> list[RenderedRow | QLoRAError]:
         """Rows as text, conversations among them as the template writes them."""
         conversations = [each for each in written if isinstance(each, Conversation)]
         if not conversations or self._template is None:
@@ -208,11 +208,13 @@ class RowEncoder:
 
     # -- as tokens -----------------------------------------------------------------------------
 
-    def _encoded(self, written: Sequence[RowText | QLoRAError]) -> Iterator[Encoded | QLoRAError]:
-        alike = groupby(written, lambda w: isinstance(w, RowText) and w.add_special_tokens)
+    def _encoded(
+        self, written: Sequence[RenderedRow | QLoRAError]
+    ) -> Iterator[TokenizedExample | QLoRAError]:
+        alike = groupby(written, lambda w: isinstance(w, RenderedRow) and w.add_special_tokens)
         for special, rows in alike:
             group = list(rows)
-            texts = [each.text for each in group if isinstance(each, RowText)]
+            texts = [each.text for each in group if isinstance(each, RenderedRow)]
             tokens = iter(self._tokens_of(texts, special))
             for each in group:
                 if isinstance(each, QLoRAError):
@@ -239,7 +241,7 @@ class RowEncoder:
         except TokenizerError as err:
             return err
 
-    def _labelled(self, written: RowText, tokens: Tokens) -> Encoded:
+    def _labelled(self, written: RenderedRow, tokens: Tokens) -> TokenizedExample:
         ids, offsets = tokens
         labels = list(ids)
         if written.spans is not None:
@@ -252,15 +254,15 @@ class RowEncoder:
                 labels.append(eos)
             labels[-1] = eos
         besides = written.roles, written.left_out, written.is_spared
-        return Encoded(ids, labels, written.text, *besides)
+        return TokenizedExample(ids, labels, written.text, *besides)
 
 
 _Item = TypeVar("_Item")
 
 
-def encoded_or_raised(encoded: Encoded | QLoRAError, where: str = "") -> Encoded:
+def encoded_or_raised(encoded: TokenizedExample | QLoRAError, where: str = "") -> TokenizedExample:
     """What a row has become; raises what is wrong with it, with where it stands in front."""
-    if isinstance(encoded, Encoded):
+    if isinstance(encoded, TokenizedExample):
         return encoded
     if not where or not isinstance(encoded, DataError | TokenizerError):
         raise encoded
@@ -268,7 +270,7 @@ def encoded_or_raised(encoded: Encoded | QLoRAError, where: str = "") -> Encoded
     raise kind(f"{where}: {encoded}") from encoded
 
 
-def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> RowText | QLoRAError:
+def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> RenderedRow | QLoRAError:
     """The template writes the special tokens itself, the beginning-of-sequence token included."""
     if isinstance(masked, QLoRAError):
         return masked
@@ -278,7 +280,7 @@ def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> RowText 
         return err
     roles = frozenset(message["role"] for message in conversation.messages)
     text, spans, is_spared, left_out = masked
-    return RowText(text, spans, False, False, roles, left_out, is_spared)
+    return RenderedRow(text, spans, False, False, roles, left_out, is_spared)
 
 
 def _groups(items: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
@@ -298,7 +300,7 @@ def _groups(items: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
 def _characters(row: object) -> int:
     if isinstance(row, Conversation):
         return sum(len(str(message.get("content"))) for message in row.messages)
-    return len(row.text) if isinstance(row, RowText) else 0
+    return len(row.text) if isinstance(row, RenderedRow) else 0
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:

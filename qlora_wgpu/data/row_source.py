@@ -25,21 +25,21 @@ from qlora_wgpu.data.preferences import (
     Answer,
     format_of,
     is_labelled_false,
-    judged_of,
     pair_of,
+    unpaired_preference,
 )
-from qlora_wgpu.data.prepared import Writer, learns
-from qlora_wgpu.data.row_formats import Encoded, RowEncoder, encoded_or_raised
-from qlora_wgpu.data.row_stats import Preparation, Tally
+from qlora_wgpu.data.prepared import DatasetWriter, learns
+from qlora_wgpu.data.row_formats import RowEncoder, TokenizedExample, encoded_or_raised
+from qlora_wgpu.data.row_stats import PreprocessConfig, RowStats
 from qlora_wgpu.data.sources import read_rows
-from qlora_wgpu.data.splits import Selection
+from qlora_wgpu.data.splits import SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError
 
 # ---- rows that are learnt as they are ------------------------------------------------------------
 
 
-def lasting(rows: Any) -> Any:
+def materialize(rows: Any) -> Any:
     """The rows of an iterator as a list, those of pandas' ``DataFrame`` as mappings.
 
     Everything else stays as it is.
@@ -65,7 +65,7 @@ Row = tuple[str, dict[str, Any], str]  # ... and its format
 Rows = Callable[[], Iterator[Placed]]
 
 
-def rows_of_files(selection: Selection) -> Iterator[Placed]:
+def rows_of_files(selection: SplitFiles) -> Iterator[Placed]:
     """The rows of all files, of which a slice may be asked for, and where each stands."""
     if selection.rows is None:
         yield from _rows_of_all(selection)
@@ -79,7 +79,7 @@ def rows_of_files(selection: Selection) -> Iterator[Placed]:
     yield from rows
 
 
-def _rows_of_all(selection: Selection) -> Iterator[Placed]:
+def _rows_of_all(selection: SplitFiles) -> Iterator[Placed]:
     for path in selection.files:
         folders = () if selection.root is None else path.relative_to(selection.root).parent.parts
         inside = "" if selection.root is None else "/".join((selection.name, *folders, ""))
@@ -135,11 +135,11 @@ class RowSource:
     documents: Sequence[Path]  # texts in place of rows
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    how: Preparation
+    how: PreprocessConfig
     progress: Callable[[int], None] = lambda rows: None
 
     def __post_init__(self) -> None:
-        self._tally = Tally(self.name, self.how, self.tokenizer, self.template)
+        self._tally = RowStats(self.name, self.how, self.tokenizer, self.template)
 
     @property
     def row_format(self) -> str:
@@ -148,7 +148,7 @@ class RowSource:
             return "text"
         return next((name for _, _, name in self._formatted() if name), "text")
 
-    def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
+    def fill(self, writer: DatasetWriter) -> tuple[Counts, list[str]]:
         """Adds all examples; returns what became of the rows, and what to tell of it."""
         added = 0
         for each in self._examples(empty=False):
@@ -158,16 +158,16 @@ class RowSource:
             raise DataError(self._tally.nothing())
         return self._tally.counts, self._tally.warnings()
 
-    def examples(self) -> Iterator[Encoded]:
+    def examples(self) -> Iterator[TokenizedExample]:
         """Yields one example after another, also where nothing of it is learnt."""
         return self._examples(empty=True)
 
-    def _examples(self, *, empty: bool) -> Iterator[Encoded]:
-        self._tally = Tally(self.name, self.how, self.tokenizer, self.template)
+    def _examples(self, *, empty: bool) -> Iterator[TokenizedExample]:
+        self._tally = RowStats(self.name, self.how, self.tokenizer, self.template)
         yield from self._windows() if self.documents else self._encoded_rows(empty=empty)
         self.progress(self._tally.num["rows"])
 
-    def _windows(self) -> Iterator[Encoded]:
+    def _windows(self) -> Iterator[TokenizedExample]:
         length = self.how.max_seq_length
         self._tally.has_turns = False
         for path in self.documents:
@@ -187,12 +187,12 @@ class RowSource:
                     f"{path.name} holds fewer than two tokens: there is nothing to learn"
                 )
 
-    def _window(self, ids: list[int]) -> Encoded:
+    def _window(self, ids: list[int]) -> TokenizedExample:
         self._tally.count("rows")
         self._tally.unknown(ids)
-        return Encoded(ids, list(ids))
+        return TokenizedExample(ids, list(ids))
 
-    def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
+    def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
         encoder = RowEncoder(self.tokenizer, self.template, self.how.train_on)
         for rows in _groups(self._formatted()):
             encoded = encoder.encode_many([(row, row_format) for _, row, row_format in rows])
@@ -221,8 +221,8 @@ class RowSource:
             self.progress(self._tally.num["rows"])
 
     def _kept(
-        self, where: str, encoded: Encoded, row_format: str, is_bad: bool, empty: bool
-    ) -> Iterator[Encoded]:
+        self, where: str, encoded: TokenizedExample, row_format: str, is_bad: bool, empty: bool
+    ) -> Iterator[TokenizedExample]:
         """The examples that a row becomes; with ``empty`` also where nothing of it is learnt."""
         tally, limit = self._tally, self.how.max_seq_length
         has_windows = self.how.truncation == "windows" and row_format == "text"
@@ -246,7 +246,7 @@ class RowSource:
             if empty:
                 yield cut
 
-    def _text_windows(self, encoded: Encoded) -> Iterator[Encoded]:
+    def _text_windows(self, encoded: TokenizedExample) -> Iterator[TokenizedExample]:
         """A text whole, in as many examples as it takes; a last token by itself teaches nothing."""
         limit, ids = self.how.max_seq_length, encoded.ids
         begins = range(0, len(ids) - 1, limit)
@@ -254,9 +254,9 @@ class RowSource:
         self._tally.count("windows", by=len(begins))
         for begin in begins:
             part = ids[begin : begin + limit]
-            yield Encoded(part, list(part), weight=encoded.weight, goes_on=begin > 0)
+            yield TokenizedExample(part, list(part), weight=encoded.weight, goes_on=begin > 0)
 
-    def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
+    def _cut(self, encoded: TokenizedExample, where: str) -> TokenizedExample | None:
         """The part of a row that is kept, or None if nothing is."""
         limit, truncation = self.how.max_seq_length, self.how.truncation
         if len(encoded.ids) <= limit:
@@ -315,11 +315,11 @@ SAID = {
 }
 """What is said of the two answers of a row, by ``train.objective``."""
 
-_NOTHING = Encoded([], [])
+_NOTHING = TokenizedExample([], [])
 Answers = tuple[Answer | None, Answer | None]  # what is good, and what is not
 
 
-def unit_of(how: Preparation) -> int:
+def unit_of(how: PreprocessConfig) -> int:
     """How many examples make a row."""
     return 1 if how.objective == "sft" else 2
 
@@ -344,11 +344,11 @@ class AnswerSource(RowSource):
             return next(answer.row_format for answer in answers if answer)
         return "messages"
 
-    def examples(self) -> Iterator[Encoded]:
+    def examples(self) -> Iterator[TokenizedExample]:
         """Yields one example after another: the answers of each row."""
         return (each for each in super().examples() if each.ids)
 
-    def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
+    def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
         encoder = RowEncoder(self.tokenizer, self.template, "last_turn", heeds_flags=False)
         for rows in _groups(self._formatted()):
             answers = [self._answers(row, row_format) for _, row, row_format in rows]
@@ -367,7 +367,7 @@ class AnswerSource(RowSource):
                 for side, said in zip(sides, cycle(SAID[self.how.objective]), strict=False):
                     yield replace(side, said=said)
 
-    def _windows(self) -> Iterator[Encoded]:
+    def _windows(self) -> Iterator[TokenizedExample]:
         self._refuse_documents()
         return iter(())
 
@@ -390,14 +390,19 @@ class AnswerSource(RowSource):
                 return EmptyRow("the row has no value")
             if row_format != JUDGED:
                 return pair_of(row)
-            answer, is_good = judged_of(row)
+            answer, is_good = unpaired_preference(row)
             return (answer, None) if is_good else (None, answer)
         except DataError as err:
             return err
 
     def _sides(
-        self, where: str, answers: Answers, made: list[Encoded | QLoRAError], *, empty: bool
-    ) -> list[Encoded]:
+        self,
+        where: str,
+        answers: Answers,
+        made: list[TokenizedExample | QLoRAError],
+        *,
+        empty: bool,
+    ) -> list[TokenizedExample]:
         """A row's examples with the places between them; none where one is of no use.
 
         An answer that is cut away whole takes the row with it, since nothing would be compared.

@@ -12,14 +12,14 @@ from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.conversations import USUAL_ROLES, roles_in_words
 from qlora_wgpu.data.examples import Counts
 from qlora_wgpu.data.masking import TrainOn
-from qlora_wgpu.data.row_formats import Encoded
+from qlora_wgpu.data.row_formats import TokenizedExample
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 Truncation = Literal["keep_start", "keep_end", "windows", "drop", "error"]
 
 
 @dataclass(frozen=True)
-class Preparation:
+class PreprocessConfig:
     """Settings of how rows become examples."""
 
     max_seq_length: int  # longest example in tokens, at least 2
@@ -42,7 +42,7 @@ _NAMED = 5  # empty rows, or roles, in a warning
 _TOLD_APART = ("silent", "weightless", "wholly spared")
 
 
-class Tally:
+class RowStats:
     """Counts what becomes of each row, and says in the end what to tell of it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Tally:
     """
 
     def __init__(
-        self, name: str, how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
+        self, name: str, how: PreprocessConfig, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         """Begins with no row; the name is the data set's, for messages."""
         self.num: Counter[str] = Counter()
@@ -82,7 +82,7 @@ class Tally:
         unlearnt = sum(num[what] for what in (*_TOLD_APART, "unlearnt"))
         return Counts(num["rows"], num["truncated"], num["dropped"], unlearnt, num["empty"])
 
-    def encoded(self, encoded: Encoded, row_format: str) -> None:
+    def encoded(self, encoded: TokenizedExample, row_format: str) -> None:
         """It has been encoded, and not been cut yet."""
         if self._first_chat and self._template is not None and row_format in CHATS:
             self._first_chat = False

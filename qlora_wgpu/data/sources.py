@@ -18,7 +18,7 @@ from qlora_wgpu.data.splits import (
     VALIDATION,
     Configurations,
     RowSlice,
-    Selection,
+    SplitFiles,
     by_split,
     canonical,
     chosen_files,
@@ -116,7 +116,7 @@ def data_files(path: Path) -> list[Path]:
     return list(select_files(path).files)
 
 
-def select_files(path: Path, *, held_out: bool = False) -> Selection:
+def select_files(path: Path, *, held_out: bool = False) -> SplitFiles:
     """The data files that a path names: itself, or those of a folder, by name.
 
     A folder stands for one of its splits: the training data, or the data to be measured on.
@@ -130,7 +130,7 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
         check_file(folder)
         if place.split is not None:
             _refuse_split(folder, place.split)
-        return Selection(folder.name, [folder], "", {}, rows=rows)
+        return SplitFiles(folder.name, [folder], "", {}, rows=rows)
     _refuse_other_folder(folder)
     files = [p for p in _entries(folder) if _is_data(p)]
     if not files:
@@ -142,7 +142,7 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
     _refuse_mixture(folder, selected)
     for file in selected:
         check_file(file)
-    return Selection(folder.resolve().name, selected, split, left_out, folder, rows)
+    return SplitFiles(folder.resolve().name, selected, split, left_out, folder, rows)
 
 
 def _splits_of(

@@ -72,7 +72,7 @@ def _row_number(end: str, total: int) -> int:
 
 
 @dataclass(frozen=True)
-class Selection:
+class SplitFiles:
     """The files of a data set that are read, and those that are not."""
 
     name: str  # the data set's name, for messages

@@ -33,7 +33,7 @@ MARGIN = 1 << 20
 """Bytes for what is written beside weights and is not counted: headers and indexes."""
 
 
-def refuse_without_room(parent: Path, needed: int, what: str, advice: str) -> None:
+def check_disk_space(parent: Path, needed: int, what: str, advice: str) -> None:
     """Makes sure that a disk has room, before anything is computed or written."""
     place = parent.absolute()
     while not exists(place) and place != place.parent:
@@ -117,7 +117,7 @@ def write_folder(
         weights = sum(entry.nbytes for tensors in files.values() for entry, _ in tensors.values())
         needed = weights + sum(path.stat().st_size for path in _rest(source.text_folder)) + MARGIN
         advice = f"name another place with {option('out', ...)}"
-        refuse_without_room(target.parent, needed, "the model", advice)
+        check_disk_space(target.parent, needed, "the model", advice)
         with atomic_folder(target) as unfinished:
             weight_map: dict[str, str] = {}
             total = 0

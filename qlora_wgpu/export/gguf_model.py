@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.gguf.file import StoredTensor
 from qlora_wgpu.checkpoint.gguf.header import ElementType
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.folders import MARGIN, refuse_without_room
+from qlora_wgpu.export.folders import MARGIN, check_disk_space
 from qlora_wgpu.export.gguf_tensors import (
     BF16,
     F16,
@@ -33,17 +33,17 @@ from qlora_wgpu.gguf.architectures import architecture_of, model_type_of
 from qlora_wgpu.gguf.config import model_keys, rope_tensors, scalar_keys
 from qlora_wgpu.gguf.folder import GGUFFolder
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
-from qlora_wgpu.gguf.placements import Placement
+from qlora_wgpu.gguf.placements import TensorMapping
 from qlora_wgpu.mapped_files import let_go
 
 # ---- a base's own file ---------------------------------------------------------------------------
 
 # How a file was split, quantized and aligned is not so of the new one.
 _LEFT_OUT = ("split.", "quantize.", "general.architecture", "general.alignment")
-_Source = tuple[str, Placement, int]  # a tensor, where it lies, and which of its parts
+_Source = tuple[str, TensorMapping, int]  # a tensor, where it lies, and which of its parts
 
 
-def carried_keys(folder: GGUFFolder) -> dict[str, Any]:
+def passthrough_metadata(folder: GGUFFolder) -> dict[str, Any]:
     """A file's metadata, but for what tells of the file alone."""
     metadata = folder.file.metadata
     return {key: value for key, value in metadata.items() if not key.startswith(_LEFT_OUT)}
@@ -172,7 +172,7 @@ class GGUFModel:
         """Makes sure that the disk has room, before anything is measured or written."""
         needed = sum(tensor.nbytes + _ALIGNMENT for tensor in self.tensors) + MARGIN
         advice = "name another place with --gguf, or a smaller --type"
-        refuse_without_room(path.parent, needed, "the file", advice)
+        check_disk_space(path.parent, needed, "the file", advice)
 
     def write(self, path: Path, progress: Callable[[str], None]) -> None:
         """Writes it; not atomic."""
@@ -230,7 +230,7 @@ def gguf_model(
             )
         if merged.untied:
             refuse_untied(merged, _llama_cpp(merged))
-        keys = carried_keys(folder) | own
+        keys = passthrough_metadata(folder) | own
         tensors = carried_tensors(merged, folder, file_type.kind)
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
     model_type, decoder = model_type_of(folder.config), merged.architecture.config

@@ -25,7 +25,7 @@ from qlora_wgpu.families.family import built_in_family
 from qlora_wgpu.gguf.architectures import find_architecture
 from qlora_wgpu.gguf.config import read_config
 from qlora_wgpu.gguf.keys import Keys
-from qlora_wgpu.gguf.placements import Placement, placements
+from qlora_wgpu.gguf.placements import TensorMapping, tensor_map
 from qlora_wgpu.gguf.text_files import text_folder
 from qlora_wgpu.mapped_files import let_go
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, repack_ggml
@@ -39,7 +39,7 @@ _Bytes = npt.NDArray[np.uint8]
 class GGUFWeight(StoredWeight):
     """A weight of Hugging Face's, wherever a GGUF file has it."""
 
-    def __init__(self, folder: GGUFFolder, name: str, placement: Placement) -> None:
+    def __init__(self, folder: GGUFFolder, name: str, placement: TensorMapping) -> None:
         """Takes the folder that it is a weight of, and where it lies there."""
         self.name, self.placement = name, placement
         self._folder = folder
@@ -131,7 +131,7 @@ class GGUFWeight(StoredWeight):
             made = placement.change.make(sources)
         return np.ascontiguousarray(made, np.float32).reshape(placement.shape)
 
-    def _floats(self, placement: Placement) -> FloatArray:
+    def _floats(self, placement: TensorMapping) -> FloatArray:
         parts = []
         for leaf in placement.leaves:
             kind = self._folder.kind(leaf)
@@ -180,7 +180,7 @@ class GGUFFolder(ModelFolder):
         family = built_in_family(self.config["model_type"])
         assert family is not None
         architecture = family.read(self.config)
-        self.placements = placements(file, llama_cpp, architecture, self.config)
+        self.placements = tensor_map(file, llama_cpp, architecture, self.config)
         self._read_last: str | None = None
 
     @cached_property
@@ -247,11 +247,11 @@ class GGUFFolder(ModelFolder):
         if self.on_read is not None:
             self.on_read(name)
 
-    def kind(self, placement: Placement) -> ElementType:
+    def kind(self, placement: TensorMapping) -> ElementType:
         """The type of a tensor of the file."""
         return self.file.tensor(placement.stored).place.type
 
-    def rows_of(self, placement: Placement) -> _Bytes:
+    def rows_of(self, placement: TensorMapping) -> _Bytes:
         """(rows, bytes of a row) of a tensor of the file; of a bias's order elements are rows."""
         stored = self.file.tensor(placement.stored)
         if placement.order is not None and len(placement.shape) == 1:

@@ -84,7 +84,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """A tensor of the file that is made of one of the model's."""
 
     module: str  # what it is made of, by a name that llama.cpp knows
@@ -215,7 +215,7 @@ class Layout:
             )
         return found
 
-    def parts(self, module: str, rows: int) -> list[Part]:
+    def parts(self, module: str, rows: int) -> list[TensorSlice]:
         """The tensors that a linear layer becomes."""
         at, _, leaf = module.rpartition(".")
         if self._delta is not None and at.endswith("linear_attn"):
@@ -226,23 +226,23 @@ class Layout:
         if own is not None:
             at, names = module.removesuffix(own), self._names[own]
             if len(names) == 1:
-                return [Part(at + names[0])]
+                return [TensorSlice(at + names[0])]
             cuts = np.arange(rows).reshape(len(names), -1)
-            return [Part(at + name, cut) for name, cut in zip(names, cuts, strict=True)]
-        return [Part(module, self._paired(leaf, rows))]
+            return [TensorSlice(at + name, cut) for name, cut in zip(names, cuts, strict=True)]
+        return [TensorSlice(module, self._paired(leaf, rows))]
 
-    def small(self, name: str) -> Part:
+    def small(self, name: str) -> TensorSlice:
         """What a tensor becomes that is small and float32."""
         if self._delta is None or ".linear_attn." not in name:
-            return Part(name)
+            return TensorSlice(name)
         of_head = tiled_order(self._delta, 1) if self._llama_cpp.tiled else None
         if name.endswith("A_log"):
-            return Part(name, of_head, decays=True)
+            return TensorSlice(name, of_head, decays=True)
         if name.endswith("dt_bias"):
-            return Part(name, of_head)
+            return TensorSlice(name, of_head)
         if name.endswith("conv1d.weight") and self._llama_cpp.tiled:
-            return Part(name, qkv_order(self._delta))
-        return Part(name)
+            return TensorSlice(name, qkv_order(self._delta))
+        return TensorSlice(name)
 
     def stacks(self, experts: Iterable[ExpertSpec]) -> Iterator[tuple[str, list[ExpertSpec]]]:
         """The stacks of experts in the file: the name of each, and what its rows are of."""
@@ -269,25 +269,25 @@ class Layout:
         heads = self.rotating_heads(leaf)
         return to_pairs(np.arange(rows), heads) if heads else None
 
-    def _of_delta_net(self, at: str, leaf: str, heads: DeltaHeads) -> list[Part]:
+    def _of_delta_net(self, at: str, leaf: str, heads: DeltaHeads) -> list[TensorSlice]:
         module = f"{at}.{leaf}"
         if leaf == "in_proj_qkvz":
             qkv, z = grouped_orders(heads)
-            return [Part(f"{at}.in_proj_qkv", qkv), Part(f"{at}.in_proj_z", z)]
+            return [TensorSlice(f"{at}.in_proj_qkv", qkv), TensorSlice(f"{at}.in_proj_z", z)]
         if not self._llama_cpp.tiled:
-            return [Part(module)]
+            return [TensorSlice(module)]
         if leaf == "out_proj":
-            return [Part(module, columns=Columns(heads.value_dim, tiled_order(heads, 1)))]
+            return [TensorSlice(module, columns=Columns(heads.value_dim, tiled_order(heads, 1)))]
         orders = {
             "in_proj_qkv": qkv_order(heads),
             "in_proj_z": tiled_order(heads, heads.value_dim),
             "in_proj_b": tiled_order(heads, 1),
             "in_proj_a": tiled_order(heads, 1),
         }
-        return [Part(module, orders[leaf])]
+        return [TensorSlice(module, orders[leaf])]
 
 
-def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[Part]:
+def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[TensorSlice]:
     """The halves of what is made of a latent vector: keys, which llama.cpp transposes, and values.
 
     So a query is multiplied by the first instead, and attends to latent vectors.
@@ -295,6 +295,6 @@ def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[Part]:
     heads = attention.dimensions.num_attention_heads
     keys, values = np.split(np.arange(rows).reshape(heads, -1), [attention.nope_dim], axis=1)
     return [
-        Part(f"{at}.k_b_proj", keys.reshape(-1), heads=heads, transposed=True),
-        Part(f"{at}.v_b_proj", values.reshape(-1), heads=heads),
+        TensorSlice(f"{at}.k_b_proj", keys.reshape(-1), heads=heads, transposed=True),
+        TensorSlice(f"{at}.v_b_proj", values.reshape(-1), heads=heads),
     ]

@@ -24,7 +24,7 @@ from qlora_wgpu.gguf.layout import (
     FloatArray,
     IntArray,
     Layout,
-    Part,
+    TensorSlice,
 )
 from qlora_wgpu.gguf.rotation import ROPE_TENSORS
 
@@ -32,10 +32,10 @@ from qlora_wgpu.gguf.rotation import ROPE_TENSORS
 
 
 @dataclass(frozen=True)
-class Change:
+class Transform:
     """How a tensor is made of floats that a file has in its place, where no order of them is it."""
 
-    sources: tuple[Placement, ...]  # what the file has
+    sources: tuple[TensorMapping, ...]  # what the file has
     # Makes the tensor of these, each by its placement's shape
     make: Callable[[Sequence[FloatArray]], FloatArray]
     # What the file would have for a tensor, in the order of ``sources``
@@ -43,7 +43,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Placement:
+class TensorMapping:
     """A tensor, or some rows of one."""
 
     stored: str  # the name of the file's tensor
@@ -51,16 +51,16 @@ class Placement:
     first_row: int = 0  # the first of its rows among those of the file's
     offset: float = 0.0  # what was added to the weights
     # What has the rows that follow, of the same type; ``shape`` has them, too
-    then: Placement | None = None
+    then: TensorMapping | None = None
     # Which stored row each is, those of ``then`` counted on; None where they are in order
     order: IntArray | None = field(default=None, compare=False)
     # The order of columns, if it is another
     columns: Columns | None = field(default=None, compare=False)
     # What it is made of, if the file has no rows of it; of the rest ``shape`` alone counts then
-    change: Change | None = field(default=None, compare=False)
+    change: Transform | None = field(default=None, compare=False)
 
     @property
-    def parts(self) -> Iterator[tuple[Placement, slice]]:
+    def parts(self) -> Iterator[tuple[TensorMapping, slice]]:
         """The parts, and which rows are theirs."""
         if self.then is None:
             yield self, slice(None)
@@ -70,7 +70,7 @@ class Placement:
         yield self.then, slice(rows, None)
 
     @property
-    def leaves(self) -> tuple[Placement, ...]:
+    def leaves(self) -> tuple[TensorMapping, ...]:
         """What the file has of it, one after the other."""
         if self.change is not None:
             return self.change.sources
@@ -104,9 +104,9 @@ _STACKS = {
 _REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
 
 
-def placements(
+def tensor_map(
     file: GGUFFile, llama_cpp: GGUFArchitecture, architecture: Architecture, config: Config
-) -> dict[str, Placement]:
+) -> dict[str, TensorMapping]:
     """Where each tensor lies, by its name in Hugging Face's files."""
     return _Placing(file, llama_cpp, architecture, config).found()
 
@@ -117,7 +117,7 @@ class _Source:
 
     name: str  # the model's tensor, or its module, of layer *
     part: int = 0  # which of its parts it is
-    parts: tuple[Part, ...] = ()  # all of them; none where the file has it as it is
+    parts: tuple[TensorSlice, ...] = ()  # all of them; none where the file has it as it is
     is_module: bool = True
 
 
@@ -138,9 +138,9 @@ class _Placing:
         key = f"{file.metadata.get('general.architecture')}.{SPARE}"
         self._has_spare = bool(file.metadata.get(key, 0))
 
-    def found(self) -> dict[str, Placement]:
-        found: dict[str, Placement] = {}
-        parted: dict[str, tuple[_Source, dict[int, Placement]]] = {}
+    def found(self) -> dict[str, TensorMapping]:
+        found: dict[str, TensorMapping] = {}
+        parted: dict[str, tuple[_Source, dict[int, TensorMapping]]] = {}
         for stored in self._file.names():
             layer = _LAYER.match(stored)
             is_spare = layer is not None and int(layer[1]) >= self._layers and self._has_spare
@@ -163,10 +163,10 @@ class _Placing:
             name += f".{kind}" if source.is_module else ""
             if len(source.parts) > 1:
                 known = parted.setdefault(name, (source, {}))
-                known[1][source.part] = Placement(stored, shape)
+                known[1][source.part] = TensorMapping(stored, shape)
             elif "*" in name:  # rows that are tensors of their own in Hugging Face's files
                 for row in range(shape[0]):
-                    found[name.replace("*", str(row))] = Placement(stored, shape[1:], row)
+                    found[name.replace("*", str(row))] = TensorMapping(stored, shape[1:], row)
             else:
                 found[name] = self._placed(name, stored, shape)
         for name, (source, parts) in parted.items():
@@ -201,13 +201,13 @@ class _Placing:
         if stored is not None:
             known.setdefault(_LAYER.sub("blk.*.", _split(stored)[0]), source)
 
-    def _placed(self, name: str, stored: str, shape: tuple[int, ...]) -> Placement:
+    def _placed(self, name: str, stored: str, shape: tuple[int, ...]) -> TensorMapping:
         """A tensor that the file has in one."""
         small = self._small.get(_of_any_layer(name))
         stem, kind = _split(name)
         if small is None:
             parts = () if kind == "" else self._parts(stem, stored, shape)
-            part, offset = (parts or (Part(name),))[0], 0.0
+            part, offset = (parts or (TensorSlice(name),))[0], 0.0
         else:
             part, offset = self._layout.small(name), self._architecture.offset_of(small[0])
             if len(small[1]) == len(shape) + 1:  # an axis of one, which the file has not
@@ -218,11 +218,11 @@ class _Placing:
         if columns is not None:
             self._check_length(stored, shape, 1, columns.width * len(columns.order))
         if not part.is_order:
-            return _changed((Placement(stored, shape),), (part,), shape, order)
+            return _changed((TensorMapping(stored, shape),), (part,), shape, order)
         columns = None if columns is None else columns.inverse
-        return Placement(stored, shape, offset=offset, order=order, columns=columns)
+        return TensorMapping(stored, shape, offset=offset, order=order, columns=columns)
 
-    def _parts(self, module: str, stored: str, shape: tuple[int, ...]) -> Sequence[Part]:
+    def _parts(self, module: str, stored: str, shape: tuple[int, ...]) -> Sequence[TensorSlice]:
         """The order in which a file has a linear layer's rows, of which it may have any number."""
         leaf, rows = module.rpartition(".")[2], shape[0]
         heads = self._layout.rotating_heads(leaf)
@@ -251,8 +251,8 @@ class _Placing:
             )
 
     def _whole(
-        self, parts: tuple[Part, ...], first: Placement, second: Placement | None
-    ) -> Placement:
+        self, parts: tuple[TensorSlice, ...], first: TensorMapping, second: TensorMapping | None
+    ) -> TensorMapping:
         """A tensor that the file has in two."""
         taken = [part.rows for part in parts if part.rows is not None]
         order = np.argsort(np.concatenate(taken), kind="stable")
@@ -280,8 +280,12 @@ class _Placing:
         return _changed((first, second), parts, shape, order)
 
     def _latent(
-        self, parts: tuple[Part, ...], k: Placement, v: Placement | None, order: IntArray
-    ) -> Placement:
+        self,
+        parts: tuple[TensorSlice, ...],
+        k: TensorMapping,
+        v: TensorMapping | None,
+        order: IntArray,
+    ) -> TensorMapping:
         """kv_b_proj of its two halves, the first of which is stored head by head, transposed."""
         config, heads = self._config, parts[0].heads
         expected = (heads, config["kv_lora_rank"], config["qk_nope_head_dim"])
@@ -292,7 +296,9 @@ class _Placing:
             )
         return _changed((k, v), parts, (len(order), k.shape[1]), order)
 
-    def _experts(self, stored: str, layer: str, stem: str, kind: str) -> Mapping[str, Placement]:
+    def _experts(
+        self, stored: str, layer: str, stem: str, kind: str
+    ) -> Mapping[str, TensorMapping]:
         """Each expert's layers, of a stack of them."""
         shape, which = self._file.tensor(stored).place.shape, _STACKS[stem]
         if kind == "bias" and len(shape) == 2 and len(which) == 1:
@@ -307,29 +313,29 @@ class _Placing:
         at = _of_any_layer(self._architecture.experts[0].at)
         at = at.replace(".layers.*.", f".layers.{layer}.")
         return {
-            f"{at}.{number}.{leaf}.{kind}": Placement(
+            f"{at}.{number}.{leaf}.{kind}": TensorMapping(
                 stored, own, (number * len(leaves) + part) * rows
             )
             for number in range(count)
             for part, leaf in enumerate(leaves)
         }
 
-    def _scalars(self) -> Iterator[tuple[str, Placement]]:
+    def _scalars(self) -> Iterator[tuple[str, TensorMapping]]:
         """What is a number of each layer among the keys, by names that the file finds it by."""
         keys = Keys(self._file.metadata, self._file.path, prefix="")
         for key, leaf in self._llama_cpp.scalars:
             for i, value in enumerate(keys.each(key, self._layers)):
                 stored, name = f"{key}.{i}", f"model.layers.{i}.{leaf}"
                 self._file.add_number(stored, value)
-                yield name, Placement(stored, self._architecture.norm_shapes[name])
+                yield name, TensorMapping(stored, self._architecture.norm_shapes[name])
 
 
 def _changed(
-    sources: tuple[Placement, ...],
-    parts: tuple[Part, ...],
+    sources: tuple[TensorMapping, ...],
+    parts: tuple[TensorSlice, ...],
     shape: tuple[int, ...],
     order: IntArray | None,
-) -> Placement:
+) -> TensorMapping:
     """What is made of a file's tensors, which are its parts."""
 
     def make(arrays: Sequence[FloatArray]) -> FloatArray:
@@ -339,7 +345,7 @@ def _changed(
     def undo(array: FloatArray) -> Sequence[FloatArray]:
         return [part.of(array) for part in parts]
 
-    return Placement(sources[0].stored, shape, change=Change(sources, make, undo))
+    return TensorMapping(sources[0].stored, shape, change=Transform(sources, make, undo))
 
 
 def _split(name: str) -> tuple[str, str]:

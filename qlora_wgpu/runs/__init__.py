@@ -4,17 +4,17 @@ Whoever wants to watch passes an ``Observer``; nothing is printed.
 """
 
 from qlora_wgpu.runs.data import PreparedData, prepare
-from qlora_wgpu.runs.estimation import CardPlan, Estimate, Fits, estimate
+from qlora_wgpu.runs.estimation import Estimate, Fits, GpuPlan, estimate
 from qlora_wgpu.runs.evaluation import Evaluation, evaluate
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.resolve import open_adapter
 from qlora_wgpu.runs.training import train
 
 __all__ = [
-    "CardPlan",
     "Estimate",
     "Evaluation",
     "Fits",
+    "GpuPlan",
     "OpenedModel",
     "PreparedData",
     "estimate",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 
-from qlora_wgpu.cluster.actor import Identity, Specification
+from qlora_wgpu.cluster.actor import WorkerInfo, WorkerSpec
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.config import ClusterConfig, Config
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
@@ -44,12 +44,12 @@ def opened_cluster(
     gpus = _gpus(settings)
     shapes, shapes_of_run = layout.adapter.shapes, asdict(workload.shapes)
 
-    def specify(name: str) -> Specification:
+    def specify(name: str) -> WorkerSpec:
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
         length = workload.seq
-        return Specification(settings.model_dump(), length, __version__, shapes_of_run, own)
+        return WorkerSpec(settings.model_dump(), length, __version__, shapes_of_run, own)
 
-    def check(identity: Identity) -> str | None:
+    def check(identity: WorkerInfo) -> str | None:
         return _problem(identity, folder.fingerprint, shapes)
 
     observer.activity("connecting to workers")
@@ -121,7 +121,7 @@ def _least(settings: ClusterConfig, processes: int) -> int:
 
 
 def _problem(
-    identity: Identity, base: dict[str, str], shapes: dict[str, tuple[int, ...]]
+    identity: WorkerInfo, base: dict[str, str], shapes: dict[str, tuple[int, ...]]
 ) -> str | None:
     """A sentence about what is wrong with a worker; None where nothing is."""
     if identity.base["weights"] != base["weights"]:
@@ -134,7 +134,7 @@ def _problem(
 
 
 def _tell(
-    identities: dict[str, Identity], blocks: int, cluster: Cluster, observer: Observer
+    identities: dict[str, WorkerInfo], blocks: int, cluster: Cluster, observer: Observer
 ) -> None:
     kinds: dict[str, list[str]] = {}
     for name, identity in identities.items():

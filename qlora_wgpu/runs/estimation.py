@@ -34,7 +34,7 @@ from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.placement import kept_dequantized
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
-from qlora_wgpu.runs.workload import Target, Total, TrainingWorkload, owner_memory, totals
+from qlora_wgpu.runs.workload import DeviceSpec, Total, TrainingWorkload, owner_memory, totals
 
 # ---- an estimate ---------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class Fits:
 
 
 @dataclass(frozen=True)
-class CardPlan:
+class GpuPlan:
     """A training on a card of some size."""
 
     gib: int  # the card's memory in GiB
@@ -104,7 +104,7 @@ class Estimate:
     device_memory: int | None = None
     remedy: str | None = None
     fitted: Fit | None = None
-    cards: tuple[CardPlan, ...] = ()
+    cards: tuple[GpuPlan, ...] = ()
     on_cluster: ClusterMemory | None = None
     text_copies: int = 0
 
@@ -226,12 +226,12 @@ def estimate(
     )  # fmt: skip
 
 
-def _target(settings: DeviceConfig) -> Target:
+def _target(settings: DeviceConfig) -> DeviceSpec:
     """The GPU that a run would take here; a common one where there is none."""
     try:
-        return Target.of(device_of(settings))
+        return DeviceSpec.of(device_of(settings))
     except QLoRAError:
-        return Target()
+        return DeviceSpec()
 
 
 def _fitted(search: Search, room: int) -> Fit | None:
@@ -396,14 +396,14 @@ _FEW_LAYERS = 8
 _NEARLY = 1.1  # ways that are alike differ by a smaller factor
 
 
-def plans_for_cards(workload: TrainingWorkload) -> Iterator[CardPlan]:
+def plans_for_cards(workload: TrainingWorkload) -> Iterator[GpuPlan]:
     """Plans a training for cards from 4 to 80 GB, until a card has room for everything.
 
     All cards are planned as a common GPU. Times are reckoned, never measured: operations over
     ``FLOPS``, bytes of the card's memory over ``BYTES``, traffic over ``LINK``, one after the
     other. So a slow-down is an upper bound for such a card.
     """
-    layout, accumulation = workload.layout(Target()), workload.accumulation
+    layout, accumulation = workload.layout(DeviceSpec()), workload.accumulation
     row = replace(workload.step, batch=1, checkpointing=True)
     total, waiting = totals(layout, row), WaitingRows(layout, row)
     step = replace(workload.step, checkpointing=False)
@@ -418,7 +418,7 @@ def plans_for_cards(workload: TrainingWorkload) -> Iterator[CardPlan]:
             plan = fitted.layout.sized(fitted.options).plan
             slow_down = (accumulation * _computing(plan) + fitted.seconds) / seconds
         longest = waiting.longest(room, resident)
-        yield CardPlan(gib, room, resident, longest, fitted, slow_down)
+        yield GpuPlan(gib, room, resident, longest, fitted, slow_down)
         if fitted is not None and not fitted.options.checkpointing and not fitted.moved:
             return
 
@@ -521,7 +521,7 @@ def _of_gpu(device: Device) -> str:
             f"You have a GPU, {device.name}, which does not tell its memory: `qlora-wgpu estimate` "
             "says what a model takes."
         )
-    largest = largest_model(Target.of(device), int(_SPARE * size))
+    largest = largest_model(DeviceSpec.of(device), int(_SPARE * size))
     fits = f"models of up to {largest}" if largest else "only models of less than 135M"
     return (
         f"You have a GPU, {device.name} with {size / 2**30:,.0f} GiB: QLoRA (rank 16, rows of "
@@ -529,7 +529,7 @@ def _of_gpu(device: Device) -> str:
     )
 
 
-def largest_model(target: Target, room: int) -> str | None:
+def largest_model(target: DeviceSpec, room: int) -> str | None:
     """The largest usual size of a Llama that can be trained, checkpointed, in so many bytes."""
     for name, config in _SIZES.items():
         step = StepOptions("train", 1, _SEQ, checkpointing=True)

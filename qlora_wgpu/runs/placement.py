@@ -67,13 +67,13 @@ def fit(
         placed = _fit_training(workload, layout, device, asked)
     else:
         placed = _fit_inference(workload, layout, device, asked)
-    require_bindings(placed.layout, placed.plans, device)
+    check_binding_limits(placed.layout, placed.plans, device)
     if limit is None and not placed.trains:
         return placed
     observer.planned(placed.memory)
     if placed.words and limit is not None:
         observer.note(f"to keep within {limit / MIB:,.0f} MiB of device memory, {placed.words}")
-    require_host_room(placed, device, observer)
+    check_host_memory(placed, device, observer)
     return placed
 
 
@@ -228,7 +228,7 @@ def _trained(adapter: AdapterLayout) -> int:
     return own + one + max(one + adapter.moments.nbytes, 2 * one)
 
 
-def require_host_room(placed: Placement, device: Device, observer: Observer) -> None:
+def check_host_memory(placed: Placement, device: Device, observer: Observer) -> None:
     """Tells what is planned of host memory, and ends where there is not so much.
 
     Where nothing is trained it is told only of what waits there.
@@ -271,7 +271,7 @@ def _remedy(placed: Placement) -> str:
 # ---- bindings and textures -----------------------------------------------------------------------
 
 
-def require_bindings(layout: ModelPlan, plans: Sequence[Plan], device: Device) -> None:
+def check_binding_limits(layout: ModelPlan, plans: Sequence[Plan], device: Device) -> None:
     """Sees, before a weight is read, that nothing is beyond what the device binds in one piece."""
     most, texture = device.max_binding, device.max_texture
     if (too_large := layout.adapter.beyond_a_binding(most)) is not None:

@@ -16,16 +16,16 @@ from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.config.yaml import Setting
 from qlora_wgpu.data import (
     Dataset,
-    Preparation,
+    PreprocessConfig,
     Tokenizer,
     bucket_length,
-    chosen_template,
+    infer_chat_template,
     load_dataset,
     row_format,
 )
 from qlora_wgpu.data.batches import pack
-from qlora_wgpu.data.dataset import chosen_objective, first_row
-from qlora_wgpu.data.mixture import Joined
+from qlora_wgpu.data.dataset import first_row, infer_objective
+from qlora_wgpu.data.mixture import ConcatDataset
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError, QLoRAError
@@ -34,7 +34,7 @@ from qlora_wgpu.gpu import memory as memory
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_dir
-from qlora_wgpu.runs.workload import Target, TrainingWorkload, totals
+from qlora_wgpu.runs.workload import DeviceSpec, TrainingWorkload, totals
 from qlora_wgpu.training import refuse_existing_run, training_options
 
 # ---- the data ------------------------------------------------------------------------------------
@@ -67,12 +67,12 @@ class FirstData:
     ) -> FirstData:
         """Reads and encodes it."""
         objective = objective_of(paths, columns)
-        each = Preparation(max_seq_length=1 << 20, chat_template=template, objective=objective)
+        each = PreprocessConfig(max_seq_length=1 << 20, chat_template=template, objective=objective)
         hows = [replace(each, columns=names) for names in columns]
         parts = [
             load_dataset(path, tokenizer, 2, how=how) for path, how in zip(paths, hows, strict=True)
         ]
-        dataset = parts[0] if len(parts) == 1 else Joined(parts, paths)
+        dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts, paths)
         lengths = dataset.lengths
         if objective == "dpo":
             lengths = lengths.reshape(-1, 2).max(axis=1)
@@ -140,7 +140,7 @@ def columns_by_path(paths: Sequence[str], columns: Mapping[str, str]) -> list[Ma
 
 def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
     """What the data's rows are for, whose columns may have names of their own."""
-    objectives = [chosen_objective(path, names) for path, names in zip(paths, columns, strict=True)]
+    objectives = [infer_objective(path, names) for path, names in zip(paths, columns, strict=True)]
     for path, objective in zip(paths, objectives, strict=True):
         if objective != objectives[0]:
             raise ConfigError(
@@ -255,7 +255,7 @@ _SHARE = 0.5  # of the machine's memory, which others need, too
 class MemoryBudget:
     """The memory that a run is planned for."""
 
-    target: Target  # the device
+    target: DeviceSpec  # the device
     nbytes: int  # bytes of its memory that are planned with
     words: str  # what that is, in a comment
     is_bounded: bool = False  # whether training will know it, too
@@ -266,8 +266,8 @@ class MemoryBudget:
         try:
             device = Device()
         except QLoRAError:
-            return cls(Target(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here")
-        target, size = Target.of(device), memory.memory_size(device)
+            return cls(DeviceSpec(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here")
+        target, size = DeviceSpec.of(device), memory.memory_size(device)
         if size is None:
             words = f"8 GiB, since {device.name} does not tell its memory"
             return cls(target, int(_SPARE * _UNKNOWN), words)
@@ -299,7 +299,7 @@ def recommend_config(
     by_path = columns_by_path(paths, columns or {})
     objective = objective_of(paths, by_path)
     names = (
-        chosen_template(path, tokenizer, objective, own)
+        infer_chat_template(path, tokenizer, objective, own)
         for path, own in zip(paths, by_path, strict=True)
     )
     template = next((name for name in names if name is not None), None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.data import Dataset, Tokenizer
-from qlora_wgpu.data.dataset import DatasetPart
+from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.labels import IGNORE_INDEX
@@ -113,7 +113,7 @@ def sample_prompts(data: Dataset) -> list[Prompt]:
     if data.unit > 1:
         present = np.flatnonzero(data.lengths)
         good = present[present % 2 == 0]
-        data = DatasetPart(data, good if len(good) else present)
+        data = Subset(data, good if len(good) else present)
     chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
     return [_prompt(data, index) for index in chosen]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import Identity, Specification
-from qlora_wgpu.cluster.blocks import DIVERGENCE, NO_DIVERGENCE, Asked, FloatArray, Sums
+from qlora_wgpu.cluster.actor import WorkerInfo, WorkerSpec
+from qlora_wgpu.cluster.blocks import DIVERGENCE, NO_DIVERGENCE, Asked, BlockResult, FloatArray
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
@@ -50,7 +50,7 @@ class _Notes(Observer):
 class Worker:
     """The frozen base and the adapter on a worker's device; its calls come one at a time."""
 
-    def __init__(self, specification: Specification) -> None:
+    def __init__(self, specification: WorkerSpec) -> None:
         """Opens the model."""
         if specification.version != __version__:
             raise ClusterError(
@@ -67,11 +67,11 @@ class Worker:
         self._write = writer_of(self._model)
         self._prepare("train", settings.rows_at_once, specification.length)
 
-    def identity(self) -> Identity:
+    def identity(self) -> WorkerInfo:
         """What it is; waits until the base weights are hashed."""
         model = self._model
         info = model.device.gpu.info
-        return Identity(
+        return WorkerInfo(
             device=model.device.name,
             driver=str(info["description"]),
             kernels=repr(dataclasses.astuple(model.layout.profile)),
@@ -99,7 +99,7 @@ class Worker:
         self, asked: Asked, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
         weights: Any = None, samples: PreferenceInputs | None = None,
         divergence: tuple[float, float] = NO_DIVERGENCE,
-    ) -> Sums:  # fmt: skip
+    ) -> BlockResult:  # fmt: skip
         """A micro-batch's summed gradient, loss, label tokens and hits, or metrics of its answers.
 
         Args:
@@ -127,27 +127,31 @@ class Worker:
 
     def divergence(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
-    ) -> Sums:
+    ) -> BlockResult:
         """How far a micro-batch's answers are from what the reference says; no gradient."""
         return self._measured("divergence", asked, ids, targets, mask, samples, NO_DIVERGENCE)
 
     def answer_loss(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs,
         divergence: tuple[float, float],
-    ) -> Sums:  # fmt: skip
+    ) -> BlockResult:  # fmt: skip
         """Loss and metrics of a micro-batch's answers; no gradient."""
         return self._measured("loss", asked, ids, targets, mask, samples, divergence)
 
-    def answer_logps(self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int) -> Sums:
+    def answer_logps(
+        self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int
+    ) -> BlockResult:
         """The summed log probabilities of so many answers."""
         self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare("sums", *ids.shape)
             began = time.perf_counter()
             said = self._model.answer_logps(ids, targets, mask, count)
-            return Sums(0.0, 0.0, 0, time.perf_counter() - began, answers=said, nonce=asked.nonce)
+            return BlockResult(
+                0.0, 0.0, 0, time.perf_counter() - began, answers=said, nonce=asked.nonce
+            )
 
-    def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> Sums:
+    def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> BlockResult:
         """The loss summed over a batch's labels, their number and hits; no gradient."""
         self._require(asked.version)
         with self._model.device.in_turn:
@@ -155,7 +159,9 @@ class Worker:
             began = time.perf_counter()
             loss, tokens, correct = self._model.summed_loss([(ids, labels, mask)])
             seconds = time.perf_counter() - began
-            return Sums(loss, float(tokens), 0, seconds, correct=float(correct), nonce=asked.nonce)
+            return BlockResult(
+                loss, float(tokens), 0, seconds, correct=float(correct), nonce=asked.nonce
+            )
 
     def text(
         self, asked: Asked, ids: list[int], more: int, stop_ids: list[int], longest: int
@@ -171,7 +177,7 @@ class Worker:
     def _measured(
         self, kind: Literal["loss", "divergence"], asked: Asked, ids: Any, targets: Any, mask: Any,
         samples: PreferenceInputs, divergence: tuple[float, float],
-    ) -> Sums:  # fmt: skip
+    ) -> BlockResult:  # fmt: skip
         self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare(kind, *ids.shape)
@@ -188,7 +194,7 @@ class Worker:
 
     def _sums(
         self, asked: Asked, began: float, kind: StepKind, gradient: FloatArray | None = None
-    ) -> Sums:
+    ) -> BlockResult:
         """The sums of what ran since then; waits."""
         model, stats = self._model, self._model.read_stats()
         metrics = stats[STATS_METRICS:].copy()
@@ -198,7 +204,7 @@ class Worker:
         places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
         loss, tokens, correct, balance = (float(stats[i]) for i in places)
         seconds = time.perf_counter() - began
-        return Sums(
+        return BlockResult(
             loss, tokens, saturated, seconds, gradient, correct, balance, metrics,
             nonce=asked.nonce,
         )  # fmt: skip

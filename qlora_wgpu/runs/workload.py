@@ -60,7 +60,7 @@ _VERIFIED_TEXT = 64  # tokens: the shaders of a text do not depend on its length
 
 
 @dataclass(frozen=True)
-class Target:
+class DeviceSpec:
     """For what a training is planned: an open GPU, or a common one where none is there."""
 
     name: str = "a GPU"  # the GPU's name
@@ -70,7 +70,7 @@ class Target:
     is_cpu: bool = False  # whether its memory is the host's
 
     @classmethod
-    def of(cls, device: Device) -> Target:
+    def of(cls, device: Device) -> DeviceSpec:
         """An open GPU."""
         nbytes = memory_size(device)
         return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
@@ -136,7 +136,7 @@ class TrainingWorkload(Workload):
         """A cluster worker's, which gives float32 gradients of micro-batches and never updates."""
         return replace(self, forms=AdapterDtypes(self.optim.name, updates=False))
 
-    def layout(self, device: Device | Target, *, keep: bool = False) -> ModelPlan:
+    def layout(self, device: Device | DeviceSpec, *, keep: bool = False) -> ModelPlan:
         """The model laid out for a device; ``keep`` as for ``ModelPlan``."""
         return ModelPlan(
             self.pretrained, self.lora, self.quant, self.compute_dtype, profile=device.profile,

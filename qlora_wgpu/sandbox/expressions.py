@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from qlora_wgpu.limits import PATTERN_CHARACTERS, PATTERNS
-from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 
 ANY_PARENT = r"(.*\.)?"
 _REPEATS = re.compile(r"[*+?{]")
@@ -23,8 +23,8 @@ class ExpressionError(ValueError):
 
 
 @lru_cache(maxsize=1)
-def _process() -> ChildProcess:
-    return ChildProcess("sandbox.expressions")
+def _process() -> SandboxProcess:
+    return SandboxProcess("sandbox.expressions")
 
 
 def check_expression(expression: str) -> None:
@@ -102,7 +102,7 @@ def _is_quick(expression: str, text: str = "") -> bool:
 def _apart(function: Callable[..., Any], *args: str | list[str]) -> Any:
     try:
         return _process().call(function, *args)
-    except Stopped as err:
+    except SandboxError as err:
         raise ExpressionError(str(err)) from None
 
 

@@ -56,11 +56,11 @@ _ENVIRONMENT = (
 )
 
 
-class Stopped(Exception):
+class SandboxError(Exception):
     """A call was not answered; the message says what it does, as in "takes too long"."""
 
 
-class ChildProcess:
+class SandboxProcess:
     """A child process that answers calls, one at a time, and is started when it is needed.
 
     After a call that went wrong it is ended, and the next call starts another one.
@@ -143,17 +143,17 @@ class ChildProcess:
         except (OSError, EOFError):
             status = self._status()
             if status == _TIMER:
-                raise Stopped(self._too_long(seconds)) from None
-            raise Stopped(_reason(status, wait)) from None
+                raise SandboxError(self._too_long(seconds)) from None
+            raise SandboxError(_reason(status, wait)) from None
         except BaseException:  # an interrupt would leave half an answer in the pipe
             self.close()
             raise
         if "stopped" in answer:
             self.close()
-            raise Stopped(answer["stopped"])
+            raise SandboxError(answer["stopped"])
         if spent >= seconds:  # the timer, which counts in ticks of the system, came too late
             self.close()
-            raise Stopped(self._too_long(seconds))
+            raise SandboxError(self._too_long(seconds))
         self._spare = min(seconds - spent + CHILD_SECONDS_REGAINED, CHILD_SECONDS)
         self._spent += spent
         self._answers += answers
@@ -211,7 +211,7 @@ def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
     except (OSError, EOFError):
         if killed.is_set():
-            raise Stopped(f"needs more than {CHILD_BYTES // 2**20} MB of memory") from None
+            raise SandboxError(f"needs more than {CHILD_BYTES // 2**20} MB of memory") from None
         raise
     finally:
         answered.set()

@@ -24,7 +24,7 @@ from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.presence import is_file
-from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 
 # ---- what is bounded -----------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def _examine(content: bytes) -> bool:
     """Whether a tokenizer can be read, and whether each of its parts is bounded."""
     try:
         return bool(_examiner().call(_load_and_look, content))
-    except Stopped as err:
+    except SandboxError as err:
         raise TokenizerError(f"it {err}") from err
     finally:
         if len(content) > _SMALL:  # a process keeps what it once had
@@ -162,8 +162,8 @@ def _examine(content: bytes) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _examiner() -> ChildProcess:
-    return ChildProcess("sandbox.tokenizers")
+def _examiner() -> SandboxProcess:
+    return SandboxProcess("sandbox.tokenizers")
 
 
 def _library() -> str:
@@ -189,7 +189,7 @@ class ConfinedTokenizer:
     def __init__(self, content: bytes) -> None:
         """Takes the content of a tokenizer.json, which is read when it is first used."""
         self._content = content
-        self._process = ChildProcess("sandbox.tokenizers", (_load, content))
+        self._process = SandboxProcess("sandbox.tokenizers", (_load, content))
 
     def close(self) -> None:
         """Ends the process."""
@@ -241,7 +241,7 @@ class ConfinedTokenizer:
     def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
         try:
             return self._process.call(function, *args, answers=answers)
-        except Stopped as err:
+        except SandboxError as err:
             raise TokenizerError(f"the tokenizer is stopped: it {err}") from err
 
 

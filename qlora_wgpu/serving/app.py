@@ -30,8 +30,8 @@ from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
 from qlora_wgpu.limits import REQUEST_BYTES
 from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest
 from qlora_wgpu.serving.responses import ChatForm, Choice, TextForm, together
-from qlora_wgpu.serving.served import Served
-from qlora_wgpu.serving.writer import Answer, Writer, told
+from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import Generation, GenerationWorker, told
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class _OwnHost:
 class ChatServer:
     """What the endpoints do."""
 
-    def __init__(self, models: Mapping[str, Served], writer: Writer) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], writer: GenerationWorker) -> None:
         self.models = models  # by the names that requests give
         self._writer = writer
         self._since = int(time.time())
@@ -169,7 +169,7 @@ class ChatServer:
         known = ", ".join(map(repr, self.models))
         return _error(404, f"there is no model {brief(name)} here, only {known}", "model_not_found")
 
-    async def _whole(self, asked: Asked, answers: Sequence[Answer], form: TextForm) -> Response:
+    async def _whole(self, asked: Asked, answers: Sequence[Generation], form: TextForm) -> Response:
         choices = [Choice(*each, form) for each in enumerate(answers)]
         try:
             async with aclosing(together(answers)) as pieces:
@@ -182,7 +182,7 @@ class ChatServer:
         return JSONResponse(head | {"choices": made, "usage": _usage(asked, choices)})
 
     async def _events(
-        self, asked: Asked, answers: Sequence[Answer], form: TextForm
+        self, asked: Asked, answers: Sequence[Generation], form: TextForm
     ) -> AsyncIterator[str]:
         choices = [Choice(*each, form) for each in enumerate(answers)]
         head = _head(form.prefix, form.chunk, asked.model)
@@ -205,7 +205,7 @@ class ChatServer:
             await _leave(answers)
 
 
-async def _leave(answers: Sequence[Answer]) -> None:
+async def _leave(answers: Sequence[Generation]) -> None:
     """Ends what nobody waits for any more."""
     for answer in answers:
         answer.is_wanted = False

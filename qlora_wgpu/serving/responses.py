@@ -8,8 +8,8 @@ from typing import Any
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.generation.text import TokenLogprobs, continuation
-from qlora_wgpu.serving.tool_calls import CallReader
-from qlora_wgpu.serving.writer import Answer, Piece
+from qlora_wgpu.serving.tool_calls import ToolCallParser
+from qlora_wgpu.serving.writer import Chunk, Generation
 
 # ---- forms of answers ----------------------------------------------------------------------------
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Told:
+class TokenLogprob:
     """A token of an answer, and how likely it was."""
 
     text: str  # its text within the answer
@@ -29,7 +29,7 @@ class Told:
     def of(
         cls, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
         offset: int,
-    ) -> Told:  # fmt: skip
+    ) -> TokenLogprob:  # fmt: skip
         """A token behind others."""
         others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
         return cls(continuation(tokenizer, before, [token]), logprobs, others, offset)
@@ -53,7 +53,7 @@ class TextForm:
         """A choice that has ended."""
         return {"text": text}
 
-    def logprobs(self, tokens: Sequence[Told]) -> Object:
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> Object:
         """How likely tokens were, side by side with what belongs to each."""
         return {
             "tokens": [each.text for each in tokens],
@@ -83,7 +83,7 @@ class ChatForm(TextForm):
             message |= {"content": text or None, "tool_calls": list(calls)}
         return {"message": message}
 
-    def logprobs(self, tokens: Sequence[Told]) -> Object:
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> Object:
         """Tokens with their likeliest alternatives."""
         content = [
             _likely(each.text, each.logprobs.logprob)
@@ -110,7 +110,7 @@ def pieces_of_call(number: int, call: Object) -> list[Object]:
 # ---- several answers at a time -------------------------------------------------------------------
 
 
-async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece], None]:
+async def together(answers: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yields pieces as they come, each with its answer's number, until all have ended.
 
     Whoever stops earlier leaves the answers to nobody.
@@ -134,16 +134,16 @@ _REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 class Choice:
     """What has come of an answer."""
 
-    def __init__(self, number: int, answer: Answer, form: TextForm) -> None:
+    def __init__(self, number: int, answer: Generation, form: TextForm) -> None:
         self.tokens = 0  # so far
         self._number, self._answer, self._form = number, answer, form
         self._text = ""
         offered = answer.wanted.offered
-        self._reader = None if offered is None else CallReader(offered)
+        self._reader = None if offered is None else ToolCallParser(offered)
         self._calls: list[Object] = []
         self._reason: str | None = None
         self._ids: list[int] = []
-        self._told: list[Told] = []
+        self._told: list[TokenLogprob] = []
         self._offset = 0
 
     @property
@@ -156,7 +156,7 @@ class Choice:
         begun = self._form.begun()
         return None if begun is None else self._choice(begun, None, None)
 
-    def take(self, piece: Piece) -> list[Object]:
+    def take(self, piece: Chunk) -> list[Object]:
         """Takes what has come; what is sent of it where it is streamed."""
         self.tokens = piece.tokens
         new = self._new_told(piece)
@@ -174,7 +174,7 @@ class Choice:
         """All of it."""
         return self._choice(self._form.all_of(self._text, self._calls), self._told, self._reason)
 
-    def _made_of(self, piece: Piece) -> list[Object]:
+    def _made_of(self, piece: Chunk) -> list[Object]:
         """What of the choice has come: text, and calls of functions."""
         if self._reader is None:
             self._text += piece.text
@@ -196,18 +196,18 @@ class Choice:
             self._answer.is_wanted = False
         return made
 
-    def _new_told(self, piece: Piece) -> list[Told]:
+    def _new_told(self, piece: Chunk) -> list[TokenLogprob]:
         tokenizer, context = self._answer.served.written.tokenizer, self._answer.wanted.context
-        new: list[Told] = []
+        new: list[TokenLogprob] = []
         for token, logprobs in zip(piece.ids, piece.told, strict=False):
             before = [*context, *self._ids]
-            new.append(Told.of(tokenizer, before, token, logprobs, self._offset))
+            new.append(TokenLogprob.of(tokenizer, before, token, logprobs, self._offset))
             self._ids.append(token)
             self._offset += len(new[-1].text)
         self._told += new
         return new
 
-    def _choice(self, what: Object, told: list[Told] | None, reason: str | None) -> Object:
+    def _choice(self, what: Object, told: list[TokenLogprob] | None, reason: str | None) -> Object:
         wants = self._answer.asked.logprobs is not None and told is not None
         logprobs = self._form.logprobs(told or []) if wants else None
         return {"index": self._number, **what, "logprobs": logprobs, "finish_reason": reason}

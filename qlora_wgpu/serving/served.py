@@ -10,17 +10,17 @@ from qlora_wgpu.data.conversations import Conversation
 from qlora_wgpu.data.marker_words import ANSWERS
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest, Prompt
-from qlora_wgpu.serving.tool_calls import Offered, call_format, names_of
+from qlora_wgpu.serving.tool_calls import ToolSet, call_format, names_of
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A model that is served."""
 
     adapter: str  # the name of its adapter in the model that is open
     written: PromptFormat  # how conversations are written
 
-    def wanted(self, asked: Asked) -> Iterator[Wanted]:
+    def wanted(self, asked: Asked) -> Iterator[GenerationRequest]:
         """Yields what is wanted for each prompt of a request, once for all answers to it."""
         if isinstance(asked, ChatRequest):
             yield self._chat(asked)
@@ -28,7 +28,7 @@ class Served:
             assert isinstance(asked, CompletionRequest)
             yield from map(self._text, asked.prompts)
 
-    def _chat(self, asked: ChatRequest) -> Wanted:
+    def _chat(self, asked: ChatRequest) -> GenerationRequest:
         template = self.written.template
         if asked.tools and (template is None or "tools" not in template.source):
             raise ConfigError(
@@ -44,7 +44,7 @@ class Served:
             self._require_written(template, asked)
         ids = self.written.ids(asked.messages, asked.tools, asked.options)
         offered = None if template is None else self._offered(asked, template.source)
-        return Wanted(ids, self.written.stop_ids, self.written.stop_text, (), offered)
+        return GenerationRequest(ids, self.written.stop_ids, self.written.stop_text, (), offered)
 
     @staticmethod
     def _require_written(template: ChatTemplate, asked: ChatRequest) -> None:
@@ -56,32 +56,32 @@ class Served:
                 "see what is said there: say it in a message of the user"
             )
 
-    def _offered(self, asked: ChatRequest, template: str) -> Offered | None:
+    def _offered(self, asked: ChatRequest, template: str) -> ToolSet | None:
         """What calls are read by, where there are tools and the template shows how."""
         form = call_format(template)
         if form is None or not asked.tools:
             return None
-        return Offered(form, names_of(asked.tools), asked.several_calls)
+        return ToolSet(form, names_of(asked.tools), asked.several_calls)
 
-    def markers(self, offered: Offered | None) -> dict[int, str]:
+    def markers(self, offered: ToolSet | None) -> dict[int, str]:
         """Special tokens that calls are told by."""
         tokenizer = self.written.tokenizer
         known = () if offered is None else offered.form.markers
         ids = ((tokenizer.token_id(marker), marker) for marker in known)
         return {i: marker for i, marker in ids if i is not None and not tokenizer.decode([i])}
 
-    def _text(self, prompt: Prompt) -> Wanted:
+    def _text(self, prompt: Prompt) -> GenerationRequest:
         text = PromptFormat.text(self.written.tokenizer)
         ids = prompt if not isinstance(prompt, str) else text.ids([{"content": prompt}])
-        return Wanted(ids, text.stop_ids, text.stop_text, ids)
+        return GenerationRequest(ids, text.stop_ids, text.stop_text, ids)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GenerationRequest:
     """An answer that is wanted."""
 
     prompt_ids: list[int]  # its prompt
     stop_ids: Collection[int]  # tokens that end it
     stop_text: str  # a text that does, if there is one
     context: Sequence[int]  # tokens that its text goes on with; none where it begins one
-    offered: Offered | None = None  # functions that it may call, where calls can be told from text
+    offered: ToolSet | None = None  # functions that it may call, where calls can be told from text

@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class CallFormat:
+class ToolCallFormat:
     """How models of a kind write calls."""
 
     opener: str  # what a call begins with
@@ -145,15 +145,15 @@ def _value(text: str, schema: Any) -> Any:
 
 
 _TAGGED = ("<tool_call>", "</tool_call>")
-HERMES = CallFormat(*_TAGGED, _object, markers=_TAGGED)
-QWEN3_CODER = CallFormat(*_TAGGED, _tags, markers=_TAGGED)
-MISTRAL = CallFormat(
+HERMES = ToolCallFormat(*_TAGGED, _object, markers=_TAGGED)
+QWEN3_CODER = ToolCallFormat(*_TAGGED, _tags, markers=_TAGGED)
+MISTRAL = ToolCallFormat(
     "[TOOL_CALLS]", "", _list, markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), short_ids=True
 )
-LLAMA = CallFormat("<|python_tag|>", "", _objects, bare=True, markers=("<|python_tag|>",))
+LLAMA = ToolCallFormat("<|python_tag|>", "", _objects, bare=True, markers=("<|python_tag|>",))
 
 
-def call_format(template: str) -> CallFormat | None:
+def call_format(template: str) -> ToolCallFormat | None:
     """How a model with this chat template writes calls; None where nothing tells it."""
     if "<tool_call>" in template:
         return QWEN3_CODER if "<function=" in template else HERMES
@@ -169,10 +169,10 @@ _LLAMA_WORDS = 'Respond in the format {"name": function name, "parameters"'
 
 
 @dataclass(frozen=True)
-class Offered:
+class ToolSet:
     """Functions that a request offers, and how the model writes calls of them."""
 
-    form: CallFormat  # how
+    form: ToolCallFormat  # how
     tools: Mapping[str, Mapping[str, Any]]  # each function's JSON schema, by its name
     several: bool = True  # whether an answer may have more than one call
 
@@ -184,13 +184,13 @@ class Offered:
         return calls if self.several else calls[:1]
 
 
-class CallReader:
+class ToolCallParser:
     """Reads an answer as it comes.
 
     What is no whole call of a function that is offered stays text.
     """
 
-    def __init__(self, offered: Offered) -> None:
+    def __init__(self, offered: ToolSet) -> None:
         self.ended = False  # whether it has the only call that it may have: no more is read
         self._offered = offered
         self.form = offered.form

@@ -15,11 +15,11 @@ from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream, TokenLogprobs
 from qlora_wgpu.serving.requests import Asked
-from qlora_wgpu.serving.served import Served, Wanted
+from qlora_wgpu.serving.served import GenerationRequest, ServedModel
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """What has come of an answer."""
 
     text: str  # what follows what came before
@@ -29,15 +29,20 @@ class Piece:
     told: tuple[TokenLogprobs, ...] = ()  # how likely these were, where that is asked for
 
 
-Pieces = asyncio.Queue[tuple[int, Piece | Exception]]
+Pieces = asyncio.Queue[tuple[int, Chunk | Exception]]
 """Pieces of a request's answers as they come, each with its answer's number."""
 
 
-class Answer:
+class Generation:
     """An answer that grows in the writer's thread; its pieces come in the event loop's."""
 
     def __init__(
-        self, served: Served, wanted: Wanted, asked: Asked, number: int, pieces: Pieces
+        self,
+        served: ServedModel,
+        wanted: GenerationRequest,
+        asked: Asked,
+        number: int,
+        pieces: Pieces,
     ) -> None:
         self.served, self.wanted, self.asked = served, wanted, asked
         self.number = number  # how many answers of the request come before it
@@ -75,7 +80,7 @@ class Answer:
         if shown or text.finish_reason is not None:
             sent, self._sent = self._sent, len(text.ids)
             new = tuple(text.ids[sent:])
-            piece = Piece(shown, len(text.ids), text.finish_reason, new, tuple(text.told[sent:]))
+            piece = Chunk(shown, len(text.ids), text.finish_reason, new, tuple(text.told[sent:]))
             self._tell(self.pieces.put_nowait, (self.number, piece))
         return text.finish_reason is not None
 
@@ -100,7 +105,7 @@ class Answer:
             self._loop.call_soon_threadsafe(what, value)  # type: ignore[arg-type]
 
 
-class Writer:
+class GenerationWorker:
     """Owns an engine, in a thread of its own.
 
     Texts of one adapter grow at a time. Whoever asks for another one waits until they have ended,
@@ -111,21 +116,21 @@ class Writer:
         self._engine = engine
         self._model = model
         self._changed = threading.Condition()
-        self._asked: deque[Answer] = deque()
-        self._growing: list[Answer] = []
+        self._asked: deque[Generation] = deque()
+        self._growing: list[Generation] = []
         self._closed = False
         self._prompts = ThreadPoolExecutor(1, "prompts")
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
-    async def ask(self, served: Served, asked: Asked) -> list[Answer]:
+    async def ask(self, served: ServedModel, asked: Asked) -> list[Generation]:
         """Begins the answers of a request."""
         # Elsewhere: answers go on while a long prompt becomes tokens.
         loop = asyncio.get_running_loop()
         each = await loop.run_in_executor(self._prompts, self._wanted, served, asked)
         pieces: Pieces = asyncio.Queue()
         answers = [
-            Answer(served, wanted, asked, number, pieces) for number, wanted in enumerate(each)
+            Generation(served, wanted, asked, number, pieces) for number, wanted in enumerate(each)
         ]
         with self._changed:
             if self._closed:
@@ -142,9 +147,9 @@ class Writer:
             raise
         return answers
 
-    def _wanted(self, served: Served, asked: Asked) -> list[Wanted]:
+    def _wanted(self, served: ServedModel, asked: Asked) -> list[GenerationRequest]:
         """The answers of a request, those to the first prompt first."""
-        found: list[Wanted] = []
+        found: list[GenerationRequest] = []
         for wanted in served.wanted(asked):
             self._engine.check_room(len(wanted.prompt_ids), asked.max_new_tokens)
             found += [wanted] * asked.count
@@ -176,15 +181,15 @@ class Writer:
         for answer in (*self._growing, *self._asked):
             answer.fail(_stopped())
 
-    def _of_one_adapter(self) -> list[Answer]:
+    def _of_one_adapter(self) -> list[Generation]:
         """What may join, in the order in which it was asked for."""
-        found: list[Answer] = []
+        found: list[Generation] = []
         first = next(iter([*self._growing, *self._asked]), None)
         while first and self._asked and self._asked[0].served.adapter == first.served.adapter:
             found.append(self._asked.popleft())
         return [answer for answer in found if answer.is_wanted]
 
-    def _begin(self, answer: Answer) -> None:
+    def _begin(self, answer: Generation) -> None:
         asked = answer.asked
         most = asked.max_new_tokens
         try:
@@ -214,7 +219,7 @@ class Writer:
             return
         self._growing = [answer for answer in self._growing if not self._is_read(answer)]
 
-    def _is_read(self, answer: Answer) -> bool:
+    def _is_read(self, answer: Generation) -> bool:
         """Takes in what there is of an answer; whether it has ended."""
         try:
             return answer.read()

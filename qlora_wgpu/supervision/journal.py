@@ -13,7 +13,7 @@ _VARIABLE = "QLORA_WGPU_SUPERVISOR"  # "process id:folder", for the next process
 
 
 @dataclass(frozen=True)
-class CutFile:
+class TruncatedFile:
     """A file that was cut while it was mapped; as a text, the beginning of a sentence."""
 
     path: str  # the file
@@ -104,14 +104,14 @@ class Journal:
         """The checkpoints noted so far, over all processes."""
         return self._noted("checkpoints")
 
-    def cut_files(self) -> list[CutFile]:
+    def cut_files(self) -> list[TruncatedFile]:
         """The mapped files that have become shorter."""
         cut = []
         for path, size in self._noted("mapped"):
             with suppress(OSError):
                 left = Path(path).stat().st_size
                 if left < size:
-                    cut.append(CutFile(path, left, size))
+                    cut.append(TruncatedFile(path, left, size))
         return cut
 
     def last_words(self) -> str:

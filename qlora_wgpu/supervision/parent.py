@@ -29,8 +29,8 @@ from qlora_wgpu.supervision.processes import (
     MORE_MEMORY,
     SAME_WISH,
     address_space,
+    block_signals,
     crash_name,
-    held_back,
     is_waiting,
     signal_name,
 )
@@ -193,7 +193,7 @@ def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
     # A group of its own, so that Ctrl-C comes once: from here. It cannot read from the terminal.
     own_group = own_group and os.name == "posix"
     with ExitStack() as until_its_end:
-        with held_back():
+        with block_signals():
             process = subprocess.Popen(
                 [*_command(), *arguments],
                 env=journal.environment(),

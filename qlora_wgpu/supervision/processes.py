@@ -85,7 +85,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Has signals wait for its end; a process that is begun within has them wait on.
 
     Python has no handler of ours while it starts, and would show a traceback.

@@ -54,7 +54,7 @@ class Output:
                     f"what is shown cannot be written to the standard output: {reason(err)}"
                 ) from err
             self._is_over = True
-            put_nowhere(self._stream)
+            redirect_to_devnull(self._stream)
             if has_no_reader and not self._goes_on:
                 sys.exit(0)  # whoever read has seen enough, and no more is made
             if self._lasting and self._stream is not _unwrapped(sys.stderr):
@@ -115,12 +115,12 @@ def drop_unwritable() -> None:
         try:
             stream.flush()
         except OSError:
-            put_nowhere(stream)
+            redirect_to_devnull(stream)
         except ValueError:  # closed by the program itself
             continue
 
 
-def put_nowhere(stream: TextIO) -> None:
+def redirect_to_devnull(stream: TextIO) -> None:
     """Drops what waits in a stream's buffer, and all that follows."""
     with suppress(OSError), Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         # OSError: no file of a system's.

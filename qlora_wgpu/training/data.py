@@ -16,18 +16,18 @@ from qlora_wgpu.data import (
     IGNORE_INDEX,
     Dataset,
     Example,
-    Preparation,
+    PreprocessConfig,
     PromptFormat,
     Tokenizer,
     is_dataset_name,
     load_dataset,
     row_format,
-    split_off,
+    train_test_split,
 )
 from qlora_wgpu.data.columns import CHATS, is_numeric
 from qlora_wgpu.data.dataset import encode_rows
-from qlora_wgpu.data.mixture import Portion, mix
-from qlora_wgpu.data.row_source import lasting
+from qlora_wgpu.data.mixture import MixtureSource, interleave
+from qlora_wgpu.data.row_source import materialize
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.presence import exists
@@ -65,9 +65,9 @@ def encoded(
     return dataset
 
 
-def preparation(settings: DataConfig, objective: str = "sft") -> Preparation:
+def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfig:
     """Settings of how rows become examples of an objective, from the ``data`` section."""
-    return Preparation(
+    return PreprocessConfig(
         max_seq_length=settings.max_seq_length,
         chat_template=settings.chat_template,
         row_format=settings.format,
@@ -207,9 +207,9 @@ def _mixed(
     """The data sets that a ``data`` section names, as the one that it makes of them."""
     if settings.sources is None:
         return parts[0]
-    portions = [Portion(source.weight, source.rows) for source in settings.sources]
+    portions = [MixtureSource(source.weight, source.rows) for source in settings.sources]
     names = [_name(source.path) for source in settings.sources]
-    mixture = mix(parts, names, portions, settings.stopping_strategy, seed)
+    mixture = interleave(parts, names, portions, settings.stopping_strategy, seed)
     for each in source_figures(mixture):
         if each.rows > each.of:
             observer.note(
@@ -308,7 +308,7 @@ class DataReader:
         self._tokenizer = tokenizer
         self._observer = observer
         self._vocabulary, self._positions = vocabulary, positions
-        self._train, self._held_out = lasting(train), lasting(held_out)
+        self._train, self._held_out = materialize(train), materialize(held_out)
         if train is None and held_out is None:
             self._held_out = config.data.eval
 
@@ -344,7 +344,7 @@ class DataReader:
         return self._dataset(rows, "eval_dataset", self._config.data, held_out=True)
 
     def _split(self, whole: Dataset, size: float) -> tuple[Dataset, Dataset]:
-        return split_off(whole, size, self._config.train.seed)
+        return train_test_split(whole, size, self._config.train.seed)
 
     def prompt(self) -> PromptFormat | None:
         """How prompts are written for what is learnt; None of token ids, which do not say it."""

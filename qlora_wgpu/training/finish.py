@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
-from qlora_wgpu.checkpoint import remove, settle, write_file
+from qlora_wgpu.checkpoint import recover, remove, write_file
 from qlora_wgpu.errors import CallbackError, CheckpointError, option
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import KIB
@@ -129,7 +129,7 @@ def _is_whole(run: Run) -> bool:
 def _save_adapter(run: Run) -> None:
     try:
         run.folder.require_own()
-        settle(run.folder.adapter)
+        recover(run.folder.adapter)
         run.model.save_adapter(run.folder.adapter)
     except CheckpointError as err:
         elsewhere = save_elsewhere(run.folder.path, run.model.save_adapter)

@@ -21,8 +21,8 @@ from qlora_wgpu.checkpoint import (
     FileLock,
     append_line,
     flush_file,
+    recover,
     remove,
-    settle,
     settle_all,
     write_file,
 )
@@ -177,7 +177,7 @@ class RunBackup:
     """Moves a run aside, part by part, so that a kill in between loses nothing.
 
     config.yaml goes first and comes back last. So a folder without it, beside parts that were
-    moved, is one where the successor never began, and ``settle`` brings everything back.
+    moved, is one where the successor never began, and ``recover`` brings everything back.
     """
 
     def __init__(self, run: RunPaths) -> None:
@@ -195,7 +195,7 @@ class RunBackup:
 
     def settle(self) -> None:
         """Brings back what was moved for a successor that has not begun."""
-        settle(self._aside)
+        recover(self._aside)
         if not exists(self._aside) or exists(self._config):
             return
         for part in reversed(self._parts):
@@ -393,7 +393,7 @@ class RunFolder(RunPaths):
             if not self._lock.acquire():
                 raise ConfigError(_BUSY.format(self.path))
             for part in self.written:
-                settle(part)
+                recover(part)
             settle_all(self.checkpoints)
             self._replaced.settle()
 

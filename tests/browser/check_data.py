@@ -18,7 +18,7 @@ from tokenizers import (
 from qlora_wgpu import data
 from qlora_wgpu.data import PromptFormat, find_chat_template, load_dataset
 from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES, end_of_turn
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import QLoRAError
 
 CASES = 300
@@ -221,7 +221,7 @@ def test_tokens_and_labels(browser, ask, tmp_path):
         tokenizer = chance.choice(sorted(known))
         template = find_chat_template(chance.choice(TEMPLATES), known[tokenizer])
         train_on = chance.choice(TRAIN_ON)
-        how = Preparation(
+        how = PreprocessConfig(
             chance.choice([16, 48, 512]), template.source, train_on=train_on,
             truncation=chance.choice(["keep_start", "keep_end", "drop"]), columns=columns,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from browser.odd_rows import OF_TOKENIZER, OTHERWISE, cases, long_cases
 from qlora_wgpu import data
 from qlora_wgpu.data import find_chat_template
 from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES, end_of_turn
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -49,7 +49,7 @@ def in_both(browser, ask, folder, cases):
         tokenizer = known[kind_for(name)]
         template = find_chat_template(setting, tokenizer)
         own = None if setting is None else template.source
-        how = Preparation(longest, own, truncation=truncation)
+        how = PreprocessConfig(longest, own, truncation=truncation)
         whole = text if isinstance(text, str) else "".join(part * count for part, count in text)
         (folder / name).write_bytes(whole.encode())
         wanted.append(in_python(folder / name, tokenizer, how))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qlora_wgpu.checkpoint import append_line, remove, settle, settle_all
+from qlora_wgpu.checkpoint import append_line, recover, remove, settle_all
 from qlora_wgpu.errors import CheckpointError
 
 
@@ -45,7 +45,7 @@ def test_leftovers_go_and_what_was_moved_aside_comes_back(tmp_path):
         filled(tmp_path / name)
     (tmp_path / ".tmp-four").write_text("x")
     (tmp_path / ".mine").write_text("x")
-    settle(tmp_path / "one")
+    recover(tmp_path / "one")
     assert ".old-two" in names(tmp_path) and ".old-one" not in names(tmp_path)
     settle_all(tmp_path)
     assert names(tmp_path) == [".mine", "one", "two"]

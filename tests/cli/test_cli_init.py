@@ -10,10 +10,10 @@ from e2e.tiny import write_model
 
 from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
-from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data import PreprocessConfig, Tokenizer, load_dataset
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.recommend import MemoryBudget, recommend_config
-from qlora_wgpu.runs.workload import Target
+from qlora_wgpu.runs.workload import DeviceSpec
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def fitted(place, model, data, out="run.yaml", more=()):
 
 
 def used(place, model, data):
-    how = Preparation(data["max_seq_length"], truncation=data.get("truncation", "keep_start"))
+    how = PreprocessConfig(data["max_seq_length"], truncation=data.get("truncation", "keep_start"))
     tokenizer = Tokenizer.from_folder(place / model)
     return load_dataset(data["train"], tokenizer, data["max_seq_length"], how=how)
 
@@ -142,7 +142,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
     )
     model, data = str(place / "model"), str(place / "long.jsonl")
-    target, totals = Target(), {}
+    target, totals = DeviceSpec(), {}
     for room in (10**9, 2_100_000, 1000):
         _, settings = recommend_config(model, data, None, MemoryBudget(target, room, "it"))
         totals[room] = {setting.key: setting for setting in settings}
@@ -164,7 +164,7 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     (place / "long.jsonl").write_text(
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
     )
-    told = MemoryBudget(Target(), 2_100_000, "it", is_bounded=True)
+    told = MemoryBudget(DeviceSpec(), 2_100_000, "it", is_bounded=True)
     _, settings = recommend_config(str(place / "model"), str(place / "long.jsonl"), None, told)
     written = {setting.key: setting for setting in settings}
     checkpointing = written["train.gradient_checkpointing"]
@@ -189,7 +189,7 @@ def test_a_template_for_a_tokenizer_that_has_none(place, row, template):
     (place / "rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
     _, data = fitted(place, "bare", "rows.jsonl")
     assert data.get("chat_template") == template
-    how = Preparation(256, data.get("chat_template"))
+    how = PreprocessConfig(256, data.get("chat_template"))
     dataset = load_dataset(data["train"], Tokenizer.from_folder(place / "bare"), 256, how=how)
     assert not dataset.warnings
 
@@ -255,7 +255,7 @@ def test_both_rows_of_a_pair_are_planned(place):
     rows = {}
     for objective, row in (("dpo", pair), ("kto", judged)):
         data = str(place / rows_of(place, f"{objective}.jsonl", [row] * 2000))
-        room = MemoryBudget(Target(), 4_000_000, "it")
+        room = MemoryBudget(DeviceSpec(), 4_000_000, "it")
         _, settings = recommend_config(str(place / "model"), data, None, room)
         found = {setting.key: setting.value for setting in settings}
         rows[objective] = found["train.per_device_train_batch_size"]

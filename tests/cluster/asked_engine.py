@@ -7,7 +7,7 @@ import numpy as np
 from cluster.odd_workers import OddWorker
 from support.processes import PATIENCE
 
-from qlora_wgpu.cluster.actor import Specification
+from qlora_wgpu.cluster.actor import WorkerSpec
 from qlora_wgpu.cluster.blocks import Expected, check_text
 from qlora_wgpu.cluster.connection import LoopThread, connect
 from qlora_wgpu.cluster.engine import Block, Engine
@@ -35,7 +35,7 @@ def an_engine(address, count=2, check=None, told=None, **settings):
         return Engine(
             connection,
             OddWorker,
-            lambda name: Specification(settings, 8, "1", {}, name),
+            lambda name: WorkerSpec(settings, 8, "1", {}, name),
             check or (lambda identity: None),
             told,
             fixed=False,

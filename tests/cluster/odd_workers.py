@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import Identity
-from qlora_wgpu.cluster.blocks import Sums
+from qlora_wgpu.cluster.actor import WorkerInfo
+from qlora_wgpu.cluster.blocks import BlockResult
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 
@@ -77,7 +77,7 @@ class OddWorker:
 
     def identity(self):
         kind = "another" if self.does == "other" else "the same"
-        return Identity("odd", "driver", "kernels", 0, "1", {"weights": kind}, {})
+        return WorkerInfo("odd", "driver", "kernels", 0, "1", {"weights": kind}, {})
 
     def refused(self, sentence):
         print(f"refused: {sentence}", flush=True)
@@ -100,7 +100,7 @@ class OddWorker:
             if not once.exists():
                 once.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL if self.does == "kill" else signal.SIGSTOP)
-        sums = Sums(float(ids.sum()), 1.0, 0, 0.02, gradient, nonce=asked.nonce)
+        sums = BlockResult(float(ids.sum()), 1.0, 0, 0.02, gradient, nonce=asked.nonce)
         return ANSWERS[self.does](self, sums) if self.does in ANSWERS else sums
 
     def text(self, asked, ids, more):

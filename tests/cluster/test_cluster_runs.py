@@ -12,7 +12,7 @@ from cluster.answer_runs import Told
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file
 
-from qlora_wgpu.cluster.actor import Identity
+from qlora_wgpu.cluster.actor import WorkerInfo
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs import clustered, train
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_another_number_of_workers(place, own):
 def test_the_dashboard_is_told_where_there_is_one(link):
     notes, cluster = [], object.__new__(Cluster)
     cluster._connection = SimpleNamespace(dashboard=link)
-    identity = Identity("a GPU", "driver", "kernels", 0, "1", {}, {})
+    identity = WorkerInfo("a GPU", "driver", "kernels", 0, "1", {}, {})
     clustered._tell({"0": identity}, 2, cluster, SimpleNamespace(note=notes.append))
     assert [note for note in notes if "dashboard" in note] == (
         [f"Dask's dashboard is at {link}"] if link else []
@@ -134,7 +134,7 @@ def test_the_dashboard_is_told_where_there_is_one(link):
 @pytest.mark.parametrize(("names", "idle"), [("01", False), ("012", True)])
 def test_workers_without_a_micro_batch_are_told(names, idle):
     notes = []
-    identity = Identity("a GPU", "driver", "kernels", 0, "1", {}, {})
+    identity = WorkerInfo("a GPU", "driver", "kernels", 0, "1", {}, {})
     told = SimpleNamespace(note=notes.append)
     cluster = SimpleNamespace(dashboard=None)
     clustered._tell(dict.fromkeys(names, identity), 2, cluster, told)

@@ -14,7 +14,7 @@ from support.processes import PATIENCE, until
 from qlora_wgpu.cluster import engine, workers
 from qlora_wgpu.cluster import scheduler as scheduling
 from qlora_wgpu.cluster.connection import Connection
-from qlora_wgpu.cluster.workers import Members
+from qlora_wgpu.cluster.workers import WorkerRegistry
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 pytestmark = pytest.mark.slow
@@ -227,7 +227,7 @@ def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monk
         tried.append(member)
         raise OSError("no route to host")
 
-    monkeypatch.setattr(Members, "open", unreached)
+    monkeypatch.setattr(WorkerRegistry, "open", unreached)
     monkeypatch.setattr(workers, "_AGAIN", 0.2)
     with an_engine(scheduler, count=0) as asked:
         begun = asked.thread.submit(asked.engine.begin(2))

@@ -7,8 +7,8 @@ import pytest
 
 from qlora_wgpu.cluster.blocks import (
     Asked,
+    BlockResult,
     Expected,
-    Sums,
     WrongAnswerError,
     check_parameters,
     check_text,
@@ -25,14 +25,14 @@ def floats(length, value=1.0):
 
 
 FORMS = {
-    "gradient": (Expected(4, gradient=8), Sums(2.0, 4.0, 0, 0.1, floats(8), nonce=17)),
-    "loss": (Expected(4), Sums(2.0, 4.0, 0, 0.1, nonce=17)),
-    "weighted": (Expected(4, True, 8), Sums(2.0, 4.0 + 1e-4, 0, 0.1, floats(8), nonce=17)),
+    "gradient": (Expected(4, gradient=8), BlockResult(2.0, 4.0, 0, 0.1, floats(8), nonce=17)),
+    "loss": (Expected(4), BlockResult(2.0, 4.0, 0, 0.1, nonce=17)),
+    "weighted": (Expected(4, True, 8), BlockResult(2.0, 4.0 + 1e-4, 0, 0.1, floats(8), nonce=17)),
     "metrics": (
         Expected(2, gradient=8, has_metrics=True),
-        Sums(2.0, 2.0, 0, 0.1, floats(8), metrics=floats(len(METRICS)), nonce=17),
+        BlockResult(2.0, 2.0, 0, 0.1, floats(8), metrics=floats(len(METRICS)), nonce=17),
     ),
-    "answers": (Expected(0, answers=3), Sums(0.0, 0.0, 0, 0.1, answers=floats(3), nonce=17)),
+    "answers": (Expected(0, answers=3), BlockResult(0.0, 0.0, 0, 0.1, answers=floats(3), nonce=17)),
 }
 
 

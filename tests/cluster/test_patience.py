@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.cluster.engine import _OPENING, Patience
+from qlora_wgpu.cluster.engine import _OPENING, Watchdog
 from qlora_wgpu.errors import ClusterError
 
 
@@ -17,7 +17,7 @@ def waiting(waited, *, seconds=60.0, ready=(), opening=(), reason=""):
         is_nobody_there=not ready and not opening,
     )  # fmt: skip
     progress = SimpleNamespace(waited=waited)
-    return Patience(seconds, progress, members, told.append), told, progress
+    return Watchdog(seconds, progress, members, told.append), told, progress
 
 
 def test_who_is_missing_is_told_once_and_not_at_once():

@@ -6,8 +6,8 @@ from cluster.answer_runs import Told, answers_in, settings_of, traces
 from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import computing
-from qlora_wgpu.cluster.actor import Specification
-from qlora_wgpu.cluster.blocks import Sums
+from qlora_wgpu.cluster.actor import WorkerSpec
+from qlora_wgpu.cluster.blocks import BlockResult
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
@@ -134,10 +134,10 @@ def test_what_the_reference_said_is_kept_by_the_kinds_of_gpus_that_it_was_asked_
 @pytest.mark.parametrize("name", ["metrics", "answers"])
 def test_a_block_of_answers_that_is_not_finite_is_told(name):
     for value, is_finite in ((1.0, True), (np.nan, False), (np.inf, False)):
-        sums = Sums(1.0, 1.0, 0, 0.1, **{name: np.array([1, value], np.float32)})
+        sums = BlockResult(1.0, 1.0, 0, 0.1, **{name: np.array([1, value], np.float32)})
         assert sums.is_finite is is_finite
 
 
 def test_a_worker_of_another_version_says_so():
     with pytest.raises(ClusterError, match=r"this machine 0\.0\.1: install the same version"):
-        Worker(Specification({}, 8, "0.0.1", {}))
+        Worker(WorkerSpec({}, 8, "0.0.1", {}))

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from qlora_wgpu.cluster.blocks import Sums, WrongAnswerError
+from qlora_wgpu.cluster.blocks import BlockResult, WrongAnswerError
 from qlora_wgpu.cluster.engine import Block, Engine
-from qlora_wgpu.cluster.workers import Gone, Member
+from qlora_wgpu.cluster.workers import Gone, WorkerHandle
 from qlora_wgpu.errors import ClusterError, DeviceError, OutOfMemoryError
 
-GOOD = Sums(1.0, 4.0, 0, 0.5, nonce=7)
-NAN = Sums(float("nan"), 4.0, 0, 0.5, nonce=7)
+GOOD = BlockResult(1.0, 4.0, 0, 0.5, nonce=7)
+NAN = BlockResult(float("nan"), 4.0, 0, 0.5, nonce=7)
 
 
 class Noted(Engine):
@@ -20,7 +20,7 @@ class Noted(Engine):
         super().__init__(None, None, None, None, lambda text: None, fixed=False, patience=60.0)
         self.told, self.asked, self.delivered, self._answers = [], [], [], list(answers)
         self._members = self
-        self.ready = [Member(name, "", "", is_probed=True) for name in names]
+        self.ready = [WorkerHandle(name, "", "", is_probed=True) for name in names]
         self.written = []
         for member in self.ready:
             self._scheduler.add(member.name)

@@ -6,7 +6,7 @@ import pytest
 from support.dialects import converted, reasons_of
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import ChatTemplate, Preparation
+from qlora_wgpu.data import ChatTemplate, PreprocessConfig
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import ConfigError
 
@@ -168,7 +168,7 @@ def test_the_template_that_no_tokenizer_has_is_written_out(place):
     assert template.render(messages).text == (
         "System: s</s>\nHuman: a</s>\nAssistant:b</s>\nHuman: c</s>\nAssistant:"
     )
-    how = Preparation(256, config.data.chat_template)
+    how = PreprocessConfig(256, config.data.chat_template)
     [example] = encode_rows([{"messages": messages[1:3]}], tiny_tokenizer(), how)
     answer = learnt(tiny_tokenizer(), example.input_ids, example.labels)
     assert answer.startswith("b</s>") and answer.strip() == "b</s>"
@@ -223,7 +223,7 @@ def test_no_other_column_is_read_where_some_are_named(place, columns, row_format
 def test_an_input_that_is_not_named_stands_in_no_prompt(place):
     rows = [{"instruction": "ask", "input": "not read", "output": "say"}]
     data = described(place, columns={"prompt": "instruction", "response": "output"})[0].data
-    how = Preparation(256, "chatml", data.format, columns=data.columns, as_chats=True)
+    how = PreprocessConfig(256, "chatml", data.format, columns=data.columns, as_chats=True)
     [example] = encode_rows(rows, tiny_tokenizer(), how)
     assert "not read" not in tiny_tokenizer().decode(example.input_ids.tolist())
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from support.dialects import converted, reasons_of
 
-from qlora_wgpu.data.preferences import judged_of
+from qlora_wgpu.data.preferences import unpaired_preference
 from qlora_wgpu.errors import ConfigError
 
 
@@ -168,5 +168,5 @@ def test_other_losses_are_refused(place, name, changes, reason):
 
 def test_a_whole_conversation_is_judged_by_its_last_answer():
     turns = [{"from": "human", "value": "How?"}, {"from": "gpt", "value": "So."}]
-    answer, good = judged_of({"completion": turns, "label": True})
+    answer, good = unpaired_preference({"completion": turns, "label": True})
     assert good and [m["content"] for m in answer.row["messages"]] == ["How?", "So."]

@@ -4,7 +4,7 @@ import pytest
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.sections.train import LOSSES, TrainConfig
-from qlora_wgpu.config.values import figures_of
+from qlora_wgpu.config.values import eval_metrics
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, SINGLE_LOSSES, means
 from qlora_wgpu.training.preferences import preference_of, training_options
@@ -95,7 +95,7 @@ def test_evaluations_give_what_can_say_which_is_best(objective):
             known.add("mean_token_accuracy")
         else:
             known |= means(dict.fromkeys(METRICS, 1.0), preference).keys()
-        assert set(figures_of(objective, loss)) == known
+        assert set(eval_metrics(objective, loss)) == known
         for name in known:
             whole = settings({"objective": objective, "loss_type": loss},
                              eval={"metric_for_best_model": f"eval_{name}"})  # fmt: skip

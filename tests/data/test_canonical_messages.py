@@ -7,7 +7,7 @@ import json
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import ChatTemplate, Preparation, PromptFormat
+from qlora_wgpu.data import ChatTemplate, PreprocessConfig, PromptFormat
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError
@@ -135,7 +135,9 @@ def test_a_row_whose_answer_is_null_is_left_out_and_counted(tokenizer):
                            for each in (None, "a")]),
         ("messages", [[ASKED, {"role": "assistant", "content": each}] for each in (None, "a")]),
     ):  # fmt: skip
-        dataset = encode_rows([{key: row} for row in rows], tokenizer, Preparation(64, OBJECTS))
+        dataset = encode_rows(
+            [{key: row} for row in rows], tokenizer, PreprocessConfig(64, OBJECTS)
+        )
         assert (len(dataset), dataset.counts.empty) == (1, 1)
 
 

@@ -6,7 +6,7 @@ from support.tiny_tokenizer import learnt, tiny_tokenizer
 from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
 from qlora_wgpu.data.dataset import encode_rows, row_format
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import DataError
 
 PLAIN = (
@@ -87,7 +87,7 @@ def test_rows_that_are_none(row, message):
 
 @pytest.mark.parametrize("given", ["auto", "prompt/completion"])
 def test_a_data_set_of_them_is_one_of_chats(given):
-    how = Preparation(64, PLAIN, given)
+    how = PreprocessConfig(64, PLAIN, given)
     rows = [ONE, {"prompt": [], "completion": []}, MORE]
     dataset = encode_rows(rows, tiny_tokenizer(), how)
     assert (len(dataset), dataset.counts.empty) == (2, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import ChatTemplate, Preparation, RowEncoder, alpaca_prompt, row_format
+from qlora_wgpu.data import ChatTemplate, PreprocessConfig, RowEncoder, alpaca_prompt, row_format
 from qlora_wgpu.data.columns import FORMATS, detect_format
 from qlora_wgpu.data.messages import from_sharegpt
 from qlora_wgpu.errors import DataError
@@ -164,7 +164,7 @@ def test_named_columns_go_before_what_other_keys_make(columns, expected) -> None
     row = {"messages": MESSAGES, **dict.fromkeys(columns, "x")}
     assert detect_format(row, columns=columns) == expected
     given = {"messages": MESSAGES, **dict.fromkeys(columns.values(), "x")}
-    assert row_format([given], tiny_tokenizer(), Preparation(64, columns=columns)) == expected
+    assert row_format([given], tiny_tokenizer(), PreprocessConfig(64, columns=columns)) == expected
     assert expected in FORMATS
 
 

@@ -7,10 +7,10 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu import Config
-from qlora_wgpu.data import Dataset, Example, content_digest, rows_in_both, split_off
+from qlora_wgpu.data import Dataset, Example, content_digest, rows_in_both, train_test_split
 from qlora_wgpu.data.dataset import load_dataset
-from qlora_wgpu.data.mixture import Portion, mix
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.mixture import MixtureSource, interleave
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import ConfigError, DataError
 
 
@@ -29,7 +29,7 @@ RECORDED = [4, 31, 53, 78, 85]
 
 @pytest.mark.parametrize(("size", "count"), [(0.05, 5), (0.5, 50), (7, 7), (0.001, 1), (99, 99)])
 def test_both_parts_are_the_whole(size, count):
-    train, held_out = split_off(dataset(ROWS), size, seed=3)
+    train, held_out = train_test_split(dataset(ROWS), size, seed=3)
     assert len(held_out) == count and len(train) == 100 - count
     assert sorted(contents(train) + contents(held_out)) == ROWS
     assert train.num_tokens == 3 * len(train) and held_out.longest == 3
@@ -38,25 +38,25 @@ def test_both_parts_are_the_whole(size, count):
 
 
 def test_the_choice_follows_from_seed_and_contents_alone():
-    _, held_out = split_off(dataset(ROWS), 5, seed=0)
+    _, held_out = train_test_split(dataset(ROWS), 5, seed=0)
     # As computed on other machines, for ever.
     assert [row[0] for row in contents(held_out)] == RECORDED
-    _, other_order = split_off(dataset(ROWS[::-1]), 5, seed=0)
+    _, other_order = train_test_split(dataset(ROWS[::-1]), 5, seed=0)
     assert sorted(contents(other_order)) == contents(held_out)
-    _, other_seed = split_off(dataset(ROWS), 5, seed=1)
+    _, other_seed = train_test_split(dataset(ROWS), 5, seed=1)
     assert contents(other_seed) != contents(held_out)
 
 
 def test_equal_rows_stay_together():
-    train, held_out = split_off(dataset([*ROWS[:20], *ROWS[:20]]), 0.3, seed=0)
+    train, held_out = train_test_split(dataset([*ROWS[:20], *ROWS[:20]]), 0.3, seed=0)
     assert rows_in_both(train, held_out) == 0 and len(held_out) >= 12
 
 
 def test_something_must_be_left():
     with pytest.raises(DataError, match=r"holds 100 rows out, but there are 100"):
-        split_off(dataset(ROWS), 100, seed=0)
+        train_test_split(dataset(ROWS), 100, seed=0)
     with pytest.raises(DataError, match="the rows are all the same"):
-        split_off(dataset([(1, 2)] * 10), 2, seed=0)
+        train_test_split(dataset([(1, 2)] * 10), 2, seed=0)
 
 
 def test_rows_in_both():
@@ -70,9 +70,9 @@ def test_a_digest_has_one_value_everywhere():
 
 
 def test_parts_are_told_apart():
-    first, second = split_off(dataset(ROWS), 50, seed=0)
+    first, second = train_test_split(dataset(ROWS), 50, seed=0)
     assert first.fingerprint != second.fingerprint
-    assert first.fingerprint == split_off(dataset(ROWS), 50, seed=0)[0].fingerprint
+    assert first.fingerprint == train_test_split(dataset(ROWS), 50, seed=0)[0].fingerprint
 
 
 @pytest.mark.parametrize("value", [0, 1.0, -0.1, True, "5%"])
@@ -90,7 +90,7 @@ def test_one_of_both():
 def windows_of(tmp_path, texts, length, **more):
     path = tmp_path / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    how = Preparation(length, truncation="windows")
+    how = PreprocessConfig(length, truncation="windows")
     return load_dataset(path, tiny_tokenizer(bos=False), length, how=how, **more)
 
 
@@ -109,7 +109,7 @@ def test_the_windows_of_a_text_stay_together(tmp_path, monkeypatch, cache):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in range(1 + cache):  # read, and read again from the cache
         data = windows_of(tmp_path, TEXTS, 5, cache=cache)
-        train, held_out = split_off(data, 0.2, seed=1)
+        train, held_out = train_test_split(data, 0.2, seed=1)
         assert len(train) + len(held_out) == len(data) > 2 * len(TEXTS)
         assert not texts_of(train) & texts_of(held_out)
         assert held_out.counts.rows == len(texts_of(held_out)) == 3
@@ -117,11 +117,13 @@ def test_the_windows_of_a_text_stay_together(tmp_path, monkeypatch, cache):
 
 def test_a_text_that_a_mixture_repeats_stays_together(tmp_path):
     whole, some = (windows_of(tmp_path, part, 5) for part in (TEXTS, TEXTS[:3]))
-    mixed = mix([whole, some], ["a", "b"], [Portion(), Portion(rows=30)], "first_exhausted", 0)
-    train, held_out = split_off(mixed, 0.5, seed=0)
+    mixed = interleave(
+        [whole, some], ["a", "b"], [MixtureSource(), MixtureSource(rows=30)], "first_exhausted", 0
+    )
+    train, held_out = train_test_split(mixed, 0.5, seed=0)
     assert len(mixed) == len(whole) + 30 and not texts_of(train) & texts_of(held_out)
 
 
 def test_one_text_cannot_be_parted(tmp_path):
     with pytest.raises(DataError, match=r"1 in all \(of texts, windows stay together\)"):
-        split_off(windows_of(tmp_path, ["ab" * 20], 5), 1, seed=0)
+        train_test_split(windows_of(tmp_path, ["ab" * 20], 5), 1, seed=0)

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import Preparation, load_dataset
+from qlora_wgpu.data import PreprocessConfig, load_dataset
 from qlora_wgpu.data.dataset import encode_rows
 
 USER, GOOD, BAD = (
@@ -24,7 +24,7 @@ def tokenizer():
 
 
 def read(tokenizer, *rows, objective="kto", template=TEMPLATE, **more):
-    how = Preparation(256, template, objective=objective, **more)
+    how = PreprocessConfig(256, template, objective=objective, **more)
     return encode_rows(list(rows), tokenizer, how)
 
 
@@ -78,7 +78,7 @@ def test_the_label_may_have_another_name(tokenizer):
 def test_prepared_data_tells_of_labels_again(tokenizer, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(pair(label)) + "\n" for label in (True, False)))
-    how = Preparation(64, TEMPLATE)
+    how = PreprocessConfig(64, TEMPLATE)
     told = [load_dataset(path, tokenizer, 64, how=how, cache=True).warnings for _ in range(2)]
     assert told[0] == told[1] and "1 of 2 rows is labelled false" in told[0][0]
 
@@ -86,7 +86,7 @@ def test_prepared_data_tells_of_labels_again(tokenizer, tmp_path):
 def test_a_table_has_labels_as_words(tokenizer, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("prompt,completion,label\nab? ,good,True\nab? ,bad,false\nab? ,fair,1\n")
-    dataset = load_dataset(path, tokenizer, 64, how=Preparation(64, TEMPLATE, objective="kto"))
+    dataset = load_dataset(path, tokenizer, 64, how=PreprocessConfig(64, TEMPLATE, objective="kto"))
     assert [len(e) > 0 for e in dataset] == [True, False, False, True, True, False]
 
 

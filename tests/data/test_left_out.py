@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import Preparation
+from qlora_wgpu.data import PreprocessConfig
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
 
@@ -24,7 +24,7 @@ def answer(content, **more):
 
 
 def warnings(rows, template=WRITES, **how):
-    dataset = encode_rows(rows, tiny_tokenizer(), Preparation(256, template, **how))
+    dataset = encode_rows(rows, tiny_tokenizer(), PreprocessConfig(256, template, **how))
     return [each for each in dataset.warnings if "leaves" in each]
 
 

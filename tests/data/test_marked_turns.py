@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import Preparation, encoded_examples, load_dataset
+from qlora_wgpu.data import PreprocessConfig, encoded_examples, load_dataset
 from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
@@ -48,7 +48,7 @@ def tokenizer():
 
 
 def read(tokenizer, *rows, template=PLAIN, length=512, **more):
-    return encode_rows(list(rows), tokenizer, Preparation(length, template, **more))
+    return encode_rows(list(rows), tokenizer, PreprocessConfig(length, template, **more))
 
 
 def read_as(tokenizer, row, **how):
@@ -335,7 +335,7 @@ def test_a_file_says_what_rows_in_memory_say(tokenizer, tmp_path):
     rows = [{"messages": chat({"weight": i % 2}, {"train": True})} for i in range(70)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    how = Preparation(512, PLAIN)
+    how = PreprocessConfig(512, PLAIN)
     wanted = read(tokenizer, *rows)
     assert wanted.fingerprint != read(tokenizer, *[{"messages": chat({}, {})}] * 70).fingerprint
     for cache in (False, True, True):

@@ -9,12 +9,12 @@ import json
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import Preparation, load_dataset
+from qlora_wgpu.data import PreprocessConfig, load_dataset
 from qlora_wgpu.errors import DataError
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 GZIP = gzip.compress(b"{}", mtime=0)  # a time would name the test anew in each process
-CHATML = Preparation(256, chat_template="chatml")
+CHATML = PreprocessConfig(256, chat_template="chatml")
 
 
 def load(tmp_path, rows, how=CHATML, tokenizer=None):
@@ -48,7 +48,7 @@ def test_roles_that_a_template_drops(tmp_path):
         "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     rows = [chat("user", "narrator", "assistant"), chat("user", "assistant")]
-    dataset = load(tmp_path, rows, Preparation(256, chat_template=template))
+    dataset = load(tmp_path, rows, PreprocessConfig(256, chat_template=template))
     assert any("leaves messages of the role 'narrator' out of 1 row" in t for t in dataset.warnings)
 
 
@@ -83,13 +83,13 @@ def test_other_columns_name_the_setting(tmp_path, row, expected):
 
 
 def test_another_format_than_is_set(tmp_path):
-    how = Preparation(256, row_format="instruction/output")
+    how = PreprocessConfig(256, row_format="instruction/output")
     with pytest.raises(DataError, match=r"which make the format 'messages': set data\.format"):
         load(tmp_path, [chat("user", "assistant")], how)
 
 
 def test_columns_the_wrong_way_round(tmp_path):
-    how = Preparation(256, columns={"question": "prompt"})
+    how = PreprocessConfig(256, columns={"question": "prompt"})
     with pytest.raises(DataError, match=r"did you mean \{prompt: question\}\?"):
         load(tmp_path, [QUESTION], how)
 
@@ -150,7 +150,7 @@ def test_compressed_files(tmp_path):
 
 
 def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
-    how = Preparation(64, chat_template="mistral")
+    how = PreprocessConfig(64, chat_template="mistral")
     with pytest.raises(DataError, match=r"refuses .* \(its roles are 'assistnat', 'user'\)"):
         load(tmp_path, [chat("user", "assistnat")], how)
 
@@ -178,7 +178,7 @@ def test_one_row_in_place_of_a_list():
 )
 def test_misspelt_columns(tmp_path, columns, message):
     with pytest.raises(DataError, match=message):
-        load(tmp_path, [{"question": "a", "answer": "b"}], Preparation(64, columns=columns))
+        load(tmp_path, [{"question": "a", "answer": "b"}], PreprocessConfig(64, columns=columns))
 
 
 @pytest.mark.parametrize("mark", [";", "\t", ","])
@@ -230,7 +230,9 @@ def test_rows_that_are_all_cut_away(tmp_path):
         ("drop", "raise data.max_seq_length, or keep the ends of rows (data.truncation: "),
     ):
         with pytest.raises(DataError) as caught:
-            load(tmp_path, rows, Preparation(16, truncation=truncation, chat_template="chatml"))
+            load(
+                tmp_path, rows, PreprocessConfig(16, truncation=truncation, chat_template="chatml")
+            )
         assert advice in str(caught.value)
 
 
@@ -255,7 +257,7 @@ ROWS = {
     ],
 )
 def test_a_column_that_says_which_tokens_are_learnt_is_refused(tmp_path, kind, column, value):
-    how = Preparation(256, "chatml", objective=kind if kind in ("dpo", "kto") else "sft")
+    how = PreprocessConfig(256, "chatml", objective=kind if kind in ("dpo", "kto") else "sft")
     rows = [{**ROWS[kind], column: None}, {**ROWS[kind], column: value}]
     with pytest.raises(DataError) as caught:
         load(tmp_path, rows, how)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import Dataset, Example, split_off
-from qlora_wgpu.data.mixture import Joined, Portion, examples_of, mix
+from qlora_wgpu.data import Dataset, Example, train_test_split
+from qlora_wgpu.data.mixture import ConcatDataset, MixtureSource, examples_of, interleave
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import SourceCounter, source_figures
@@ -18,7 +18,7 @@ def dataset(count, first=0):
 
 
 def weights(*values):
-    return [Portion(weight=value) for value in values]
+    return [MixtureSource(weight=value) for value in values]
 
 
 def counts(sizes, portions, strategy="first_exhausted"):
@@ -26,9 +26,9 @@ def counts(sizes, portions, strategy="first_exhausted"):
 
 
 def test_without_weights_all_rows_count():
-    assert counts([3, 5], [Portion(), Portion()]) == [3, 5]
-    assert counts([3, 50], [Portion(rows=9), Portion(rows=0.5)]) == [9, 25]
-    assert counts([3, 5], [Portion(rows=0.001), Portion(rows=1)]) == [1, 1]
+    assert counts([3, 5], [MixtureSource(), MixtureSource()]) == [3, 5]
+    assert counts([3, 50], [MixtureSource(rows=9), MixtureSource(rows=0.5)]) == [9, 25]
+    assert counts([3, 5], [MixtureSource(rows=0.001), MixtureSource(rows=1)]) == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_weights_are_shares_of_an_epoch(sizes, given, first, all_):
 
 def test_examples_are_those_of_the_parts():
     parts = [dataset(4), dataset(3, first=50)]
-    joined = Joined(parts, ["a", "b"])
+    joined = ConcatDataset(parts, ["a", "b"])
     assert len(joined) == 7 and joined.num_tokens == sum(p.num_tokens for p in parts)
     every = [example for part in parts for example in part]
     for one, two in zip(joined, every, strict=True):
@@ -72,8 +72,8 @@ def ids(mixture):
 
 def test_a_seed_chooses_the_examples():
     parts = [dataset(40), dataset(5, first=500)]
-    portions = [Portion(rows=10), Portion(rows=12)]
-    mixed = [mix(parts, ["a", "b"], portions, "first_exhausted", seed) for seed in (1, 1, 2)]
+    portions = [MixtureSource(rows=10), MixtureSource(rows=12)]
+    mixed = [interleave(parts, ["a", "b"], portions, "first_exhausted", seed) for seed in (1, 1, 2)]
     assert ids(mixed[0]) == ids(mixed[1]) != ids(mixed[2])
     assert mixed[0].fingerprint == mixed[1].fingerprint != mixed[2].fingerprint
     first, second = ids(mixed[0])[:10], ids(mixed[0])[10:]
@@ -88,14 +88,16 @@ def test_order_and_contents_make_the_fingerprint():
     a, b = dataset(4), dataset(3, first=50)
 
     def fingerprint(*parts):
-        return mix(parts, "ab", [Portion()] * 2, "first_exhausted", 0).fingerprint
+        return interleave(parts, "ab", [MixtureSource()] * 2, "first_exhausted", 0).fingerprint
 
     assert fingerprint(a, b) == fingerprint(dataset(4), dataset(3, first=50))
     assert len({fingerprint(a, b), fingerprint(b, a), fingerprint(a, a)}) == 3
 
 
 def test_the_same_source_twice_has_two_names():
-    mixture = mix([dataset(2)] * 3, ["x", "x", "x"], [Portion()] * 3, "first_exhausted", 0)
+    mixture = interleave(
+        [dataset(2)] * 3, ["x", "x", "x"], [MixtureSource()] * 3, "first_exhausted", 0
+    )
     assert [f.name for f in source_figures(mixture)] == ["x", "x (2)", "x (3)"]
 
 
@@ -110,7 +112,7 @@ def pairs(count, first=0, lone=()):
 
 @pytest.mark.parametrize("strategy", ["first_exhausted", "all_exhausted"])
 def test_pairs_stay_together(strategy):
-    mixture = mix([pairs(3), pairs(8, first=100)], ["a", "b"], weights(1, 1), strategy, 3)
+    mixture = interleave([pairs(3), pairs(8, first=100)], ["a", "b"], weights(1, 1), strategy, 3)
     assert mixture.unit == 2
     assert mixture.num_rows == (6 if strategy == "first_exhausted" else 16)
     for row in range(mixture.num_rows):
@@ -126,8 +128,8 @@ def test_pairs_stay_together(strategy):
 def test_rows_of_pairs_are_counted_once(objective, packing):
     """Whole epochs, and a part of one; and answers that stand alone."""
     lone = range(9) if objective == "kto" else ()
-    mixture = mix([pairs(3, lone=lone), pairs(5, 100, lone)], ["a", "b"], [Portion()] * 2,
-                  "first_exhausted", 3)  # fmt: skip
+    parts = [pairs(3, lone=lone), pairs(5, 100, lone)]
+    mixture = interleave(parts, ["a", "b"], [MixtureSource()] * 2, "first_exhausted", 3)
     assert [s.rows for s in source_figures(mixture)] == [3, 5]
     config = Config(
         model={"path": "m"}, data={"packing": packing, "max_seq_length": 4},
@@ -144,9 +146,9 @@ def test_rows_of_pairs_are_counted_once(objective, packing):
 
 
 def test_rows_that_are_held_out_are_of_all_sources():
-    portions = [Portion(rows=30), Portion(rows=40)]
-    mixture = mix([dataset(30), dataset(20, 500)], "ab", portions, "first_exhausted", 0)
-    learnt, held_out = split_off(mixture, 0.2, 3)
+    portions = [MixtureSource(rows=30), MixtureSource(rows=40)]
+    mixture = interleave([dataset(30), dataset(20, 500)], "ab", portions, "first_exhausted", 0)
+    learnt, held_out = train_test_split(mixture, 0.2, 3)
     assert not set(ids(learnt)) & set(ids(held_out))  # a row that is repeated is on one side
     rows = [[f.rows for f in source_figures(part)] for part in (learnt, held_out)]
     assert np.sum(rows, axis=0).tolist() == [30, 40] and min(rows[1]) > 0
@@ -155,7 +157,9 @@ def test_rows_that_are_held_out_are_of_all_sources():
 @pytest.mark.parametrize("packing", [False, True])
 def test_a_runs_rows_are_counted(packing):
     parts = [dataset(13), dataset(7, first=500)]
-    mixture = mix(parts, "ab", [Portion(rows=9), Portion(rows=10)], "first_exhausted", 0)
+    mixture = interleave(
+        parts, "ab", [MixtureSource(rows=9), MixtureSource(rows=10)], "first_exhausted", 0
+    )
     config = Config(
         model={"path": "m"},
         data={"packing": packing, "max_seq_length": 16},
@@ -172,7 +176,9 @@ def test_a_runs_rows_are_counted(packing):
     assert SourceCounter(parts[0], plan).until(3) == {}
 
 
-@pytest.mark.parametrize("portions", [weights(1e-29, 1e14), [Portion(rows=2 * 10**9), Portion()]])
+@pytest.mark.parametrize(
+    "portions", [weights(1e-29, 1e14), [MixtureSource(rows=2 * 10**9), MixtureSource()]]
+)
 def test_a_mixture_of_too_many_rows_is_refused(portions):
     with pytest.raises(DataError, match=r"make [0-9,]+ rows an epoch, more than 100,000,000"):
-        mix([dataset(2)] * 2, "ab", portions, "all_exhausted", 0)
+        interleave([dataset(2)] * 2, "ab", portions, "all_exhausted", 0)

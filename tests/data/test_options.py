@@ -6,7 +6,7 @@ import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.checkpoint import FileLock
-from qlora_wgpu.data import Preparation, load_dataset, prepared
+from qlora_wgpu.data import PreprocessConfig, load_dataset, prepared
 from qlora_wgpu.errors import DataError
 
 CHAT = [
@@ -23,7 +23,7 @@ def write(path, rows):
 
 
 def load(path, tokenizer=None, **how):
-    how = Preparation(**{"max_seq_length": 64, "chat_template": "chatml", **how})
+    how = PreprocessConfig(**{"max_seq_length": 64, "chat_template": "chatml", **how})
     return load_dataset(path, tokenizer or tiny_tokenizer(), 64, how=how)
 
 
@@ -254,7 +254,7 @@ def test_a_folder_of_files(tmp_path):
 
 
 def cached(path, tokenizer=None, **how):
-    how = Preparation(**{"max_seq_length": 64, "chat_template": "chatml", **how})
+    how = PreprocessConfig(**{"max_seq_length": 64, "chat_template": "chatml", **how})
     return load_dataset(path, tokenizer or tiny_tokenizer(), 64, how=how, cache=True)
 
 
@@ -353,7 +353,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    add, calls = prepared.Writer.add, []
+    add, calls = prepared.DatasetWriter.add, []
 
     def full(self, *example, **more):
         calls.append(self._folder)
@@ -362,7 +362,7 @@ def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
                 raise OSError(28, "No space left on device")
         add(self, *example, **more)
 
-    monkeypatch.setattr(prepared.Writer, "add", full)
+    monkeypatch.setattr(prepared.DatasetWriter, "add", full)
     dataset = cached(write(tmp_path / "a.jsonl", [{"text": letter * 3} for letter in "abcd"]))
     assert len(dataset) == 4 and "No space left on device" in dataset.warnings[-1]
     assert "prepared data is not kept for the next run" in dataset.warnings[-1]

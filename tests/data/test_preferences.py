@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import Dataset, Example, Preparation, load_dataset, row_format, split_off
+from qlora_wgpu.data import (
+    Dataset,
+    Example,
+    PreprocessConfig,
+    load_dataset,
+    row_format,
+    train_test_split,
+)
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.preferences import pair_of
 from qlora_wgpu.errors import DataError
@@ -28,7 +35,7 @@ def tokenizer():
 
 
 def how(objective="dpo", **more):
-    return Preparation(64, TEMPLATE, objective=objective, **more)
+    return PreprocessConfig(64, TEMPLATE, objective=objective, **more)
 
 
 def read(tokenizer, *rows, objective="dpo", **more):
@@ -73,7 +80,7 @@ def test_marks_of_the_template_do_not_decide_what_counts(tokenizer, objective):
     marks = "{% generation %}{{ m.content[:2] }}{% endgeneration %}{{ m.content[2:] }}"
     marked = TEMPLATE.replace("{{ m.content }}", marks)
     plain = [FORMS["conversations"]]
-    own = encode_rows(plain, tokenizer, Preparation(64, marked, objective=objective))
+    own = encode_rows(plain, tokenizer, PreprocessConfig(64, marked, objective=objective))
     assert own.fingerprint == read(tokenizer, *plain, objective=objective).fingerprint
     assert {t.strip() for t in texts(tokenizer, own) if t} == {"good;", "bad;"}
 
@@ -193,7 +200,7 @@ def test_a_first_row_that_lacks_an_answer_is_left_out(tokenizer, tmp_path, objec
 
 def test_pairs_are_held_out_whole(tokenizer):
     rows = [{"prompt": f"{i} ", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(20)]
-    train, held_out = split_off(read(tokenizer, *rows), 0.25, 3)
+    train, held_out = train_test_split(read(tokenizer, *rows), 0.25, 3)
     assert (train.num_rows, held_out.num_rows, held_out.unit) == (15, 5, 2)
     numbers = [t.split()[-1] for t in texts(tokenizer, held_out)]
     assert numbers[::2] == numbers[1::2]

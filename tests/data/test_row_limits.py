@@ -8,7 +8,7 @@ from support.pipes import make_pipe
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu import limits
-from qlora_wgpu.data import Preparation, load_dataset
+from qlora_wgpu.data import PreprocessConfig, load_dataset
 from qlora_wgpu.data.examples import document_ids, pieces_of
 from qlora_wgpu.data.sources import data_files, read_rows
 from qlora_wgpu.errors import DataError
@@ -37,7 +37,7 @@ FULL = {
 
 
 def load(path, **how):
-    how = Preparation(**{"max_seq_length": 512, "chat_template": "chatml", **how})
+    how = PreprocessConfig(**{"max_seq_length": 512, "chat_template": "chatml", **how})
     return load_dataset(path, tiny_tokenizer(), 512, how=how)
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import Preparation, load_dataset, row_format
+from qlora_wgpu.data import PreprocessConfig, load_dataset, row_format
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
 
@@ -20,7 +20,7 @@ def turns(*texts, system=None):
 
 
 def encoded(rows, **how):
-    how = Preparation(256, "chatml", as_chats=how.pop("as_chats", True), **how)
+    how = PreprocessConfig(256, "chatml", as_chats=how.pop("as_chats", True), **how)
     return [
         (e.input_ids.tolist(), e.labels.tolist()) for e in encode_rows(rows, tiny_tokenizer(), how)
     ]
@@ -100,7 +100,7 @@ def test_answers_that_are_compared_or_judged(objective, row, chat):
 def test_prompts_of_such_a_run_are_turns_of_a_chat(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(PAIR) + "\n")
-    how = Preparation(64, "chatml", as_chats=True)
+    how = PreprocessConfig(64, "chatml", as_chats=True)
     assert row_format(path, tiny_tokenizer(), how) == "messages"
     assert len(load_dataset(path, tiny_tokenizer(), 64, how=how)) == 1
 

@@ -7,7 +7,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import Tokenizer, row_formats
 from qlora_wgpu.data.dataset import encode_rows
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import TokenizerError
 
 TEMPLATE = (
@@ -34,7 +34,7 @@ def turns(i: int, role: str, content: str, asks: str, answers: str) -> list[dict
 
 def encoded(rows: list[dict], **options) -> list[tuple[list[int], list[int]]]:
     data = encode_rows(
-        rows, tiny_tokenizer(chat_template=TEMPLATE), Preparation(256, **options), name="rows"
+        rows, tiny_tokenizer(chat_template=TEMPLATE), PreprocessConfig(256, **options), name="rows"
     )
     return [(e.input_ids.tolist(), e.labels.tolist()) for e in data]
 

@@ -8,7 +8,7 @@ import pytest
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import learnt
 
-from qlora_wgpu.data import Preparation, Tokenizer
+from qlora_wgpu.data import PreprocessConfig, Tokenizer
 from qlora_wgpu.data.dataset import encode_rows
 
 PARAMETERS = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}
@@ -46,7 +46,7 @@ def glaive_row(number):
 def test_rows_of_tool_calls_as_llama_factory_has_them(template):
     tokenizer = Tokenizer.from_folder(RECORDED / "tokenizers" / "qwen3")
     rows = [glaive_row(number) for number in range(50)]
-    how = Preparation(4096, str(RECORDED / "chat_templates" / f"{template}.jinja"))
+    how = PreprocessConfig(4096, str(RECORDED / "chat_templates" / f"{template}.jinja"))
     if template == "llama3_1":  # it writes one call alone, as it says
         rows = [row for row in rows if '"value": "[{' not in json.dumps(row)]
     examples = encode_rows(rows, tokenizer, how)

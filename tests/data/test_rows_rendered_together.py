@@ -7,9 +7,9 @@ from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import row_source
 from qlora_wgpu.data.dataset import encode_rows
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 
 PLAIN = (
     "{% if tools %}{{ tools | length }}{% endif %}{% for m in messages %}"
@@ -34,7 +34,7 @@ def rows(count: int) -> list[dict]:
 
 def encoded(template: str, given: list[dict], **options) -> list[tuple[str, str]]:
     tokenizer = tiny_tokenizer(chat_template=template)
-    data = encode_rows(given, tokenizer, Preparation(512, **options))
+    data = encode_rows(given, tokenizer, PreprocessConfig(512, **options))
     return [
         (tokenizer.decode(e.input_ids, False), learnt(tokenizer, e.input_ids, e.labels))
         for e in data
@@ -44,13 +44,13 @@ def encoded(template: str, given: list[dict], **options) -> list[tuple[str, str]
 @pytest.fixture
 def calls(monkeypatch):
     names = []
-    call = ChildProcess.call
+    call = SandboxProcess.call
 
     def noted(self, function, *args, **how):
         names.append(function.__name__)
         return call(self, function, *args, **how)
 
-    monkeypatch.setattr(ChildProcess, "call", noted)
+    monkeypatch.setattr(SandboxProcess, "call", noted)
     return names
 
 
@@ -86,14 +86,14 @@ def test_the_rows_before_a_wrong_one_come_first(calls) -> None:
 
 
 def test_each_has_its_own_time(calls, monkeypatch) -> None:
-    noted = ChildProcess.call
+    noted = SandboxProcess.call
 
     def impatient(self, function, *args, **how):
         if function.__name__ == "mask_many" and len(args[1]) > 1:
-            raise Stopped("takes too long")
+            raise SandboxError("takes too long")
         return noted(self, function, *args, **how)
 
-    monkeypatch.setattr(ChildProcess, "call", impatient)
+    monkeypatch.setattr(SandboxProcess, "call", impatient)
     assert len(encoded(PLAIN, of_one_kind(rows(130))[0])) == 129
 
 

@@ -7,8 +7,8 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.data import Dataset, Example, collate, load_dataset
 from qlora_wgpu.data.dataset import encode_rows
-from qlora_wgpu.data.mixture import Portion, mix
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.mixture import MixtureSource, interleave
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training.data import encoded
 
@@ -17,7 +17,7 @@ WEIGHTED = {"weight": "w"}
 
 def read(weights, columns=WEIGHTED, **how):
     rows = [{"text": f"row {i}", "w": weight} for i, weight in enumerate(weights)]
-    return encode_rows(rows, tiny_tokenizer(), Preparation(32, columns=columns, **how))
+    return encode_rows(rows, tiny_tokenizer(), PreprocessConfig(32, columns=columns, **how))
 
 
 def test_a_column_of_weights_counts_where_it_is_named():
@@ -32,7 +32,7 @@ def test_a_row_without_weight_is_left_out():
     assert "rows: 1 of 3 rows has the weight 0 and was left out" in dataset.warnings
     assert not any("max_seq_length" in text for text in dataset.warnings)
     silent = [{"text": "a", "w": 0}, {"text": "b", "w": 1}, {"text": "c", "w": 0}]
-    told = encode_rows(silent, tiny_tokenizer(), Preparation(32, columns=WEIGHTED)).warnings
+    told = encode_rows(silent, tiny_tokenizer(), PreprocessConfig(32, columns=WEIGHTED)).warnings
     assert "rows: 2 of 3 rows have the weight 0 and were left out" in told
     with pytest.raises(DataError, match="nothing to learn: all of its 2 rows have the weight 0"):
         read([0, 0.0])
@@ -50,7 +50,7 @@ def test_weights_that_are_none(weight):
 
 
 def test_a_row_that_lacks_the_column():
-    how = Preparation(32, columns=WEIGHTED)
+    how = PreprocessConfig(32, columns=WEIGHTED)
     with pytest.raises(DataError, match="names the column 'w' for 'weight', but the row's are"):
         encode_rows([{"text": "a", "w": 1}, {"text": "b"}], tiny_tokenizer(), how)
 
@@ -59,7 +59,7 @@ def test_weights_are_kept_prepared(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "rows.csv"
     path.write_text("text,w\nsome,0.25\nmore,4\n")
-    how = Preparation(32, columns=WEIGHTED)
+    how = PreprocessConfig(32, columns=WEIGHTED)
     for _ in range(2):
         dataset = load_dataset(path, tiny_tokenizer(), 32, how=how, cache=True)
         assert [e.weight for e in dataset] == [0.25, 4.0]
@@ -72,8 +72,8 @@ def test_weights_are_part_of_what_a_data_set_is():
 
 def test_weights_stay_with_their_rows():
     a, b = read([1, 0.5]), read([3, 2, 4])
-    portions = [Portion(), Portion(rows=2)]
-    mixture = mix([a, b], "ab", portions, "first_exhausted", 0)
+    portions = [MixtureSource(), MixtureSource(rows=2)]
+    mixture = interleave([a, b], "ab", portions, "first_exhausted", 0)
     by_ids = {tuple(e.input_ids): e.weight for e in b}
     assert [e.weight for e in mixture][:2] == [1.0, 0.5]
     assert all(e.weight == by_ids[tuple(e.input_ids)] for e in list(mixture)[2:])

@@ -8,7 +8,7 @@ import pytest
 from e2e.test_residency import MEASURES, RESIDENT, trained, write_family
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.cluster.blocks import Sums
+from qlora_wgpu.cluster.blocks import BlockResult
 from qlora_wgpu.cluster.computing import GradientSum
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
@@ -98,7 +98,7 @@ def test_a_cluster_s_gradients(device, folder, limited, gradient):
         total, rng = GradientSum(model), np.random.default_rng(4)
         for _ in range(2):
             sent = rng.standard_normal(layout.adapter.length).astype(np.float32)
-            total.add(Sums(1.0, 2.0, 0, 0.0, sent))
+            total.add(BlockResult(1.0, 2.0, 0, 0.0, sent))
         found.append(model.read_flat(layout.adapter.gradient).copy())
     assert np.abs(found[0]).max() > 1
     np.testing.assert_array_equal(*found)

@@ -18,7 +18,7 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.export import gguf_tensors as tensors
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gguf.layout import Part
+from qlora_wgpu.gguf.layout import TensorSlice
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 from qlora_wgpu.runs import exporting
 
@@ -147,7 +147,7 @@ def test_the_base_as_it_was_trained(place) -> None:
 
 
 def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> None:
-    monkeypatch.setattr(Part, "of", lambda part, array: array[::-1])
+    monkeypatch.setattr(TensorSlice, "of", lambda part, array: array[::-1])
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "model.gguf is not kept, for it computes something else" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from e2e.test_training import config, opened
 from e2e.tiny import write_model
 from qlora_wgpu import Tokenizer, Trainer, load_dataset
-from qlora_wgpu.data import Preparation
+from qlora_wgpu.data import PreprocessConfig
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import DataReader, as_dataset, refuse_other_objectives
@@ -74,7 +74,7 @@ def test_gaps_of_a_table_are_no_values(model, tmp_path):
 
 def test_weights_of_numpy(folder):
     rows = [{"text": "a b", "w": np.float32(2)}, {"text": "a b", "w": np.int64(3)}]
-    how = Preparation(32, columns={"weight": "w"})
+    how = PreprocessConfig(32, columns={"weight": "w"})
     assert [e.weight for e in load_dataset(rows, folder, 32, how=how)] == [2, 3]
     rows[1]["w"] = np.float32("nan")
     with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be a number"):
@@ -106,7 +106,7 @@ def test_what_is_no_tokenizer_and_no_length(folder, tokenizer, length, message):
 @pytest.mark.parametrize("made_for", ["dpo", "kto"])
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "kto"])
 def test_data_of_another_objective_is_refused(model, tmp_path, made_for, objective):
-    data = load_dataset(PAIRS, model.folder.path, 32, how=Preparation(32, objective=made_for))
+    data = load_dataset(PAIRS, model.folder.path, 32, how=PreprocessConfig(32, objective=made_for))
     settings = config(model.folder.path, tmp_path, train={"objective": objective})
     trainer = Trainer(model, settings)
     if objective in (("kto",) if made_for == "kto" else ("dpo", "orpo")):

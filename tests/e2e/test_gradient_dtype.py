@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from e2e.test_family_types import normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
-from qlora_wgpu.cluster.blocks import Sums
+from qlora_wgpu.cluster.blocks import BlockResult
 from qlora_wgpu.cluster.computing import GradientSum
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
@@ -92,7 +92,7 @@ def test_micro_batches_are_added_and_rounded(tmp_path, family, monkeypatch):
     halves.model.zero_gradient()
     total = GradientSum(halves.model)
     for part in parts:
-        total.add(Sums(1.0, 5.0, 0, 0.0, part))
+        total.add(BlockResult(1.0, 5.0, 0, 0.0, part))
     np.testing.assert_array_equal(halves.gradient, expected)
     # The update is that of the same numbers in float32, with moments on the host, too.
     monkeypatch.setattr("qlora_wgpu.ops.moments._PART", 1 << 10)

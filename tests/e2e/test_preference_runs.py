@@ -11,7 +11,7 @@ import qlora_wgpu
 from e2e.tiny import write_model, write_pairs
 from qlora_wgpu import Config, QLoRAModel, Trainer
 from qlora_wgpu.data import load_dataset
-from qlora_wgpu.data.row_stats import Preparation
+from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.runs.estimation import estimate
 from qlora_wgpu.training import Observer
@@ -175,7 +175,7 @@ def test_packed_pairs_are_whole(folder):
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
 def test_packed_pairs_may_be_longer_than_a_row(folder, objective):
     """Each answer fits into max_seq_length, but not the two that share a row."""
-    how = Preparation(64, objective=objective)
+    how = PreprocessConfig(64, objective=objective)
     pairs = load_dataset(folder / "pairs.jsonl", folder / "model", 64, how=how)
     lengths = pairs.lengths.reshape(-1, 2)
     data = {"max_seq_length": int(lengths.max()), "eval_split": None}
@@ -332,7 +332,7 @@ def key_of(folder, lora, start):
     """The name under which is kept what a reference says."""
     settings = Config.model_validate(config(folder, "unused", lora={"r": 2, **lora}))
     rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
-    dataset = load_dataset(rows, folder / "model", 16, how=Preparation(16, objective="dpo"))
+    dataset = load_dataset(rows, folder / "model", 16, how=PreprocessConfig(16, objective="dpo"))
     model = QLoRAModel.from_pretrained(folder / "model", settings.lora, settings.quant, "float32")
     model.load_adapter(start(model))
     preference = preference_of(settings.train)

@@ -163,18 +163,18 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
     whole = host_memory(placed(0))
     free = sum(whole.values()) - whole["process"] + 1000
     monkeypatch.setattr(required, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
-    required.require_host_room(placed(1000), device, told)
+    required.check_host_memory(placed(1000), device, told)
     ((memory, mapped),) = told.host
     assert mapped == layout.placement.mapped_bytes and waiting.items() <= memory.items()
     assert {"process", "kernels", "adapter", "work"} <= memory.keys()
     assert (layout.placement.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
-        required.require_host_room(placed(8 * MIB), device, told)
+        required.check_host_memory(placed(8 * MIB), device, told)
     monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
     monkeypatch.setattr(required, "container_limit", lambda: MIB)  # less than is taken already
     with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
-        required.require_host_room(placed(0), device, told)
+        required.check_host_memory(placed(0), device, told)
 
 
 def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.export import gguf_model
-from qlora_wgpu.export.gguf_model import carried_keys, carried_tensors
+from qlora_wgpu.export.gguf_model import carried_tensors, passthrough_metadata
 from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
 
@@ -56,7 +56,7 @@ def carried(names, adapted, *, untied=False):
 
 
 def test_keys_of_the_file_itself_stay_behind():
-    assert carried_keys(SimpleNamespace(file=File([]))) == {
+    assert passthrough_metadata(SimpleNamespace(file=File([]))) == {
         "llama.block_count": 1, "general.name": "a"
     }  # fmt: skip
 

@@ -20,7 +20,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
-from qlora_wgpu.runs.placement import beyond_a_binding, beyond_a_texture, require_bindings
+from qlora_wgpu.runs.placement import beyond_a_binding, beyond_a_texture, check_binding_limits
 
 BINDING = TEXTURE = 128 << 20
 SMALL = {
@@ -130,7 +130,7 @@ DEVICE = SimpleNamespace(name="a card", max_binding=BINDING, max_texture=TEXTURE
 
 def refused(layout, plans):
     with pytest.raises(OutOfMemoryError) as refusal:
-        require_bindings(layout, plans, DEVICE)
+        check_binding_limits(layout, plans, DEVICE)
     return str(refusal.value)
 
 

@@ -13,7 +13,7 @@ from qlora_wgpu.model.budget import Search, fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs import estimation as planned
 from qlora_wgpu.runs.estimation import LENGTHS, WaitingRows
-from qlora_wgpu.runs.workload import Target, totals
+from qlora_wgpu.runs.workload import DeviceSpec, totals
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     monkeypatch.setattr(planned, "room_of", lambda nbytes: nbytes)
     monkeypatch.setattr(planned, "SIZES", (2, 13, 16, 20, 30))
     plans = tuple(planned.plans_for_cards(workload))
-    layout = workload.layout(Target())
+    layout = workload.layout(DeviceSpec())
     row = replace(workload.step, batch=1, checkpointing=True)
     total = totals(layout, row)
 
@@ -72,7 +72,7 @@ def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, mon
     monkeypatch.setattr(planned, "LENGTHS", lengths)
     config = with_head_dim(traced_configs()[family], 24) | sizes | {"max_position_embeddings": 4096}
     base = runs.estimate("S", seq=64).workload
-    layout = replace(base, pretrained=Pretrained.from_config(config)).layout(Target())
+    layout = replace(base, pretrained=Pretrained.from_config(config)).layout(DeviceSpec())
     row = replace(base.step, batch=1, checkpointing=True)
     waiting = WaitingRows(layout, row)
     least = [Search(layout, replace(row, seq=n)).least().total for n in lengths]

@@ -15,7 +15,7 @@ from qlora_wgpu.gpu import memory as sizes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.runs import estimation
-from qlora_wgpu.runs.workload import Target
+from qlora_wgpu.runs.workload import DeviceSpec
 from qlora_wgpu.selfcheck.results import Result
 
 
@@ -31,7 +31,7 @@ def card(name="A card", kind="DiscreteGPU"):
 def test_what_fits(monkeypatch, gib, largest):
     small = {name: estimation._SIZES[name] for name in ("1B", "0.5B", "135M")}
     monkeypatch.setattr(estimation, "_SIZES", small)
-    assert estimation.largest_model(Target(), int(gib * 2**30)) == largest
+    assert estimation.largest_model(DeviceSpec(), int(gib * 2**30)) == largest
 
 
 def test_a_gpu_is_told_with_its_memory(monkeypatch):
@@ -99,7 +99,7 @@ def test_the_largest_model_is_the_first_that_fits(monkeypatch):
         return SimpleNamespace(layout=lambda target: layout)
 
     monkeypatch.setattr(estimation, "TrainingWorkload", made)
-    found = [estimation.largest_model(Target(), room) for room in (99, 100, 499, 500, 10**9)]
+    found = [estimation.largest_model(DeviceSpec(), room) for room in (99, 100, 499, 500, 10**9)]
     assert found == [None, "1B", "1B", "2B", "2B"]
 
 

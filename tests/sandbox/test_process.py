@@ -15,7 +15,7 @@ from support.processes import is_running, until
 
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 from qlora_wgpu.sandbox import expressions, process, tokenizers
-from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 from qlora_wgpu.sandbox.templates import render
 
 HANG = ("(a*)*!", "a" * 60)
@@ -23,7 +23,7 @@ HANG = ("(a*)*!", "a" * 60)
 
 @pytest.fixture
 def child():
-    process_of_templates = ChildProcess("sandbox.templates")
+    process_of_templates = SandboxProcess("sandbox.templates")
     yield process_of_templates
     process_of_templates.close()
 
@@ -31,7 +31,7 @@ def child():
 @pytest.fixture
 def matcher(monkeypatch):
     monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
-    process_of_expressions = ChildProcess("sandbox.expressions")
+    process_of_expressions = SandboxProcess("sandbox.expressions")
     yield process_of_expressions
     process_of_expressions.close()
 
@@ -50,13 +50,13 @@ def test_answers_and_errors_come_back(child) -> None:
         rendered(child, "{{ raise_exception('no') }}")
     with pytest.raises(TokenizerError, match="stopped"):
         rendered(child, "{{ messages.append(1) }}")
-    with pytest.raises(Stopped, match="needs more than 512 MB of memory"):
+    with pytest.raises(SandboxError, match="needs more than 512 MB of memory"):
         rendered(child, "{{ 'x' * 10**9 }}")
 
 
 @pytest.mark.slow
 def test_what_takes_too_long_is_stopped_and_the_next_call_is_answered(matcher) -> None:
-    with pytest.raises(Stopped, match=r"takes more than 0\.3 seconds of computing"):
+    with pytest.raises(SandboxError, match=r"takes more than 0\.3 seconds of computing"):
         matcher.call(expressions._fits, *HANG)
     assert matcher.call(expressions._fits, "a*", "aa") is True
 
@@ -66,7 +66,9 @@ def test_what_takes_long_all_together_is_stopped(matcher, monkeypatch) -> None:
     for name in ("CHILD_SECONDS_REGAINED", "CHILD_SECONDS_PER_BYTE"):
         monkeypatch.setattr(process, name, 0.0)  # it ends however fast the processor is
     answers = 0
-    with pytest.raises(Stopped, match=r"takes more than 0\.3 seconds of computing for") as stopped:
+    with pytest.raises(
+        SandboxError, match=r"takes more than 0\.3 seconds of computing for"
+    ) as stopped:
         while True:
             matcher.call(expressions._fits, "(a*)*!", "a" * 15)
             answers += 1
@@ -89,24 +91,24 @@ def test_an_answer_that_comes_too_late_is_none(matcher, monkeypatch) -> None:
     read = process._read
     with monkeypatch.context() as patch:
         patch.setattr(process, "_read", lambda of: (read(of)[0], 0.31))
-        with pytest.raises(Stopped, match=r"takes more than 0\.3 seconds of computing$"):
+        with pytest.raises(SandboxError, match=r"takes more than 0\.3 seconds of computing$"):
             matcher.call(expressions._fits, "a*", "aa")
     assert matcher.call(expressions._fits, "a*", "aa") is True
 
 
 def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_WAIT", 1.0)
-    with pytest.raises(Stopped, match="gives no answer within 1 seconds"):
+    with pytest.raises(SandboxError, match="gives no answer within 1 seconds"):
         matcher.call(time.sleep, 600)
 
 
 def test_a_process_that_cannot_start_says_why() -> None:
     with pytest.raises(QLoRAError, match=r"for nothing cannot start: ModuleNotFoundError"):
-        ChildProcess("sandbox.nothing").call(expressions._fits, "a", "a")
+        SandboxProcess("sandbox.nothing").call(expressions._fits, "a", "a")
 
 
 def test_one_whose_setup_fails_is_set_up_again() -> None:
-    broken = ChildProcess("sandbox.tokenizers", (tokenizers._load, b"{"))
+    broken = SandboxProcess("sandbox.tokenizers", (tokenizers._load, b"{"))
     for _ in range(2):
         with pytest.raises(TokenizerError, match="refuses it"):
             broken.call(tokenizers._ask, "get_vocab_size")
@@ -117,7 +119,7 @@ def test_memory(child, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_SECONDS", 20.0)
     grow = "{% set n = namespace(l=[]) %}{% for i in range(99) %}"
     grow += "{% set n.l = n.l + ['x' * 9000000 ~ i] %}{% endfor %}"
-    with pytest.raises(Stopped, match="512 MB of memory"):
+    with pytest.raises(SandboxError, match="512 MB of memory"):
         rendered(child, grow)
 
 
@@ -125,7 +127,7 @@ def test_memory_is_watched_where_the_system_does_not_limit_it(child, monkeypatch
     monkeypatch.setattr(process, "_LIMITED", False)
     assert rendered(child, "a") == "a"
     monkeypatch.setattr(process, "CHILD_BYTES", 100 << 20)
-    with pytest.raises(Stopped, match="needs more than 100 MB of memory"):
+    with pytest.raises(SandboxError, match="needs more than 100 MB of memory"):
         rendered(child, "{% set a = 'x' * 10**8 * 2 %}{{ 7 ** 7 ** 9 }}")
     assert rendered(child, "b") == "b"
 

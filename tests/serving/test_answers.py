@@ -11,7 +11,7 @@ from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.generation.text import TokenLogprobs
-from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.served import ServedModel
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% if brief %}say little{% endif %}"
@@ -39,7 +39,7 @@ def written(model):
 
 @pytest.fixture(scope="module")
 def url(model, written):
-    with serving(model, {"tiny": Served("default", written)}) as address:
+    with serving(model, {"tiny": ServedModel("default", written)}) as address:
         yield address
 
 

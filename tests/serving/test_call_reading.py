@@ -10,8 +10,8 @@ from qlora_wgpu.serving.tool_calls import (
     MISTRAL,
     QWEN3_CODER,
     Call,
-    CallReader,
-    Offered,
+    ToolCallParser,
+    ToolSet,
     call_format,
     names_of,
 )
@@ -45,7 +45,7 @@ def joined(read):
 
 
 def read_in(form, pieces, several=True):
-    reader = CallReader(Offered(form, TOOLS, several))
+    reader = ToolCallParser(ToolSet(form, TOOLS, several))
     read = [each for piece in pieces for each in reader.push(piece)]
     return joined(read + reader.end())
 
@@ -114,14 +114,14 @@ def test_what_is_no_whole_call_of_an_offered_function_stays_text(form, text):
 def test_one_call_alone():
     text = f"A.{HERMES_CALL}{HERMES_CALL} B."
     assert read_in(HERMES, [text], several=False) == ["A.", PARIS]
-    reader = CallReader(Offered(HERMES, TOOLS, several=False))
+    reader = ToolCallParser(ToolSet(HERMES, TOOLS, several=False))
     ended = [bool(reader.push(letter)) or reader.ended for letter in text]
     assert ended.index(True, 3) == text.index("</tool_call>") + len("</tool_call>") - 1
     assert read_in(MISTRAL, [f"[TOOL_CALLS][{BODY}, {BODY}]"], several=False) == [PARIS]
 
 
 def test_nothing_is_held_back_that_cannot_begin_a_call():
-    reader = CallReader(Offered(HERMES, TOOLS))
+    reader = ToolCallParser(ToolSet(HERMES, TOOLS))
     assert reader.push("Two is <") == ["Two is"]
     assert reader.push(" three <too") == [" < three"]
     assert reader.push("l>") == [" <tool>"]

@@ -12,7 +12,7 @@ from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.generation.sequence import Request
-from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.served import ServedModel
 
 TURNS = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
@@ -60,7 +60,7 @@ def tokenizer(model):
 @pytest.fixture(scope="module")
 def url(model, tokenizer):
     models = {
-        name: Served("default", PromptFormat("chat", tokenizer, ChatTemplate(source, {})))
+        name: ServedModel("default", PromptFormat("chat", tokenizer, ChatTemplate(source, {})))
         for name, source in TEMPLATES.items()
     }
     with serving(model, models, texts=4, capacity=1024) as address:

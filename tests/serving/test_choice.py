@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.serving.responses import ChatForm, Choice, TextForm
-from qlora_wgpu.serving.tool_calls import HERMES, Offered, names_of
-from qlora_wgpu.serving.writer import Piece
+from qlora_wgpu.serving.tool_calls import HERMES, ToolSet, names_of
+from qlora_wgpu.serving.writer import Chunk
 
 TOOLS = names_of([{"type": "function", "function": {"name": "add", "parameters": {}}}])
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -14,7 +14,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 def answer(*, several=True, offered=True):
     wanted = SimpleNamespace(
-        offered=Offered(HERMES, TOOLS, several) if offered else None, context=(), prompt_ids=[1, 2]
+        offered=ToolSet(HERMES, TOOLS, several) if offered else None, context=(), prompt_ids=[1, 2]
     )
     served = SimpleNamespace(written=SimpleNamespace(tokenizer=None))
     asked = SimpleNamespace(logprobs=None)
@@ -29,7 +29,7 @@ def sent(choice, *pieces):
 def test_text_and_calls_of_one_piece_all_come():
     own = answer()
     choice = Choice(1, own, ChatForm())
-    first, name, arguments, second, *end = sent(choice, Piece(f"Well. {CALL} So.", 9, "stop"))
+    first, name, arguments, second, *end = sent(choice, Chunk(f"Well. {CALL} So.", 9, "stop"))
     assert first["content"].strip() == "Well." and second["content"].strip() == "So."
     assert name["tool_calls"][0]["function"] == {"name": "add", "arguments": ""}
     assert arguments["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
@@ -42,7 +42,7 @@ def test_text_and_calls_of_one_piece_all_come():
 def test_an_answer_that_may_have_one_call_is_wanted_no_longer_behind_it():
     own = answer(several=False)
     choice = Choice(0, own, ChatForm())
-    deltas = sent(choice, Piece(CALL[:20], 3), Piece(CALL[20:] + CALL, 9))
+    deltas = sent(choice, Chunk(CALL[:20], 3), Chunk(CALL[20:] + CALL, 9))
     assert [delta["tool_calls"][0]["index"] for delta in deltas] == [0, 0] and not own.is_wanted
 
 
@@ -51,15 +51,15 @@ def test_an_answer_that_may_have_one_call_is_wanted_no_longer_behind_it():
 ])  # fmt: skip
 def test_why_an_answer_ended_is_told_with_its_last_part(reason, told):
     choice = Choice(0, answer(offered=False), TextForm())
-    first = choice.take(Piece("a", 1))
+    first = choice.take(Chunk("a", 1))
     assert [part["text"] for part in first] == ["a"] and first[0]["finish_reason"] is None
-    assert choice.take(Piece("", 2)) == []
-    *_, last = choice.take(Piece("b", 3, reason))
+    assert choice.take(Chunk("", 2)) == []
+    *_, last = choice.take(Chunk("b", 3, reason))
     assert (last["text"], last["finish_reason"]) == ("", told)
     assert choice.whole()["text"] == "ab" and choice.begun() is None
 
 
 def test_a_call_that_was_cut_off_ends_for_its_length():
     choice = Choice(0, answer(), ChatForm())
-    sent(choice, Piece(CALL, 9), Piece("", 10, "length"))
+    sent(choice, Chunk(CALL, 9), Chunk("", 10, "length"))
     assert choice.whole()["finish_reason"] == "length"

@@ -23,13 +23,13 @@ def served(device, tmp_path_factory):
 @pytest.fixture
 def asked_for(monkeypatch):
     """The answers that the server begins, in their order."""
-    made, begin = [], writing.Answer.__init__
+    made, begin = [], writing.Generation.__init__
 
     def noted(self, *given):
         begin(self, *given)
         made.append(self)
 
-    monkeypatch.setattr(writing.Answer, "__init__", noted)
+    monkeypatch.setattr(writing.Generation, "__init__", noted)
     return made
 
 

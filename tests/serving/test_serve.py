@@ -17,7 +17,7 @@ from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.serving.requests import ChatRequest
-from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.served import ServedModel
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def written(model):
 
 @pytest.fixture(scope="module")
 def url(model, written):
-    with serving(model, {"tiny": Served("default", written)}) as address:
+    with serving(model, {"tiny": ServedModel("default", written)}) as address:
         yield address
 
 

@@ -17,7 +17,7 @@ from qlora_wgpu.data.chat_template import find_chat_template
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.model.budget import fit_inference_to_budget, reading_memory
 from qlora_wgpu.runs.workload import GenerationWorkload
-from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.served import ServedModel
 
 PLAIN = QuantConfig(scheme="none")
 RANKS = {"second": 2, "third": 5}
@@ -51,8 +51,8 @@ def model(place, device):
 def url(model):
     tokenizer = Tokenizer.from_folder(model.folder.path)
     chat = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
-    models = {"base": Served("default", chat)}
-    models |= {name: Served(name, chat) for name in RANKS}
+    models = {"base": ServedModel("default", chat)}
+    models |= {name: ServedModel(name, chat) for name in RANKS}
     with serving(model, models) as address:
         yield address
 

@@ -16,13 +16,13 @@ from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.serving.requests import ChatRequest
 from qlora_wgpu.serving.server import StoppableServer
-from qlora_wgpu.serving.writer import Writer
+from qlora_wgpu.serving.writer import GenerationWorker
 
 
 @pytest.fixture
 def writer_and_served(device, tmp_path):
     model, tiny = tiny_served(device, tmp_path / "model")
-    writer = Writer(Engine(model, 1, 512), model)
+    writer = GenerationWorker(Engine(model, 1, 512), model)
     yield writer, tiny
     writer.close()
 

@@ -5,7 +5,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import find_chat_template
-from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.served import ServedModel
 
 
 def tiny_served(device, folder):
@@ -14,4 +14,4 @@ def tiny_served(device, folder):
     model = QLoRAModel.from_pretrained(folder, quant=QuantConfig(scheme="none"), device=device)
     tokenizer = Tokenizer.from_folder(folder)
     written = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
-    return model, Served("default", written)
+    return model, ServedModel("default", written)

@@ -12,7 +12,7 @@ import uvicorn
 
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.serving.app import ChatServer
-from qlora_wgpu.serving.writer import Writer
+from qlora_wgpu.serving.writer import GenerationWorker
 from support.processes import PATIENCE
 
 TALK = [{"role": "user", "content": "what is this?"}]
@@ -25,7 +25,7 @@ HEAD = (
 @contextmanager
 def serving(model, models, *, texts=2, capacity=128):
     """The address of a server of some models, which writes so many answers at a time."""
-    writer = Writer(Engine(model, texts, capacity), model)
+    writer = GenerationWorker(Engine(model, texts, capacity), model)
     app = ChatServer(models, writer).app()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     place = socket.create_server(("127.0.0.1", 0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.dialects import axolotl, llama_factory, mlx_lm, torchtune, trl, unsloth
-from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
+from qlora_wgpu.config.dialects.draft import Dialect, Draft, MappedValue, NumLayers, Unmapped
 from qlora_wgpu.config.names import key_for
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.yaml import dump_yaml, read_json_object, read_yaml_file
@@ -42,8 +42,8 @@ class Conversion:
 
     dialect: str  # the trainer's name
     file: str  # the file's name
-    taken: Mapping[str, Taken]  # our values by dotted keys
-    left_out: list[LeftOut]  # keys that are not taken over
+    taken: Mapping[str, MappedValue]  # our values by dotted keys
+    left_out: list[Unmapped]  # keys that are not taken over
     notes: list[str]  # sentences about what is otherwise here
 
     def text(self) -> str:
@@ -143,7 +143,7 @@ def _drafted(
     if "data.eval" in draft.taken:
         draft.taken.pop("data.eval_split", None)
     if empty:
-        draft.left_out.append(LeftOut(", ".join(empty), "empty there"))
+        draft.left_out.append(Unmapped(", ".join(empty), "empty there"))
     return draft
 
 
@@ -181,7 +181,7 @@ def _check(conversion: Conversion) -> None:
         raise ConfigError(f"{conversion.file} cannot be converted: {err}") from err
 
 
-def _line(dotted: str, taken: Taken) -> str:
+def _line(dotted: str, taken: MappedValue) -> str:
     key = dotted.partition(".")[2]
     value = taken.value if not isinstance(taken.value, dict) else dict(taken.value)
     if isinstance(value, dict):

@@ -24,7 +24,7 @@ PACKED_APART = "rows packed into one sequence see each other there; here they do
 
 
 @dataclass(frozen=True)
-class Taken:
+class MappedValue:
     """A value of ours and where it comes from."""
 
     value: Any  # as the schema takes it
@@ -32,7 +32,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Unmapped:
     """A key of theirs that is not taken over."""
 
     key: str  # theirs, with the value
@@ -79,8 +79,8 @@ class Draft:
     num_layers: NumLayers = lambda model: None  # asked for a model's layers
     # Our keys that win over what the file says
     given: Mapping[str, str] = field(default_factory=dict)
-    taken: dict[str, Taken] = field(default_factory=dict)  # our values by dotted keys
-    left_out: list[LeftOut] = field(default_factory=list)  # keys that are not taken over
+    taken: dict[str, MappedValue] = field(default_factory=dict)  # our values by dotted keys
+    left_out: list[Unmapped] = field(default_factory=list)  # keys that are not taken over
     notes: list[str] = field(default_factory=list)  # sentences about what is otherwise here
 
     # -- keys --------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Draft:
 
     def set(self, key: str, value: Any, origin: str) -> None:
         """Sets a key of ours."""
-        self.taken[key] = Taken(value, origin)
+        self.taken[key] = MappedValue(value, origin)
 
     def convert(self, rows: Rows, given: Mapping[str, Any] | None = None, of: str = "") -> None:
         """Takes over or leaves out what is there of some keys, or of a part's (``of``) keys."""
@@ -108,7 +108,7 @@ class Draft:
 
     def leave_out(self, key: str, value: Any, reason: str) -> None:
         """Leaves a key out."""
-        self.left_out.append(LeftOut(f"{key}: {brief(value)}", reason))
+        self.left_out.append(Unmapped(f"{key}: {brief(value)}", reason))
 
     def drop(self, key: str, reason: str = "") -> None:
         """Leaves a key out, if it is there, for a reason or for the usual one."""

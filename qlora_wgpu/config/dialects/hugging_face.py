@@ -7,7 +7,7 @@ from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Defaults, Draft, listed
 from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
-from qlora_wgpu.config.values import LOSS, OPTIMIZERS, figures_of
+from qlora_wgpu.config.values import LOSS, OPTIMIZERS, eval_metrics
 
 KEYS = (
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
@@ -163,7 +163,7 @@ def convert_best(draft: Draft) -> None:
     """Which figure says what the best adapter is."""
     metric, greater = draft.take("metric_for_best_model"), draft.take("greater_is_better")
     objective = str(draft.value_of("train.objective", "sft"))
-    known = figures_of(objective, draft.value_of("train.loss_type"))
+    known = eval_metrics(objective, draft.value_of("train.loss_type"))
     name = LOSS if metric is None else str(metric).removeprefix("eval_")
     if name not in known:
         draft.leave_out("metric_for_best_model", metric, f"evaluations give {', '.join(known)}")
