@@ -25,8 +25,8 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
     """All figures in seconds, bytes and operations (not in thousands of them)."""
     steps, kernels = measurement.steps, measurement.kernels
     return {
-        "versions": _versions(measurement.device),
-        "device": _device(measurement.device),
+        "versions": versions(measurement.device),
+        "device": device_figures(measurement.device),
         "workload": _workload(measurement),
         "tokens_per_second": _spread(tokens_per_second(measurement)),
         "step_seconds": _spread(steps.step_seconds),
@@ -76,7 +76,8 @@ def show(console: Console, measurement: Measurement) -> None:
         console.print(_table(measurement.kernels, measurement.ceilings), highlight=False)
 
 
-def _versions(device: Device) -> dict[str, str | None]:
+def versions(device: Device) -> dict[str, str | None]:
+    """Those of this package, of the WebGPU implementation, and of Python and its platform."""
     return {
         "qlora-wgpu": __version__,
         device.backend.package: _version(device.backend.package),
@@ -85,7 +86,8 @@ def _versions(device: Device) -> dict[str, str | None]:
     }
 
 
-def _device(device: Device) -> dict[str, Any]:
+def device_figures(device: Device) -> dict[str, Any]:
+    """What a device is called and driven by, and how its kernels are cut."""
     info = device.gpu.info
     return {
         "name": device.name,

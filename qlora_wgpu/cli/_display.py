@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from rich.progress import (
 )
 from rich.status import Status
 
-from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.cli._terminal import Terminal, in_notebook
 from qlora_wgpu.report.page import inline
 from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
 from qlora_wgpu.training.observers import Row
@@ -108,6 +109,9 @@ class Display(Observer):
 
     def __init__(self, console: Terminal) -> None:
         self._console = console
+        # On a screen that both share, the moving line must know of it.
+        is_shared = in_notebook() or (console.is_terminal and sys.stderr.isatty())
+        self._errors = console if is_shared else Terminal(stderr=True, lasting=True)
         self._status: Status | None = None
         self._loading: Progress | None = None
 
@@ -130,7 +134,7 @@ class Display(Observer):
 
     def warning(self, text: str) -> None:
         """Prints a line."""
-        self._console.warning(text)
+        self._errors.warning(text)
 
     def activity(self, text: str) -> None:
         """Shows it with a spinner, until it is over."""

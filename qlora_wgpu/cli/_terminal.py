@@ -116,10 +116,14 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_json(value: Any) -> None:
-    """Writes a value to stdout as a line of JSON, in UTF-8 whatever the console has, at once."""
+def write_json(value: Any, *, lasting: bool = False) -> None:
+    """Writes a value to stdout as a line of JSON, in UTF-8 whatever the console has, at once.
+
+    If ``lasting``, neither a closed pipe nor a full disk ends the command.
+    """
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # others than files have none
     if reconfigure is not None:  # what a console lacks, it would escape as no JSON does
         reconfigure(encoding="utf-8", errors="backslashreplace")
-    sys.stdout.write(visible_json(value) + "\n")
-    sys.stdout.flush()
+    stream = Output(sys.stdout, goes_on=True, lasting=True) if lasting else sys.stdout
+    stream.write(visible_json(value) + "\n")
+    stream.flush()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import platform
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from qlora_wgpu.cli._options import gpu_option
-from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.cli._options import TargetFile, gpu_option, write_figures
+from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import FoundAdapter, cards, installed_backends, list_adapters, no_gpu
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
 from qlora_wgpu.runs.estimation import of_several, what_it_means
+from qlora_wgpu.runs.machine_report import machine_facts, machine_report
 from qlora_wgpu.runs.opening import faster_through_dawn
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks
 from qlora_wgpu.tuning.cache import choices_for
@@ -32,6 +34,16 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--quick", is_flag=True, help="Skip what takes long: how fast it trains, and what fits."
 )
+@click.option(
+    "--report",
+    type=TargetFile(),
+    metavar="FILE",
+    help="Write FILE (JSON), which helps others with such a GPU: versions, driver, limits, checks "
+    "and step times, within five minutes. No path, user or machine is named in it.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print versions, GPUs, limits and features as JSON."
+)
 @gpu_option("The GPU to check: its index or a part of its name.", "--device")
 @click.option(
     "--backend",
@@ -39,19 +51,29 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
     type=click.Choice(["auto", "wgpu", "dawn"]),
     help="WebGPU implementation to check.",
 )
-def doctor(check: bool, quick: bool, gpu: str, backend: str) -> None:
+def doctor(
+    check: bool, quick: bool, report: Path | None, as_json: bool, gpu: str, backend: str
+) -> None:
     """Show the GPUs found, their driver, limits and features, and what that means for training.
 
     Exits with code 2, and says what to install, if there is none; with --check also if the driver
     computes wrongly.
     """
-    if check and quick:
-        raise ConfigError("--check and --quick exclude each other: choose one")
+    given = {"--check": check, "--quick": quick, "--report": report is not None, "--json": as_json}
+    modes = [option for option, is_given in given.items() if is_given]
+    if len(modes) > 1:
+        raise ConfigError(f"{' and '.join(modes)} exclude each other: choose one")
     console = Terminal()
     if check:
         _check(console, Device(gpu, backend))
-        return
-    _list_gpus(console, gpu, backend, quick=quick)
+    elif report is not None:
+        _write_report(console, report, Device(gpu, backend))
+    elif as_json:
+        device = Device(gpu, backend)
+        avoid_what_is_wrong(device)
+        write_json(machine_facts(device))
+    else:
+        _list_gpus(console, gpu, backend, quick=quick)
 
 
 def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None:
@@ -125,6 +147,23 @@ def _check(console: Console, device: Device) -> None:
     console.print(_errors(results))
     console.print("errors are the largest, relative to the largest value", style="dim")
     _judge(console, device, results)
+
+
+def _write_report(console: Console, target: Path, device: Device) -> None:
+    """Writes the report after each part of it, and shows what has come out."""
+    avoid_what_is_wrong(device)
+    with console.status("writing the report") as status:
+        for report in machine_report(device, status.update):
+            write_figures(target, report)
+    checks_done = report["checks"]
+    console.print(
+        f"{checks_done['done']} of {checks_done['total']} checks, {checks_done['wrong']} wrong"
+    )
+    for shape, steps in report["steps"].items():
+        reason = steps.get("skipped") or steps.get("failed")
+        speed = reason or f"{steps['tokens_per_second']['median']:,.0f} tokens/s"
+        console.print(f"steps of {shape}: {speed}")
+    console.print(f"written to {target}: no path, user or machine is named in it")
 
 
 def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from qlora_wgpu.cli._opening import Opening, opening_options, prompt_format, req
 from qlora_wgpu.cli._options import PORT, chat_template_option, counted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, reason
+from qlora_wgpu.extras import require_extra
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
@@ -57,7 +57,7 @@ def serve(
     clients is http://127.0.0.1:8000/v1, and any key will do. Further runs, or adapters of the same
     base, are served beside it by their names, which requests choose by `model`.
     """
-    _require_server()
+    require_extra("serve")
     console = Terminal(stderr=True)
     place = _listening(port)
     source = OpenedModel.open(opening.model)
@@ -88,12 +88,6 @@ def serve(
         _run(models, writer, place)
     finally:
         writer.close()
-
-
-def _require_server() -> None:
-    missing = [n for n in ("starlette", "uvicorn") if find_spec(n) is None]
-    if missing:
-        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'qlora-wgpu[serve]'")
 
 
 def _room_of(model: QLoRAModel) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,16 @@ import click
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._options import overrides_argument
-from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import prompt_kind
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.settings import as_config, require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
-from qlora_wgpu.training.observers import Events
+from qlora_wgpu.training.observers import EventRows, Events, Unwatched
+from qlora_wgpu.training.result import as_json as result_as_json
 from qlora_wgpu.visible import without_empty_lines
 
 
@@ -34,23 +38,39 @@ from qlora_wgpu.visible import without_empty_lines
     "as if it had not stopped; begins a run if there is none. A finished one stays as it is, or "
     "continues with more epochs or steps.",
 )
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print a JSON object for each event instead, one a line, and the result at the end.",
+)
+@click.option("--quiet", is_flag=True, help="Print warnings and errors alone, on stderr.")
 @click.pass_obj
 def train(
-    journal: Journal | None, config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool
-) -> None:
+    journal: Journal | None, config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
     """Fine-tune a model as CONFIG, a YAML file or the folder of a run, says.
 
     Values of CONFIG can be replaced: `qlora-wgpu train run.yaml optim.learning_rate=1e-4`.
-    The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
-    report.html. Ctrl-C stops it with its state saved, and `qlora-wgpu train RUN --resume`, with
-    the run's folder, continues it with the overrides it was begun with.
+    The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl,
+    report.html and result.json. Ctrl-C stops it with its state saved, and
+    `qlora-wgpu train RUN --resume`, with the run's folder, continues it with the overrides it was
+    begun with.
     """
-    console = Terminal(lasting=True)
+    if as_json and quiet:
+        raise ConfigError("--json and --quiet exclude each other: choose one")
+    console = Terminal(lasting=True, stderr=as_json or quiet)
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
     again, noted = _command(config, overrides, "--resume"), Noted(journal)
     try:
-        result = shown_run(console, settings, noted, overwrite=overwrite, resume=resume)
+        if as_json or quiet:
+            lines = (EventRows(partial(write_json, lasting=True)),) if as_json else ()
+            watchers = (*lines, Unwatched(), noted)  # warnings are on stderr
+            result = _watched_run(settings, watchers, overwrite=overwrite, resume=resume)
+        else:
+            result = shown_run(console, settings, noted, overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
         if (noted.has_folder or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             left = f"stopped; what was saved before is kept, and `{again}` goes on"
@@ -59,7 +79,10 @@ def train(
             left = f"stopped before anything was saved; `{anew}` begins the run"
         console.print(left, style="yellow", soft_wrap=True)
         raise
-    show_result(console, result, again)
+    if as_json:
+        write_json({"event": "result", **result_as_json(result)}, lasting=True)
+    elif not quiet:
+        show_result(console, result, again)
     if result.stop_signal is not None:
         sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
 
@@ -69,10 +92,14 @@ def shown_run(
 ) -> TrainResult:
     """Trains, and shows it; the observers are told after what is shown."""
     with TrainingDisplay(console) as display:
-        events = Events()
-        for each in (display, *observers):
-            events.subscribe(each)
-        return runs.train(settings, events, **options)
+        return _watched_run(settings, (display, *observers), **options)
+
+
+def _watched_run(settings: Config, observers: Sequence[Observer], **options: Any) -> TrainResult:
+    events = Events()
+    for each in observers:
+        events.subscribe(each)
+    return runs.train(settings, events, **options)
 
 
 def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:

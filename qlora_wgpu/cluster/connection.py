@@ -18,15 +18,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qlora_wgpu.cluster.security import (
-    LOOPBACK,
-    Address,
-    connection_security,
-    require_extra,
-    temporary_security,
-)
-from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
+from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, ConfigError
+from qlora_wgpu.extras import require_extra
 
 if TYPE_CHECKING:
     from distributed import Security
@@ -316,7 +311,7 @@ async def connect(
         processes: How many to start with ``local``.
         tell: Told that it waits for a scheduler.
     """
-    require_extra()
+    require_extra("cluster")
     assert settings.scheduler is not None
     quieten_dask()
     if settings.scheduler == "local":

@@ -14,28 +14,17 @@ import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.extras import require_extra
 from qlora_wgpu.files import file_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509
     from distributed import Security
-
-_NEEDED = ("distributed", "cryptography")
-
-
-def require_extra() -> None:
-    """Tells how the extra is installed where it is not."""
-    if any(find_spec(package) is None for package in _NEEDED):
-        raise ConfigError(
-            "several GPUs and machines need the extra: pip install 'qlora-wgpu[cluster]'"
-        )
-
 
 # ---- addresses -----------------------------------------------------------------------------------
 
@@ -97,7 +86,7 @@ def make_certificates(folder: str | Path, days: int) -> Made:
     The authority's own key is forgotten at once: nobody can sign another certificate for this
     cluster, and whoever is to be let in gets a copy of the folder.
     """
-    require_extra()
+    require_extra("cluster")
     folder = Path(folder)
     begin = datetime.now(UTC).replace(microsecond=0)
     until = begin + timedelta(days=days)
@@ -310,7 +299,7 @@ def connection_security(
             configuration says (distributed.comm.tls).
         allow_plain_tcp: Whether tcp:// may lead to another machine.
     """
-    require_extra()
+    require_extra("cluster")
     address = Address.parse(scheduler)
     if address.protocol == "tcp":
         return _plain(address, certificates, allowed=allow_plain_tcp)
@@ -322,7 +311,7 @@ def temporary_security() -> Security:
 
     Without it every user of this machine could run code in them.
     """
-    require_extra()
+    require_extra("cluster")
     from distributed import Security
 
     return Security.temporary()

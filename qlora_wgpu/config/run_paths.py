@@ -23,6 +23,7 @@ class RunPaths:
         self.samples = self.path / "samples.jsonl"  # what the model has written
         self.progress = self.path / "progress.json"  # how far it is to go, and who runs it
         self.report = self.path / "report.html"  # its page
+        self.result = self.path / "result.json"  # what it has come to, once it has ended
         self.plot = self.path / "loss.png"  # a picture of its losses
         self.tensorboard = self.path / "tensorboard"  # folder of TensorBoard's files
         self.wandb_id = self.path / "wandb-id.txt"  # under which id Weights & Biases knows it
@@ -37,8 +38,8 @@ class RunPaths:
     @property
     def written(self) -> tuple[Path, ...]:
         """All that a run writes for itself and for who looks at it."""
-        shown = self.samples, self.progress, self.report, self.plot, self.tensorboard, self.wandb_id
-        return *self.needed, *shown
+        shown = self.samples, self.progress, self.report, self.result, self.plot
+        return *self.needed, *shown, self.tensorboard, self.wandb_id
 
     @property
     def is_run(self) -> bool:

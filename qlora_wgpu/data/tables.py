@@ -16,6 +16,7 @@ from qlora_wgpu.data import parquet_child
 from qlora_wgpu.data.canonical_messages import without_nulls
 from qlora_wgpu.data.json_rows import checked
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.extras import install_command
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
 from qlora_wgpu.visible import one_line
@@ -120,8 +121,7 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     kind = "an Arrow" if path.suffix.lower() == ".arrow" else "a Parquet"
     if importlib.util.find_spec("pyarrow") is None or not _has_parquet():
         raise DataError(
-            f"{path.name}: {kind.split()[1]} files need the extra: pip install "
-            "'qlora-wgpu[parquet]'"
+            f"{path.name}: {kind.split()[1]} files need pyarrow: {install_command('parquet')}"
         )
     limits = (MAX_TABLE_MEMORY, MAX_LINE, MAX_COLUMNS, MAX_EXPANSION)
     # Without -P the folder of the script would be one to import from.

@@ -23,7 +23,7 @@ class Backend(ABC):
 
     name: ClassVar[str]  # the value of ``device.backend`` in a config
     package: ClassVar[str]  # the package's name
-    requirement: ClassVar[str]  # what pip installs it by, in the version that is used
+    install: ClassVar[str]  # the command that installs it, in the version that is used
     # The features that are used, by WebGPU's names, with the package's own names for them.
     features: ClassVar[Mapping[str, tuple[str, ...]]]
     # Whether its uniformity analysis refuses barriers that depend on copies of uniforms.
@@ -40,8 +40,7 @@ class Backend(ABC):
             return self.load()
         except Exception as err:
             raise DeviceError(
-                f"the package {self.package} cannot be loaded ({err}): pip install "
-                f"{self.requirement}"
+                f"the package {self.package} cannot be loaded ({err}): {self.install}"
             ) from err
 
     def adapters(self) -> list[Any]:

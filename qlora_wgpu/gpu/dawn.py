@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from qlora_wgpu.extras import install_command
 from qlora_wgpu.gpu.backend import Backend, checks_everything, explain_refusal
 from qlora_wgpu.gpu.kernel_config import has_few_registers
 from qlora_wgpu.gpu.matrix import MatrixShape
@@ -47,7 +48,7 @@ class Dawn(Backend):
     name: ClassVar[str] = "dawn"
     proves_uniformity: ClassVar[bool] = True
     package: ClassVar[str] = "wgpudawn"
-    requirement: ClassVar[str] = "'qlora-wgpu[dawn]'"
+    install: ClassVar[str] = install_command("dawn")
     features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "timestamp-query": ("timestamp-query",),
         "shader-f16": ("shader-f16",),

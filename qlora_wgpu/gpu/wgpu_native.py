@@ -17,7 +17,7 @@ class WgpuNative(Backend):
 
     name: ClassVar[str] = "wgpu"
     package: ClassVar[str] = "wgpu"
-    requirement: ClassVar[str] = "wgpu"
+    install: ClassVar[str] = 'pip install "wgpu>=0.32,<0.33"'
     features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "timestamp-query": ("timestamp-query",),
         "shader-f16": ("shader-f16",),

@@ -14,10 +14,10 @@ from qlora_wgpu.bench.workload import config_of, find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.config import Config, ModelConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, TokenizerError, option
+from qlora_wgpu.extras import install_command
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of
 from qlora_wgpu.graph.plan import Plan
@@ -501,7 +501,7 @@ def of_several(count: int) -> str:
     return (
         f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
         "trains on all of them, each with the whole base and a share of every step's micro-batches "
-        "(pip install 'qlora-wgpu[cluster]')."
+        f"({install_command('cluster')})."
     )
 
 

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config import Config, LoraConfig, ModelConfig
+from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run
-from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.families.family import Architecture
@@ -136,18 +135,18 @@ def faster_through_dawn(device: Device, backend: str) -> str:
     asked = os.environ.get(BACKEND_VARIABLE, "auto") if backend == "auto" else backend
     if asked != "auto" or dawn in installed_backends():
         return ""
-    info, install = device.gpu.info, f"pip install {dawn.requirement}"
+    info = device.gpu.info
     if not device.is_cpu:
         if not may_have_matrix_units(info):
             return ""
         return (
             f"{device.name} may have matrix units, which make steps faster and which kernels reach "
-            f"through Dawn alone: {install} (docs/performance.md)"
+            f"through Dawn alone: {dawn.install} (docs/performance.md)"
         )
     mesa = re.search(r"\bMesa (\d+)", info["description"])
     if mesa is None or int(mesa[1]) < _FASTER_SINCE:
         return ""
-    return f"with {mesa[0]} steps take about half as long through Dawn: {install}"
+    return f"with {mesa[0]} steps take about half as long through Dawn: {dawn.install}"
 
 
 # ---- kernels that the driver computes right, and fast --------------------------------------------

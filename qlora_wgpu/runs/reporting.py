@@ -1,12 +1,15 @@
-"""report.html and loss.png of a run: up to date while it goes on, whole when it has ended."""
+"""report.html, loss.png and result.json of a run: for who looks at it, and for programs."""
 
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, command
@@ -15,7 +18,7 @@ from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.runs.history import RunHistory
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
 from qlora_wgpu.training.observers import Row
-from qlora_wgpu.training.result import Written
+from qlora_wgpu.training.result import Written, as_json
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
@@ -60,6 +63,8 @@ class Reporter(Observer):
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """Writes the first page: the run's folder is its own now."""
         self._total_steps, self._memory = total_steps, memory
+        with suppress(OSError):
+            self._paths.result.unlink()  # an earlier part's
         self._refresh()
 
     def step(self, row: Row) -> None:
@@ -108,6 +113,16 @@ class Reporter(Observer):
         except CheckpointError as err:
             self._observer.warning(str(err))
         return tuple(written)
+
+    def keep(self, result: TrainResult) -> None:
+        """Writes ``result.json``; a run that had been finished before keeps its own."""
+        path = self._paths.result
+        if result.was_finished and exists(path):
+            return
+        try:
+            write_file(path, (json.dumps(as_json(result), indent=1) + "\n").encode())
+        except CheckpointError as err:
+            self._observer.warning(str(err))
 
     def _write_page(
         self, state: str, result: TrainResult | None = None, *, is_finished: bool = True

@@ -42,7 +42,7 @@ from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.run_folder import RunLog
 from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.start import check_output, refuse_both
 
@@ -128,8 +128,10 @@ def _train(
     result = replace(result, sample=samples[0], samples=samples)
     reports = page.ended(result)
     events.reported(reports)
+    result = replace(result, reports=reports)
+    page.keep(result)
     events.check()
-    return replace(result, reports=reports)
+    return result
 
 
 def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,22 @@ def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
     for name in checks():
         own = [case for case in cases if case.check == name]
         yield _result(device, own, variant, profile, dtype)
+
+
+def num_own_cases(device: Device) -> int:
+    """How many results ``check_own_cases`` has."""
+    return len(DTYPES) * len(cases_for(device.profile))
+
+
+def check_own_cases(device: Device) -> Iterator[Result]:
+    """Runs the cases of the device's own kernels one by one, for who stops when time is up.
+
+    Every check's first case comes before any second.
+    """
+    by_check = groupby(cases_for(device.profile), key=lambda case: case.check)
+    for cases in zip_longest(*(list(own) for _, own in by_check)):
+        for case, dtype in product(filter(None, cases), DTYPES):
+            yield _result(device, [case], "own", device.profile, dtype)
 
 
 def check_launches(

@@ -16,6 +16,7 @@ from typing import Any
 from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.extras import install_command
 from qlora_wgpu.files import file_text
 from qlora_wgpu.training.observers import Observer, Row
 
@@ -143,8 +144,7 @@ def _required(package: str, module: str = "") -> Any:
         return importlib.import_module(f"{package}.{module}" if module else package)
     except ImportError:
         raise ConfigError(
-            f"log.report_to names {package}, which is not installed: "
-            f"pip install 'qlora-wgpu[{package}]'"
+            f"log.report_to names {package}, which is not installed: {install_command(package)}"
         ) from None
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 from qlora_wgpu.errors import CallbackError, QLoRAError, QLoRAWarning
-from qlora_wgpu.training.result import Sample, TrainResult, Written
+from qlora_wgpu.training.result import Sample, TrainResult, Written, as_json
 
 # ---- events --------------------------------------------------------------------------------------
 
@@ -203,6 +204,39 @@ class Unwatched(Observer):
     def warning(self, text: str) -> None:
         """Warns of it."""
         warnings.warn(text, QLoRAWarning, stacklevel=2)
+
+
+class EventRows(Observer):
+    """Gives every event as a row that JSON can hold: ``event``, and what it tells by its name.
+
+    What tells of one thing, such as a step's row, is not nested. The result has a row of its own
+    when all is written, instead of ``finished``.
+    """
+
+    def __init__(self, write: Callable[[Row], None]) -> None:
+        """Hands each row on."""
+        self.write = write
+
+    def finished(self, result: TrainResult) -> None:
+        """Waits for the texts and pages that the result will name, too."""
+
+
+def _row_of(event: str) -> Callable[..., None]:
+    names = list(signature(getattr(Observer, event)).parameters)[1:]
+
+    def tell(self: EventRows, *details: Any) -> None:
+        values = [as_json(each) for each in details]
+        is_whole = is_dataclass(details[0]) or names == ["row"]
+        self.write(
+            {"event": event, **(values[0] if is_whole else dict(zip(names, values, strict=True)))}
+        )
+
+    return tell
+
+
+for _event in EVENTS:
+    if _event not in vars(EventRows):
+        setattr(EventRows, _event, _row_of(_event))
 
 
 # ---- the hub -------------------------------------------------------------------------------------

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.visible import without_secrets
+
+
+def as_json(value: Any) -> Any:
+    """A value of a run's events as JSON has it, without secrets; dataclasses are objects."""
+    if is_dataclass(value):
+        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    return without_secrets(str(value)) if isinstance(value, str | Path) else value
 
 
 @dataclass(frozen=True)

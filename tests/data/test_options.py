@@ -233,7 +233,7 @@ def test_parquet_without_the_extra(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"pip install 'qlora-wgpu\[parquet\]'"):
+    with pytest.raises(DataError, match='pip install "pyarrow>=15"'):
         load(tmp_path / "a.parquet")
 
 

@@ -25,7 +25,7 @@ class Fake(Backend):
 
     def __init__(self, name, cards=(), error=None):
         self.name, self.package, self._cards, self._error = name, "numpy", cards, error
-        self.requirement = Dawn.requirement
+        self.install = Dawn.install
 
     def load(self):
         if self._error:
@@ -136,7 +136,7 @@ def test_dawn_is_taken_where_it_is_the_faster(monkeypatch, dawn, taken):
 def test_what_is_not_there_is_told(monkeypatch):
     use(monkeypatch, wgpu=[card("card")], dawn_error=ImportError("no such file"))
     assert chosen()[1] == "wgpu"  # a broken extra does not stand in the way
-    told = r"numpy cannot be loaded \(no such file\): pip install 'qlora-wgpu\[dawn\]'"
+    told = r'numpy cannot be loaded \(no such file\): pip install "wgpudawn>='
     with pytest.raises(DeviceError, match=told):
         adapters.choose_adapter("auto", "dawn")
     told = r"no backend 'cuda': set device\.backend to auto, wgpu or dawn"

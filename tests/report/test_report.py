@@ -215,7 +215,7 @@ def test_services_that_are_not_installed(tmp_path, monkeypatch):
     for name, module in (("tensorboard", "tensorboard.compat.proto.event_pb2"), ("wandb", "wandb"),
                          ("trackio", "trackio")):  # fmt: skip
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=rf"pip install .qlora-wgpu\[{name}\]"):
+        with pytest.raises(ConfigError, match=f'pip install "{name}>='):
             services([name], tmp_path, {})
     assert services([], tmp_path, {}) == []
 

@@ -38,7 +38,7 @@ def opened(info, *, is_cpu=False):
 def test_cards_that_may_have_matrix_units(info):
     text = faster_through_dawn(opened(info), "auto")
     assert text.startswith(f"{info['device']} may have matrix units")
-    assert "pip install 'qlora-wgpu[dawn]'" in text
+    assert 'pip install "wgpudawn>=' in text
 
 
 def test_other_cards_are_told_nothing():

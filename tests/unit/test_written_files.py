@@ -27,7 +27,7 @@ IN_AN_UNFINISHED_FOLDER = {
     "gguf/text_files.py", "checkpoint/manifest.py", "checkpoint/safetensors_writer.py",
     "data/prepared.py", "export/folders.py", "runs/exporting.py",
     "training/checkpoints.py", "web/site.py", "web/variant.py",
-    "runs/web.py", "export/gguf_model.py", "cluster/certificates.py",
+    "runs/web.py", "export/gguf_model.py", "cluster/security.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
     "data/new_tokens.py", "sandbox/child.py", "supervision/child.py", "supervision/journal.py",
@@ -37,7 +37,6 @@ BY_OTHER_MEANS = {
     "checkpoint/atomic.py",  # the door itself
     "gpu/driver.py",  # a number a line; what is no number is passed over
     "model/weight_cache.py",  # renamed once it is written, and hashed
-    "training/run_log.py",  # opened only to be flushed
     "training/integrations.py",  # TensorBoard's records, each with a checksum, are appended
 }
 

@@ -26,6 +26,7 @@ from qlora_wgpu.config.values import (
     Workers,
     parse_bytes,
 )
+from qlora_wgpu.extras import install_command
 
 
 class EvalConfig(Section):
@@ -125,8 +126,8 @@ class ClusterConfig(Section):
     scheduler: Scheduler = Field(
         None,
         description="Where the workers are: null for this process alone, local for processes on "
-        "this machine, or the address of a Dask scheduler, tls://HOST:PORT (pip install "
-        "'qlora-wgpu[cluster]').",
+        "this machine, or the address of a Dask scheduler, tls://HOST:PORT "
+        f"({install_command('cluster')}).",
     )
     workers: Workers = Field(
         "auto",
@@ -167,7 +168,7 @@ class DeviceConfig(Section):
     )
     backend: Literal["auto", "wgpu", "dawn"] = Field(
         "auto",
-        description="WebGPU implementation: wgpu, or dawn (pip install 'qlora-wgpu[dawn]'), which "
+        description=f"WebGPU implementation: wgpu, or dawn ({install_command('dawn')}), which "
         "reaches GPUs' matrix units and is faster on software GPUs of Mesa 25 or later; auto "
         "takes dawn where it is installed and can do either.",
     )
