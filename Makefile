@@ -1,8 +1,9 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo quick test test-full test-lowest test-browser lint bench campaign mutants clean
+.PHONY: help setup demo docs quick test test-full test-lowest test-browser lint bench campaign mutants clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
+	@echo "make docs    build the documentation's site, in build/site"
 	@echo "make quick   run the cheap tests, while developing; K=expression chooses among them"
 	@echo "make test    run the tests that a change must pass"
 	@echo "make test-full    run every case of every test, and the short campaigns"
@@ -19,6 +20,10 @@ setup:
 demo:
 	@tools/setup.sh
 	@.venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
+
+docs:
+	@tools/setup.sh docs
+	.venv/bin/mkdocs build --strict
 
 # The ordinary tests with the lowest versions that pyproject.toml allows; `test` has the highest.
 test-lowest: setup

@@ -1,4 +1,4 @@
-"""Draws the plots of docs/performance.md from benchmarks/results.
+"""Draws the plots of docs/performance.md and of notes/measurements.md from benchmarks/results.
 
 usage: python benchmarks/plot.py     (needs matplotlib)
 """

@@ -17,7 +17,7 @@ from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, Preference, means
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.preferences import PreferenceData, training_options
-from qlora_wgpu.training.references import compute_ref_logps
+from qlora_wgpu.training.references import ReferenceModel
 
 LENGTHS = (1, 1, 2, 3, 7, 16, 17, 33)
 Ids = list[int]
@@ -223,7 +223,8 @@ def ours(model: QLoRAModel, step: Asked, adapter: Arrays) -> Result:
     plan = BatchSampler.of(dataset.lengths, config)
     longest = max(config.data.max_seq_length, plan.longest)
     asked = model, LocalExecutor(model), dataset
-    says = compute_ref_logps(*asked, given, config.rows_at_once, longest, keep=False)
+    reference = ReferenceModel(*asked, given, config.rows_at_once, longest)
+    says = reference.logps(keep=False, progress=lambda text: None)
     model.load_adapter(adapter)
     answers = PreferenceData(dataset, given, says, longest)
     model.options = training_options(config.train)

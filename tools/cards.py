@@ -1,4 +1,4 @@
-"""Writes the table of docs/guide.md: which models train on which cards, and how long it takes.
+"""Writes the table of docs/memory.md: which models train on which cards, and how long it takes.
 
 usage: python tools/cards.py [MODEL ...]
 
@@ -16,7 +16,7 @@ from typing import Any
 from qlora_wgpu import runs
 from qlora_wgpu.runs.estimation import SIZES, CardPlan
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
+PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 FIRST, LAST = "<!-- cards -->", "<!-- end of cards -->"
 _LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
@@ -77,11 +77,11 @@ def main() -> None:
     sizes = [f"{size} GB" for size in SIZES]
     lines = [f"| model | {' | '.join(sizes)} |", "|---" * (len(SIZES) + 1) + "|"]
     lines += [row(name) for name in MODELS]
-    text = GUIDE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(FIRST + "\n")
     _, after = rest.split(LAST)
     table = "\n".join(lines)
-    GUIDE.write_text(f"{before}{FIRST}\n\n{table}\n\n{LAST}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{FIRST}\n\n{table}\n\n{LAST}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Writes docs/configuration.md and docs/cli.md from the schema and the commands themselves.
+"""Writes docs/configuration.md, docs/cli.md and the tables of docs/limits.md from the code.
 
-usage: python tools/reference.py           writes both
+usage: python tools/reference.py           writes all
        python tools/reference.py --check   fails where one is not what it would write
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 import yaml
 
+from qlora_wgpu import limits
 from qlora_wgpu.cli import commands
 from qlora_wgpu.config import Config
 
@@ -29,7 +31,7 @@ def configuration() -> str:
         "`configs/example.yaml` is a file with all of them.\n"
     )
     lines.append(
-        "A run that goes on (`--resume`) keeps its settings; only these may be others:\n"
+        "When resuming (`--resume`), settings must match the original run, except:\n"
         + ", ".join(_free_on_resume())
         + ".\n"
     )
@@ -74,17 +76,48 @@ def command_line() -> str:
     return "\n".join(lines)
 
 
+def limits_page() -> str:
+    """The page as it is, with a table for each part of limits.py in its place."""
+    page = (DOCS / "limits.md").read_text(encoding="utf-8")
+    before, rest = re.split(r"(?<=limits\.py -->\n)", page)
+    after = rest[rest.index("<!-- end of limits -->") :]
+    lines = []
+    missing = {name for name in vars(limits) if name.isupper()} - {"KIB", "MIB", "GIB"}
+    for line in Path(limits.__file__).read_text(encoding="utf-8").splitlines():
+        if title := re.fullmatch(r"# (.+)", line):
+            lines.append(f"\n## {title[1]}\n\n| | limit |\n|---|---|")
+        elif found := re.fullmatch(r"([A-Z_]+) = (.+?)  # (.+)", line):
+            name, written, meaning = found.groups()
+            missing.remove(name)
+            lines.append(f"| {meaning} | {_limit(getattr(limits, name), 'IB' in written)} |")
+    if missing:
+        sys.exit(f"limits.py has no comment on the line of {', '.join(sorted(missing))}")
+    return before + "\n".join(lines) + "\n\n" + after
+
+
+def _limit(value: object, in_bytes: bool) -> str:
+    if isinstance(value, tuple):
+        return f"{value[0]:g} to {value[1]:g}"
+    if not isinstance(value, int):
+        return f"{value:g}"
+    if not in_bytes:
+        return f"{value:,}" if value < 2**32 else f"2^{value.bit_length() - 1}"
+    units = {"GiB": limits.GIB, "MiB": limits.MIB, "KiB": limits.KIB}
+    unit = next(name for name, size in units.items() if value >= size)
+    return f"{value / units[unit]:g} {unit}"
+
+
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return yaml.safe_dump(value).split("\n")[0]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-PAGES = {"configuration.md": configuration, "cli.md": command_line}
+PAGES = {"configuration.md": configuration, "cli.md": command_line, "limits.md": limits_page}
 
 
 def main() -> None:
-    """Writes or checks both."""
+    """Writes or checks them."""
     for name, make in PAGES.items():
         path, text = DOCS / name, make()
         if "--check" not in sys.argv:

@@ -3,6 +3,7 @@
 from qlora_wgpu.checkpoint.atomic import (
     append_line,
     atomic_folder,
+    flush_file,
     remove,
     settle,
     settle_all,
@@ -21,6 +22,7 @@ __all__ = [
     "SafetensorsFile",
     "append_line",
     "atomic_folder",
+    "flush_file",
     "read_manifest",
     "remove",
     "settle",

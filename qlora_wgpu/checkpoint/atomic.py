@@ -147,6 +147,12 @@ def append_line(path: str | PathLike[str], line: str) -> None:
             raise
 
 
+def flush_file(path: Path) -> None:
+    """Brings what was appended to a file to the disk."""
+    with _explained(path), path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def remove(path: str | PathLike[str]) -> None:
     """Removes a folder or a file if it is there; a folder loses its name before its files."""
     path = Path(path)

@@ -21,8 +21,7 @@ from qlora_wgpu.cli._options import (
     write_figures,
 )
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import DeviceConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.opening import tune_device

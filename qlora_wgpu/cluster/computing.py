@@ -22,7 +22,7 @@ from qlora_wgpu.cluster.blocks import (
 )
 from qlora_wgpu.cluster.connection import Connection, LoopThread, connect
 from qlora_wgpu.cluster.engine import Block, Engine
-from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
-from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, ConfigError
 from qlora_wgpu.extras import require_extra
 

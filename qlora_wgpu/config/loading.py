@@ -24,7 +24,9 @@ from qlora_wgpu.config.problems import (
     shown,
     with_new_names,
 )
-from qlora_wgpu.config.schema import Config, SourceConfig, sections
+from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.section import Section, plain
+from qlora_wgpu.config.sections.data import SourceConfig
 from qlora_wgpu.config.sections.train import has_own_beta2
 from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -93,12 +95,7 @@ Location = tuple[str, str]
 
 
 def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
-    """Values by section and key.
-
-    Args:
-        settings: By key where one section alone has it (``learning_rate=1e-4``), by dotted key
-            (``{"optim.learning_rate": 1e-4}``), or by section (``optim={"learning_rate": 1e-4}``).
-    """
+    """Values by section and key, which are given by dotted key, by section, or by key alone."""
     values: dict[Location, Any] = {}
     for name, value in settings.items():
         for location, part in _parts(name, value):
@@ -194,7 +191,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
     goes_with_name = has_own_beta2(values.get("optim", {}))
     if isinstance(overrides, Mapping):
         for place, value in located(overrides).items():
-            _put(values, place, _plain_path(value))
+            _put(values, place, plain(value))
             origin[place] = f"{'.'.join(place)}={shown(value)}"
         overrides = ()
     for text in overrides:
@@ -239,21 +236,20 @@ def _read(path: Path) -> YamlFile:
 
 def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     """A configuration that stands in no file: changed, checked, and with absolute paths."""
-    given = config.model_dump() if isinstance(config, Config) else dict(config)
+    before = config.model_dump() if isinstance(config, Config) else config
+    values = {
+        name: dict(part) if isinstance(part, Mapping | Section) else part
+        for name, part in before.items()
+    }
     changes = located(settings)
     if isinstance(config, Config) and ("optim", "name") in changes and not config.optim.says_beta2:
-        del given["optim"]["adam_beta2"]  # another optimizer has its own
+        del values["optim"]["adam_beta2"]  # another optimizer has its own
     for (section, key), value in changes.items():
-        given[section] = {**(given.get(section) or {}), key: value}
-    if changes or not isinstance(config, Config):
-        config = Config.model_validate(given)
-    values = config.model_dump()
+        values[section] = {**(values.get(section) or {}), key: plain(value)}
     _resolve_paths(values, set(), Path())
-    return config if values == given else Config.model_validate(values)
-
-
-def _plain_path(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(config, Config) and not changes and values == before:
+        return config
+    return Config.model_validate(values)
 
 
 def _error(path: Path, file: YamlFile, sentences: Sequence[str], source: str) -> ConfigError:
@@ -382,25 +378,26 @@ def _holds_text(annotation: Any) -> bool:
     return str in bare and bare <= {str, type(None)}
 
 
-def _resolve_paths(
-    values: dict[str, dict[str, Any]], overridden: set[tuple[str, ...]], folder: Path
-) -> None:
+def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], folder: Path) -> None:
+    """Makes paths absolute in values that nobody has checked yet."""
     here = Path.cwd()
+
+    def resolved(key: str, given: Any, place: tuple[str, str]) -> Any:
+        path = plain(given)
+        if not isinstance(path, str) or not path:
+            return given
+        return resolve_path(key, path, (here, folder) if place in overridden else (folder, here))
+
+    def source(each: Any) -> Any:
+        given = dict(each) if isinstance(each, Mapping | Section) else {}
+        if "path" not in given:
+            return each
+        return {**given, "path": resolved("data.train", given["path"], ("data", "sources"))}
+
     for section, leaf in PATH_KEYS:
-        value = values.get(section, {}).get(leaf)
-        if not isinstance(value, str) or not value:
-            continue
-        bases = (here, folder) if (section, leaf) in overridden else (folder, here)
-        values[section][leaf] = resolve_path(f"{section}.{leaf}", value, bases)
-    sources = values.get("data", {}).get("sources")
-    if isinstance(sources, list):
-        bases = (here, folder) if ("data", "sources") in overridden else (folder, here)
-        values["data"]["sources"] = [_resolved(source, bases) for source in sources]
-
-
-def _resolved(source: Any, bases: tuple[Path, Path]) -> Any:
-    """One of several sources, its path as that of ``data.train``."""
-    path = _plain_path(source.get("path")) if isinstance(source, Mapping) else None
-    if not isinstance(path, str) or not path:
-        return source
-    return {**source, "path": resolve_path("data.train", path, bases)}
+        part = values.get(section)
+        if isinstance(part, dict) and leaf in part:
+            part[leaf] = resolved(f"{section}.{leaf}", part[leaf], (section, leaf))
+    data = values.get("data")
+    if isinstance(data, dict) and isinstance(data.get("sources"), list):
+        data["sources"] = [source(each) for each in data["sources"]]

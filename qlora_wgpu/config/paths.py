@@ -61,18 +61,12 @@ def is_inline_template(value: str) -> bool:
 
 
 def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
-    """Makes a path absolute where that cannot change what is meant.
+    """Makes a path absolute, from the likelier of two folders, unless that changes its meaning.
 
-    Args:
-        key: The dotted key.
-        value: The path as written. ``~`` stands for the home folder.
-        bases: The folders it may be meant from, the likelier one first.
-
-    Returns:
-        ``model.path``: the existing folder, else the text as it is (a name on the Hub) unless it
-        is plainly a path. ``data.*``: the existing file, else as it is where it may be a name on
-        the Hub, else where it should have been.
-        ``output.dir``: from the first base if it begins with ``./`` or ``../``, else as it is.
+    Of ``model.path`` the existing folder, else the text as it is (a name on the Hub) unless it is
+    plainly a path; of ``data.*`` the existing file, else as it is where it may be a name on the
+    Hub, else where it should have been; ``output.dir`` from the first folder if it begins with
+    ``./`` or ``../``, else as it is.
     """
     if key == "data.chat_template" and (
         value in BUILT_IN_CHAT_TEMPLATES or is_inline_template(value)

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
-from qlora_wgpu.config.sections.data import DataConfig, SourceConfig
+from qlora_wgpu.config.sections.data import DataConfig
 from qlora_wgpu.config.sections.model import LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.sections.run import (
     ClusterConfig,
@@ -25,23 +25,6 @@ from qlora_wgpu.config.sections.train import OptimConfig, TrainConfig
 from qlora_wgpu.config.values import figures_of
 from qlora_wgpu.config.yaml import dump_yaml
 from qlora_wgpu.errors import ConfigError
-
-__all__ = [
-    "ClusterConfig",
-    "Config",
-    "DataConfig",
-    "DeviceConfig",
-    "EvalConfig",
-    "LogConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "OutputConfig",
-    "QuantConfig",
-    "SourceConfig",
-    "TrainConfig",
-    "sections",
-]
 
 
 class Config(Section):

@@ -74,7 +74,7 @@ class Section(BaseModel, metaclass=_SectionMeta):
         """Takes NumPy scalars and paths as the numbers and texts they stand for."""
         if not isinstance(values, Mapping):
             return values
-        return {key: _plain(value) for key, value in values.items()}
+        return {key: plain(value) for key, value in values.items()}
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -108,7 +108,8 @@ class Section(BaseModel, metaclass=_SectionMeta):
         raise ConfigError(f"{type(self).__name__}.{name} cannot be deleted")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A NumPy scalar or a path as the number or text that it stands for."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):

@@ -123,11 +123,9 @@ def _in_float32(value: float) -> float:
 Float = Annotated[float, AfterValidator(_in_float32)]
 
 
-def _figure(value: str) -> str:
-    return value.removeprefix("eval_")
-
-
-Figure = Annotated[str, Field(min_length=1), AfterValidator(_figure)]
+Figure = Annotated[
+    str, Field(min_length=1), AfterValidator(lambda name: name.removeprefix("eval_"))
+]
 """The name of what an evaluation gives, which transformers takes with and without ``eval_``."""
 
 

@@ -239,101 +239,84 @@ def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
 
 def parse_yaml_mapping(text: str, name: str, *, aliases: bool = False) -> YamlFile:
     """Parses a document whose top level is a mapping; ``name`` stands in error messages."""
-    node = _compose(text, name, aliases=aliases)
+    loader, node = _composed(text, name, aliases=aliases)
     if node is None:
         raise ConfigError(f"{name} is empty: it needs at least a section 'model' with 'path'")
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(
             f"{name} must hold sections such as 'model:' and 'lora:' at its top level"
         )
-    reader = _Reader(name, aliases=aliases)
-    return YamlFile(reader.value(node), reader.lines)
+    return YamlFile(loader.value(node), loader.lines)
 
 
 def parse_yaml_value(text: str, name: str) -> Any:
     """Parses one value, as it stands after the ``=`` of an override."""
     if len(text) > YAML_BYTES:
         raise ConfigError(f"{name[:80]}... is longer than {YAML_BYTES:,} characters")
-    node = _compose(text, name)
-    return None if node is None else _Reader(name).value(node)
-
-
-def _compose(text: str, name: str, *, aliases: bool = False) -> yaml.Node | None:
-    try:
-        return _compose_plain(text, name, aliases=aliases)
-    except yaml.MarkedYAMLError as err:
-        raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
-    except yaml.reader.ReaderError as err:
-        line = text[: err.position].count("\n") + 1
-        code = err.character if isinstance(err.character, int) else ord(err.character)
-        raise ConfigError(
-            f"{name} (line {line}) holds the control character U+{code:04X}: remove it"
-        ) from None
-
-
-def _compose_plain(text: str, name: str, *, aliases: bool) -> yaml.Node | None:
-    """Composes one document after refusing, on its events, what would not be plain."""
-    documents = depth = nodes = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        if isinstance(event, yaml.DocumentStartEvent):
-            documents += 1
-            if documents > 1:
-                raise ConfigError(f"{name} (line {line}) starts a second document: keep one")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > YAML_DEPTH:  # deeper ones take quadratic time, then exhaust the stack
-            raise ConfigError(f"{name} (line {line}) is nested too deeply")
-        nodes += isinstance(event, yaml.NodeEvent)
-        if nodes > YAML_NODES:  # each takes a tenth of a millisecond
-            raise ConfigError(
-                f"{name} (line {line}) has more than {YAML_NODES:,} keys and values, so it is no "
-                "configuration"
-            )
-        is_alias = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None
-        if is_alias and not aliases:
-            raise AliasError(
-                f"{name} (line {line}) uses an anchor or alias (& or *), which is not read: "
-                "write the value out, in quotes if it begins with & or *"
-            )
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            raise ConfigError(
-                f"{name} (line {line}) uses the tag {tag!r}, which is not read: "
-                "write the plain value, in quotes if it begins with !"
-            )
-    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-    return node
+    loader, node = _composed(text, name)
+    return None if node is None else loader.value(node)
 
 
 _Path = tuple[str, ...]
 _Pair = tuple[yaml.Node, yaml.Node]
 
 
-class _Reader:
-    """Makes values of nodes: an alias is what it stands for, merge keys are the keys they merge.
+class _Loader(yaml.SafeLoader):
+    """Composes one document, refusing what is not plain where it stands, and makes values of it.
 
-    What an alias stands for may hold further ones, so that a few lines can stand for more than any
+    Where aliases are read, one is what it stands for, and merge keys are the keys they merge. What
+    an alias stands for may hold further ones, so that a few lines can stand for more than any
     memory holds: what is read is counted.
     """
 
-    def __init__(self, name: str, *, aliases: bool = False) -> None:
+    def __init__(self, text: str, name: str, *, aliases: bool) -> None:
+        super().__init__(text)
         self.lines: dict[_Path, int] = {}
-        self._name = name
-        self._aliases = aliases
-        self._nodes = 0
+        self._name, self._aliases = name, aliases
+        self._composed = self._depth = self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        is_collection = isinstance(event, yaml.CollectionStartEvent)
+        self._composed += 1
+        self._depth += is_collection
+        if self._depth > YAML_DEPTH:  # deeper ones take quadratic time, then exhaust the stack
+            raise ConfigError(f"{self._at(event)} is nested too deeply")
+        if self._composed > YAML_NODES:  # each takes a tenth of a millisecond
+            raise ConfigError(
+                f"{self._at(event)} has more than {YAML_NODES:,} keys and values, so it is no "
+                "configuration"
+            )
+        is_alias = isinstance(event, yaml.AliasEvent) or event.anchor is not None
+        if is_alias and not self._aliases:
+            raise AliasError(
+                f"{self._at(event)} uses an anchor or alias (& or *), which is not read: "
+                "write the value out, in quotes if it begins with & or *"
+            )
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise ConfigError(
+                f"{self._at(event)} uses the tag {tag!r}, which is not read: "
+                "write the plain value, in quotes if it begins with !"
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= is_collection
+        return node
+
+    def _at(self, place: Any) -> str:
+        """Where an event or a node is."""
+        return f"{self._name} (line {place.start_mark.line + 1})"
 
     def value(self, node: yaml.Node, path: _Path = ()) -> Any:
         self._count(len(path))
         if isinstance(node, yaml.ScalarNode):
             if node.style is not None:  # quoted or a block of text
                 return node.value
-            return plain_scalar(node.value, f"{self._name} (line {_line(node)})")
+            return plain_scalar(node.value, self._at(node))
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*path, "[]")) for child in node.value]
         values: dict[str, Any] = {}
         for key_node, value_node in self._pairs(node, len(path)):
-            key, where = key_node.value, f"{self._name} (line {_line(key_node)})"
+            key, where = key_node.value, self._at(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
                 raise ConfigError(f"{where} has a key that is not plain text")
             if len(key) > YAML_KEY or not key.isprintable():
@@ -347,7 +330,7 @@ class _Reader:
                     f"{where} sets '{'.'.join(key_path)}' again: "
                     f"it is already set in line {self.lines[key_path]}"
                 )
-            self.lines[key_path] = _line(key_node)
+            self.lines[key_path] = key_node.start_mark.line + 1
             values[key] = self.value(value_node, key_path)
         return values
 
@@ -375,9 +358,7 @@ class _Reader:
         for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
             self._count(depth)
             if not isinstance(source, yaml.MappingNode):
-                raise ConfigError(
-                    f"{self._name} (line {_line(value)}) merges (<<) what is no mapping"
-                )
+                raise ConfigError(f"{self._at(value)} merges (<<) what is no mapping")
             pairs = list(self._pairs(source, depth))
             yield [pair for pair in pairs if isinstance(pair[0], yaml.ScalarNode)]
 
@@ -386,9 +367,21 @@ def _is_merge(key: yaml.Node) -> bool:
     return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
 
 
-def _line(node: yaml.Node) -> int:
-    line: int = node.start_mark.line + 1
-    return line
+def _composed(text: str, name: str, *, aliases: bool = False) -> tuple[_Loader, yaml.Node | None]:
+    try:
+        loader = _Loader(text, name, aliases=aliases)
+        return loader, loader.get_single_node()
+    except yaml.MarkedYAMLError as err:
+        if (mark := err.problem_mark) and err.problem == "but found another document":
+            where = f"{name} (line {mark.line + 1})"
+            raise ConfigError(f"{where} starts a second document: keep one") from None
+        raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
+    except yaml.reader.ReaderError as err:
+        line = text[: err.position].count("\n") + 1
+        code = err.character if isinstance(err.character, int) else ord(err.character)
+        raise ConfigError(
+            f"{name} (line {line}) holds the control character U+{code:04X}: remove it"
+        ) from None
 
 
 def plain_scalar(text: str, where: str = "the value") -> Any:

@@ -9,8 +9,7 @@ from dataclasses import asdict
 
 from qlora_wgpu.cluster.actor import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
-from qlora_wgpu.config import Config
-from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.config import ClusterConfig, Config
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device

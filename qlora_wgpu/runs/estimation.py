@@ -14,8 +14,7 @@ from qlora_wgpu.bench.workload import config_of, find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.config import Config, ModelConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, TokenizerError, option
 from qlora_wgpu.extras import install_command

@@ -33,7 +33,7 @@ from qlora_wgpu.training.evaluation import answer_sums, held_out_loss
 from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.observers import Unwatched
 from qlora_wgpu.training.preferences import PreferenceData, preference_of
-from qlora_wgpu.training.references import compute_ref_logps
+from qlora_wgpu.training.references import ReferenceModel
 from qlora_wgpu.training.step_log import answer_metrics
 
 # ---- an evaluation -------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ def preference_evaluator(
     longest = max(settings.data.max_seq_length, dataset.longest)
     begun_from = settings.lora.init_from if preference.has_reference else None
     with model.adapter_off() if begun_from is None else _adapter(model, begun_from):
-        references = compute_ref_logps(
-            model, computing, dataset, preference, rows, longest,
-            keep=settings.data.cache, progress=observer.activity,
-        )  # fmt: skip
+        given = model, computing, dataset, preference, rows, longest
+        references = ReferenceModel(*given).logps(
+            keep=settings.data.cache, progress=observer.activity
+        )
     answers = PreferenceData(dataset, preference, references, longest)
 
     def measured(progress: Callable[[int, int], None]) -> HeldOutLoss:

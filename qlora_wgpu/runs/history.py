@@ -14,7 +14,7 @@ from qlora_wgpu.presence import exists
 from qlora_wgpu.report.page import inline
 from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training.observers import Row
-from qlora_wgpu.training.run_log import read_rows
+from qlora_wgpu.training.run_folder import read_rows
 
 
 class RunHistory:

@@ -42,7 +42,7 @@ from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.run_folder import RunLog
 from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.start import check_output, refuse_both
 

@@ -6,11 +6,11 @@ from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.result import Sample, TrainResult
 from qlora_wgpu.training.run_folder import (
     checkpoint_folders,
+    read_rows,
     refuse_existing_run,
     require_writable,
     settle_run,
 )
-from qlora_wgpu.training.run_log import read_rows
 from qlora_wgpu.training.start import check_resumable
 from qlora_wgpu.training.trainer import Trainer
 

@@ -88,11 +88,9 @@ class BatchSampler:
             # Within a step, so that how a step is cut does not decide what it learns.
             chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
         groups = (chosen[first : first + size] for first in range(0, len(chosen), size))
-        return [[row for i in group for row in self._below(self.rows[i])] for group in groups]
-
-    def _below(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """A row of the plan as rows of a batch: two for a pair that is not packed."""
-        return [row] if self.sides == 1 else [(i,) for i in row]
+        if self.sides == 1:
+            return [[self.rows[i] for i in group] for group in groups]
+        return [[(i,) for pair in group for i in self.rows[pair]] for group in groups]
 
     def examples_until(self, step: int) -> tuple[int, npt.NDArray[np.int64]]:
         """What the first steps have learnt: whole epochs, and examples of one that has begun."""

@@ -90,7 +90,8 @@ class Step:
         Args:
             reason: Why; kept as ``TrainResult.stop_reason``.
         """
-        self._own().run.events.stop_run(reason)
+        self._require_latest()
+        self._handler.run.events.stop_run(reason)
 
     def evaluate(self) -> float:
         """Measures and logs the held-out loss of the model as it is, once a step at most.
@@ -98,11 +99,19 @@ class Step:
         Raises:
             ConfigError: If there is no held-out data.
         """
-        return self._own().evaluate()
+        run = self._settled()
+        if run.state.eval_step != run.state.step:
+            self._handler.evaluator.measure(run.state.step)
+        if run.state.eval_loss is None:
+            raise ConfigError("there is no held-out loss: the run has no held-out data")
+        return run.state.eval_loss
 
     def save(self) -> Path | None:
         """Writes a checkpoint and returns its folder; None, with a warning, if it cannot."""
-        return self._own().save()
+        run = self._settled()
+        if run.saved_at != run.state.step and not self._handler.is_over and not run.save():
+            return None
+        return run.folder.checkpoint_folder(run.saved_at)
 
     def set_learning_rate(self, rate: float) -> None:
         """Sets the next step's rate; later ones follow the schedule in the same proportion.
@@ -112,7 +121,21 @@ class Step:
         Raises:
             ConfigError: If it is out of range, or the schedule's next rate is 0.
         """
-        self._own().set_learning_rate(rate)
+        self._require_latest()
+        _check("a learning rate", rate)
+        run, schedule = self._settled(), self._handler.optimizer.schedule
+        following = run.state.step + 1
+        if self._handler.is_over or following > run.total_steps:
+            return
+        if run.state.plateau is not None:
+            schedule.held = run.state.plateau.rate
+        planned = schedule.planned(following)
+        if planned == 0:
+            raise ConfigError(
+                f"the schedule's learning rate of step {following} is 0, which has no proportion "
+                "to another one: set it after a later step"
+            )
+        self._multiply(float(rate) / planned)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiplies the learning rates of all steps that follow, likewise.
@@ -120,12 +143,33 @@ class Step:
         Raises:
             ConfigError: If the factor is out of range.
         """
-        self._own().scale_learning_rate(factor)
+        self._require_latest()
+        _check("the factor of learning rates", factor)
+        run = self._settled()
+        if not self._handler.is_over and run.state.step < run.total_steps:
+            self._multiply(float(factor) * run.state.rate_factor)
 
-    def _own(self) -> CallbackHandler:
+    def _multiply(self, factor: float) -> None:
+        run, schedule = self._handler.run, self._handler.optimizer.schedule
+        if factor == run.state.rate_factor:
+            return
+        step, run.state.rate_factor, schedule.factor = run.state.step, factor, factor
+        run.events.note(
+            f"after step {step} the learning rate is {schedule.rate(step + 1):.3g}, "
+            f"{factor:.3g} times the schedule's"
+        )
+        if run.saved_at == step:
+            run.save()  # the checkpoint of this step does not know of it
+
+    def _require_latest(self) -> None:
         if self._handler.present is not self:
             raise ConfigError(f"step {self.step} is over: only the latest step can do that")
-        return self._handler
+
+    def _settled(self) -> Run:
+        """The run, once nothing is on its way any more."""
+        self._require_latest()
+        self._handler.drain()
+        return self._handler.run
 
     def _arrived(self) -> StepFigures:
         if self._figures is None and self.step > 0:
@@ -161,24 +205,20 @@ NO_CALLBACKS = Callbacks()
 
 
 class CallbackHandler:
-    """Calls the callbacks, and does what they ask for.
-
-    Attributes:
-        run: The run.
-        drain: Waits for all steps that are on their way.
-        latest: The latest evaluation's row.
-    """
+    """Calls the callbacks, and has what they ask for."""
 
     def __init__(
         self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer
     ) -> None:
         """Begins with the step that the run's state is at."""
-        self.run = run
+        self.run, self.evaluator, self.optimizer = run, evaluator, optimizer
+        # Waits for all steps that are on their way
         self.drain: Callable[[], None] = lambda: None
-        self.latest: Row = {}
+        self.latest: Row = {}  # the latest evaluation's
+        # Whether no step follows: what is asked for then has been done, or does nothing
+        self.is_over = False
         self._callbacks = callbacks
-        self._evaluator, self._optimizer = evaluator, optimizer
-        self._is_calling = self._is_over = False
+        self._is_calling = False
         self._kept: Step | None = None
         self.submitted(run.state.step, run.state.learning_rate)
 
@@ -194,33 +234,23 @@ class CallbackHandler:
         assert step is not None  # it is kept while the run goes on, and then by who asks
         return step
 
-    def ends(self) -> None:
-        """No step follows: what is asked for from now on has been done, or does nothing."""
-        self._is_over = True
-
     def let_go(self) -> None:
         """The run is over: nothing leads back to it any more, so that its model can be freed."""
         self.drain = lambda: None
         self.run.events, self.run.callbacks = Events(), None
         self._kept = None
 
-    # -- events ----------------------------------------------------------------------------
-
-    def on_step(self) -> None:
-        """All that was due after a step is done."""
-        self._call("on_step")
-
     def on_evaluate(self, row: Row) -> None:
         """The held-out loss was measured."""
         self.latest = row
-        self._call("on_evaluate")
+        self.call("on_evaluate")
 
     def on_save(self, folder: Path) -> None:
         """A checkpoint or the adapter was written."""
         self.present.saved = folder
-        self._call("on_save")
+        self.call("on_save")
 
-    def _call(self, name: str) -> None:
+    def call(self, name: str) -> None:
         """Calls a function; what it brings about itself does not call another one."""
         function = getattr(self._callbacks, name)
         if function is None or self._is_calling:
@@ -234,63 +264,6 @@ class CallbackHandler:
             raise failure_of(name, err, f" after step {self.present.step}") from err
         finally:
             self._is_calling = False
-
-    # -- requests --------------------------------------------------------------------------
-
-    def evaluate(self) -> float:
-        """Measures the held-out loss, if that was not done after this step."""
-        self.drain()
-        state = self.run.state
-        if state.eval_step != state.step:
-            self._evaluator.measure(state.step)
-        if state.eval_loss is None:
-            raise ConfigError("there is no held-out loss: the run has no held-out data")
-        return state.eval_loss
-
-    def save(self) -> Path | None:
-        """Writes a checkpoint, if that was not done after this step."""
-        self.drain()
-        run = self.run
-        if run.saved_at != run.state.step and not self._is_over and not run.save():
-            return None
-        return run.folder.checkpoint_folder(run.saved_at)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Changes the rate of the steps that follow."""
-        _check("a learning rate", rate)
-        self.drain()
-        run, following = self.run, self.run.state.step + 1
-        if self._is_over or following > self.run.total_steps:
-            return
-        if run.state.plateau is not None:
-            self._optimizer.hold(run.state.plateau.rate)
-        planned = self._optimizer.planned_rate(following)
-        if planned == 0:
-            raise ConfigError(
-                f"the schedule's learning rate of step {following} is 0, which has no proportion "
-                "to another one: set it after a later step"
-            )
-        self._multiply(float(rate) / planned)
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiplies the rates of the steps that follow."""
-        _check("the factor of learning rates", factor)
-        self.drain()
-        if not self._is_over and self.run.state.step < self.run.total_steps:
-            self._multiply(float(factor) * self.run.state.rate_factor)
-
-    def _multiply(self, factor: float) -> None:
-        run, step = self.run, self.run.state.step
-        if factor == run.state.rate_factor:
-            return
-        run.state.rate_factor = factor
-        self._optimizer.multiply(factor)
-        run.events.note(
-            f"after step {step} the learning rate is {self._optimizer.rate(step + 1):.3g}, "
-            f"{factor:.3g} times the schedule's"
-        )
-        if run.saved_at == run.state.step:
-            run.save()  # the checkpoint of this step does not know of it
 
 
 def _check(name: str, value: object) -> None:

@@ -28,7 +28,6 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import started_in
-from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
 from qlora_wgpu.presence import exists
@@ -99,14 +98,7 @@ class RunState:
         return state
 
     def evaluated(self, loss: float, figure: float, step: int, settings: EvalConfig) -> bool:
-        """Notes an evaluation; whether it is the best.
-
-        Args:
-            loss: The held-out loss.
-            figure: What the best one has most or least of (``settings.metric_for_best_model``).
-            step: The steps done.
-            settings: Whether more of it is better, and the least change that patience counts.
-        """
+        """Notes an evaluation by the figure that is to be best; whether it is."""
         self.eval_loss, self.eval_step = loss, step
         gain = math.inf
         if self.best_figure is not None:
@@ -205,12 +197,17 @@ def load_checkpoint(
     """Puts a checkpoint's adapter and moments onto the device."""
     manifest = read_manifest(folder)
     refuse_other(manifest)
-    state = _read_state(folder / _STATE)
+    path = folder / _STATE
+    try:
+        state = RunState.from_json(file_text(path, OWN_JSON_BYTES), str(path))
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"{path} cannot be read: {reason(err)}") from err
     if not state.step == manifest["step"] == step_of(folder):
         raise CheckpointError(f"{folder} holds the state after step {state.step}")
     adapter = model.adapter
     parameters = adapter.join(read_started(folder, *load_adapter(folder), adapter)[0])
-    moments = _read_moments(folder / _MOMENTS, adapter)
+    with SafetensorsFile(folder / _MOMENTS) as file:
+        moments = adapter.moments.join({name: file.raw(name) for name in file.names()})
     model.write_parameters(parameters)
     for moment, values in zip(adapter.moments.vectors, moments, strict=True):
         model.write_flat(moment, values)
@@ -224,19 +221,6 @@ def start_of(folders: list[Path]) -> Mapping[str, npt.NDArray[np.float32]] | Non
             started = started_in(folder, *load_adapter(folder))
             return None if started is None else started.start
     return None
-
-
-def _read_state(path: Path) -> RunState:
-    try:
-        text = file_text(path, OWN_JSON_BYTES)
-    except (OSError, ValueError) as err:
-        raise CheckpointError(f"{path} cannot be read: {reason(err)}") from err
-    return RunState.from_json(text, str(path))
-
-
-def _read_moments(path: Path, adapter: AdapterLayout) -> list[npt.NDArray[Any]]:
-    with SafetensorsFile(path) as file:
-        return adapter.moments.join({name: file.raw(name) for name in file.names()})
 
 
 def load_newest(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import read_manifest
+from qlora_wgpu.config import Config, DataConfig, TrainConfig
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.config.paths import DataPlace
-from qlora_wgpu.config.schema import Config, DataConfig, TrainConfig
 from qlora_wgpu.data import Dataset, rows_in_both
 from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
 from qlora_wgpu.errors import CheckpointError, ConfigError

@@ -40,11 +40,7 @@ class Divergence:
         self._lost: deque[str | None] = deque(maxlen=_LAST)
 
     def diverged(self, loss: float, norm: float = 1.0) -> str | None:
-        """Notes a step's mean loss and its gradient's norm.
-
-        Returns:
-            How the last ten steps have gone wrong, or None.
-        """
+        """Notes a step's loss and gradient; how the last ten have gone wrong, or None."""
         if len(self._first) < _FIRST:
             self._first.append(loss)
         self._steps += 1
@@ -100,12 +96,9 @@ class Plateau:
     cooldown: int = 0  # evaluations to come that do not count
 
     def measured(self, figure: float, optim: OptimConfig, *, more_is_better: bool = False) -> bool:
-        """Takes an evaluation into account; whether it changes the rate.
+        """Takes an evaluation's figure into account; whether it changes the rate.
 
-        Args:
-            figure: Its loss, or what else steers.
-            optim: What the schedule was told.
-            more_is_better: Torch's ``mode: max``, unless the schedule was told its own.
+        Where more of it is better, torch's mode is ``max``, unless the schedule was told its own.
         """
         given = optim.lr_scheduler_kwargs
         sign = 1.0 if given.get("mode", "max" if more_is_better else "min") == "max" else -1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.config import EvalConfig
@@ -34,19 +34,17 @@ def held_out_loss(
 ) -> LossSums:
     """The loss summed over all labels of a data set, their number and hits."""
     longest = max(max_length, rows.longest)
+
+    def batches() -> Iterator[Batch]:
+        for index, chunk in enumerate(sorted_by_length(rows, batch_size)):
+            progress(index * batch_size, len(rows))
+            yield padded_batch(chunk, batch_size, longest)
+
     return model.summed_loss(
         (batch.input_ids, batch.labels, batch.attention_mask)
-        for batch in _batches(rows, batch_size, longest, progress)
+        for batch in batches()
         if (batch.labels[:, 1:] != IGNORE_INDEX).any()
     )
-
-
-def _batches(
-    rows: Dataset, batch_size: int, longest: int, progress: Callable[[int, int], None]
-) -> Iterator[Batch]:
-    for index, chunk in enumerate(sorted_by_length(rows, batch_size)):
-        progress(index * batch_size, len(rows))
-        yield padded_batch(chunk, batch_size, longest)
 
 
 def answer_sums(
@@ -105,8 +103,11 @@ class Evaluator:
 
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
-        if run.held_out_answers is not None:
-            found = self._answered(run.held_out_answers, rows)
+        if (answers := run.held_out_answers) is not None:
+            given = run.model, run.executor, answers, rows, run.config.rows_at_once
+            loss, count, *metrics = answer_sums(*given, self._tell)
+            found = {"eval_loss": loss / count}
+            found |= answer_metrics(run.config.train, metrics, "eval_")
         else:
             size = run.config.train.per_device_train_batch_size
             sums = held_out_loss(run.executor, rows, size, run.longest, self._tell)
@@ -118,9 +119,12 @@ class Evaluator:
             if step == 0:
                 raise run.failure_at_start("the held-out loss is not finite")
             raise run.failure(f"the held-out loss is not finite after step {step}")
-        figure = self._figure(found, step)
+        name = run.config.eval.metric_for_best_model  # the figure that says what is best
+        figure = found[f"eval_{name}"]
+        if not math.isfinite(figure):
+            raise run.failure(f"the held-out {name} is not finite after step {step}")
         row = {"step": step, **found}
-        run.folder.log(row)
+        run.folder.log.append(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
             self._follow_plateau(run.state.plateau, figure, step)
         best = run.state.evaluated(loss, figure, step, run.config.eval)
@@ -128,22 +132,6 @@ class Evaluator:
             self._keep_best(step, loss, figure)
         run.evaluated(row)  # who is told may stop or save the run: all is noted by now
         return loss
-
-    def _answered(self, answers: PreferenceData, rows: Dataset) -> dict[str, float]:
-        """The loss and the metrics of an objective over answers."""
-        run, config = self._run, self._run.config
-        given = run.model, run.executor, answers, rows, config.rows_at_once
-        sums = answer_sums(*given, self._tell)
-        loss, count, *metrics = sums
-        return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
-
-    def _figure(self, found: Mapping[str, float], step: int) -> float:
-        """The figure that says what is best."""
-        name = self._run.config.eval.metric_for_best_model
-        figure = found[f"eval_{name}"]
-        if not math.isfinite(figure):
-            raise self._run.failure(f"the held-out {name} is not finite after step {step}")
-        return figure
 
     def _follow_plateau(self, plateau: Plateau, figure: float, step: int) -> None:
         before, settings = plateau.rate, self._run.config.eval

@@ -170,12 +170,8 @@ _RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
 
 
 def save_elsewhere(run: Path, save: Callable[[Path], None]) -> Path | None:
-    """Saves something in the first place that takes it.
-
-    Returns:
-        The folder, or None if no place takes it.
-    """
-    for place in _places():
+    """Saves something in the first place that takes it; its folder, or None without one."""
+    for place in _PLACES:
         try:
             folder = Path(tempfile.mkdtemp(prefix=f"{run.name}-", dir=place()))
             save(folder)
@@ -189,7 +185,7 @@ def save_elsewhere(run: Path, save: Callable[[Path], None]) -> Path | None:
 def forget_rescued(run: Path) -> list[Path]:
     """Removes what was rescued of a run that has ended well since; the folders."""
     removed = []
-    for place in _places():
+    for place in _PLACES:
         with suppress(OSError, CheckpointError, UnicodeError):
             for mark in place().glob(f"{glob.escape(run.name)}-*/{_RUN}"):
                 is_ours = not hasattr(os, "getuid") or mark.stat().st_uid == os.getuid()
@@ -199,14 +195,11 @@ def forget_rescued(run: Path) -> list[Path]:
     return removed
 
 
-def _places() -> Iterator[Callable[[], Path]]:
-    """The user's cache, the system's temporary folder, the present one."""
-    yield _cache
-    yield lambda: Path(tempfile.gettempdir())
-    yield Path.cwd
-
-
 def _cache() -> Path:
     folder = cache_path("rescued")
     make_cache_folder(folder)
     return folder
+
+
+_PLACES: tuple[Callable[[], Path], ...] = (_cache, lambda: Path(tempfile.gettempdir()), Path.cwd)
+"""The user's cache, the system's temporary folder, the present one."""

@@ -69,7 +69,7 @@ class Optimizer:
         """Allocates the moments, zeroed, and compiles the update."""
         self._model = model
         self._trained = model.active_adapter
-        self._schedule = Schedule(optim, total_steps)
+        self.schedule = Schedule(optim, total_steps)  # of its learning rates
         info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
         self._info = vector("step_info", STEP_NUMBERS, "float32", info)
         graph, adapter = model.layout.new_graph(), model.adapter
@@ -93,22 +93,6 @@ class Optimizer:
                 f"adapter {self._model.active_adapter!r} is active, but {self._trained!r} is in "
                 f"training: set_adapter({self._trained!r}) before the next step"
             )
-        self._model.write_flat(self._info, self._schedule.row(step))
+        self._model.write_flat(self._info, self.schedule.row(step))
         self._program.run()
         self._model.parameters_changed = True
-
-    def hold(self, rate: float) -> None:
-        """Takes a learning rate in place of the schedule's from the next step on."""
-        self._schedule.held = rate
-
-    def multiply(self, factor: float) -> None:
-        """Multiplies the schedule's learning rates from the next step on."""
-        self._schedule.factor = factor
-
-    def planned_rate(self, step: int) -> float:
-        """The learning rate of step 1, 2, …, before it is multiplied."""
-        return self._schedule.planned(step)
-
-    def rate(self, step: int) -> float:
-        """The learning rate of step 1, 2, …."""
-        return self._schedule.rate(step)

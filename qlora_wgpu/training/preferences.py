@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config.schema import TrainConfig
+from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.data import Batch, Dataset, Example
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets

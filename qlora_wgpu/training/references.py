@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -53,135 +55,106 @@ def answers_of(
     if preference is None or rows is None:
         return None
     most = max(longest, rows.longest)
-    references = compute_ref_logps(
-        model, executor, rows, preference, config.rows_at_once, most,
-        keep=config.data.cache, progress=observer.activity,
-    )  # fmt: skip
-    return PreferenceData(rows, preference, references, most)
+    reference = ReferenceModel(model, executor, rows, preference, config.rows_at_once, most)
+    said = reference.logps(keep=config.data.cache, progress=observer.activity)
+    return PreferenceData(rows, preference, said, most)
 
 
-def compute_ref_logps(
-    model: AdapterModel,
-    executor: Executor,
-    dataset: Dataset,
-    preference: Preference,
-    batch_size: int,
-    longest: int,
-    *,
-    keep: bool,
-    progress: Progress = lambda text: None,
-) -> References:
-    """What a model as it is now says of all answers of a data set."""
-    if not preference.has_reference:
-        return References.none(len(dataset))
-    parts: list[Sequence[Example]] = [dataset]
-    if preference.has_divergence:
-        parts.append(KLPairs(dataset, longest))
-    devices, decides = executor.devices(), (model, executor, dataset, preference)
-    name = _key(*decides, batch_size, longest)
-    kept = _kept(name, len(parts) * len(dataset)) if keep else None
-    if kept is not None:  # memory is planned for what asks
-        for part in parts:
-            _make_ready(executor, part, dataset, preference, batch_size, longest)
-    if kept is None:
-        given = (dataset, preference, batch_size, longest, progress)
-        kept = np.concatenate([_asked(model, executor, part, *given) for part in parts])
-        progress("")
-        if keep and cache_problem() is None:
-            if executor.devices() != devices:  # workers of another kind have come meanwhile
-                name = _key(*decides, batch_size, longest)
-            _keep(name, kept)
-    return References(kept[: len(dataset)], kept[len(dataset) :])
+@dataclass(frozen=True, eq=False)
+class ReferenceModel:
+    """A model as it is now, to be asked of all answers of a data set."""
 
+    model: AdapterModel  # the model
+    executor: Executor  # who computes
+    dataset: Dataset  # the answers
+    preference: Preference  # the objective that they are asked for
+    batch_size: int  # rows of a micro-batch
+    longest: int  # most tokens of an answer
 
-def _make_ready(
-    executor: Executor,
-    examples: Sequence[Example],
-    dataset: Dataset,
-    preference: Preference,
-    batch_size: int,
-    longest: int,
-) -> None:
-    for block in in_blocks(dataset, preference, batch_size):
-        tokens = max(sum(len(examples[i]) for i in row) for row in block)
-        length = bucket_length(tokens, max(longest, tokens))
-        executor.prepare(batch_size, length, "sums")
+    def logps(self, *, keep: bool, progress: Progress) -> References:
+        """What it says of each answer, from the disk where that is kept there."""
+        dataset, count = self.dataset, len(self.dataset)
+        if not self.preference.has_reference:
+            return References.none(count)
+        parts: list[Sequence[Example]] = [dataset]
+        if self.preference.has_divergence:
+            parts.append(KLPairs(dataset, self.longest))
+        devices, name = self.executor.devices(), self.key()
+        kept = _kept(name, len(parts) * count) if keep else None
+        if kept is not None:  # memory is planned for what asks
+            for examples, block in product(parts, self._blocks()):
+                tokens = max(sum(len(examples[i]) for i in row) for row in block)
+                length = bucket_length(tokens, max(self.longest, tokens))
+                self.executor.prepare(self.batch_size, length, "sums")
+        else:
+            kept = np.concatenate([self._asked(part, progress) for part in parts])
+            progress("")
+            if keep and cache_problem() is None:
+                if self.executor.devices() != devices:  # workers of another kind came meanwhile
+                    name = self.key()
+                _keep(name, kept)
+        return References(kept[:count], kept[count:])
 
+    def _blocks(self) -> list[Block]:
+        return in_blocks(self.dataset, self.preference, self.batch_size)
 
-def _asked(
-    model: AdapterModel,
-    executor: Executor,
-    examples: Sequence[Example],
-    dataset: Dataset,
-    preference: Preference,
-    batch_size: int,
-    longest: int,
-    progress: Progress,
-) -> FloatArray:
-    said = np.zeros(len(dataset), np.float32)
-    blocks = in_blocks(dataset, preference, batch_size)
+    def _asked(self, examples: Sequence[Example], progress: Progress) -> FloatArray:
+        said = np.zeros(len(self.dataset), np.float32)
+        blocks, size = self._blocks(), self.batch_size
 
-    def made(block: Block) -> MicroBatch:
-        rows = [[examples[i] for i in row] for row in block]
-        most = max(longest, max(len(example) for row in rows for example in row))
-        batch = padded_batch(rows, batch_size, most)
-        checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
-        tokens = sum(len(example) for row in rows for example in row)
-        return MicroBatch(*checked, None, tokens, samples=PreferenceInputs.plain(len(rows)))
+        def made(block: Block) -> MicroBatch:
+            rows = [[examples[i] for i in row] for row in block]
+            most = max(self.longest, max(len(example) for row in rows for example in row))
+            batch = padded_batch(rows, size, most)
+            checked = self.model.checked(batch.input_ids, batch.labels, batch.attention_mask)
+            tokens = sum(len(example) for row in rows for example in row)
+            return MicroBatch(*checked, None, tokens, samples=PreferenceInputs.plain(len(rows)))
 
-    def done(count: int) -> None:
-        progress(f"asking the reference: {count * batch_size:,} answers of {len(dataset):,}")
+        def done(count: int) -> None:
+            progress(f"asking the reference: {count * size:,} answers of {len(said):,}")
 
-    logps = executor.answer_logps(map(made, blocks), done)
-    for block, each in zip(blocks, logps, strict=True):
-        said[[i for row in block for i in row]] = each
-    if not np.isfinite(said).all():
-        raise DataError("the reference's log probability of an answer is not finite")
-    return said
+        logps = self.executor.answer_logps(map(made, blocks), done)
+        for block, each in zip(blocks, logps, strict=True):
+            said[[i for row in block for i in row]] = each
+        if not np.isfinite(said).all():
+            raise DataError("the reference's log probability of an answer is not finite")
+        return said
 
+    def key(self) -> str:
+        """A hash of what decides the numbers, to the bit where all devices are of one kind."""
+        model, devices = self.model, self.executor.devices()
+        folder = model.folder
+        folder.finish_fingerprint()
+        known = {
+            "version": _VERSION,
+            "base": folder.fingerprint,
+            "quant": model.quant.model_dump(),
+            "compute_dtype": model.compute_dtype,
+            "vocabulary": [model.architecture.vocab_size, list(model.architecture.new_tokens)],
+            "adapter": self._adapter(),
+            "data": self.dataset.fingerprint,
+            "divergence": self.preference.has_divergence,
+            "batch": [self.batch_size, self.longest],
+            "device": "; ".join(name for name, _ in devices),
+            "profile": "; ".join(kernels for _, kernels in devices),
+        }
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
-def _key(
-    model: AdapterModel, executor: Executor, dataset: Dataset, preference: Preference,
-    batch_size: int, longest: int,
-) -> str:  # fmt: skip
-    """A hash of what decides the numbers, to the bit where all devices are of one kind."""
-    parameters = model.read_flat(model.adapter.parameters)
-    folder, devices = model.folder, executor.devices()
-    does_nothing = _does_nothing(model, parameters, executor.neutral())
-    folder.finish_fingerprint()
-    known = {
-        "version": _VERSION,
-        "base": folder.fingerprint,
-        "quant": model.quant.model_dump(),
-        "compute_dtype": model.compute_dtype,
-        "vocabulary": [model.architecture.vocab_size, list(model.architecture.new_tokens)],
-        "adapter": None if does_nothing else _identity(model, parameters),
-        "data": dataset.fingerprint,
-        "divergence": preference.has_divergence,
-        "batch": [batch_size, longest],
-        "device": "; ".join(name for name, _ in devices),
-        "profile": "; ".join(kernels for _, kernels in devices),
-    }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+    def _adapter(self) -> list[object] | None:
+        """What the adapter adds to the base: its numbers, where they lie and their scale.
 
-
-def _identity(model: AdapterModel, parameters: FloatArray) -> list[object]:
-    """What an adapter adds to the base: its numbers, where they lie and what they are scaled by."""
-    names = sorted(model.adapter.split(parameters))
-    settings = model.adapter.config.model_dump(exclude={"lora_dropout", "init_from"})
-    return [hashlib.sha256(parameters.tobytes()).hexdigest(), names, settings]
-
-
-def _does_nothing(model: AdapterModel, parameters: FloatArray, neutral: FloatArray) -> bool:
-    """Whether an adapter leaves the base as it is, wherever its first factors begin.
-
-    One that began as a part of the base is never such, since its base is rounded without it.
-    """
-    if model.adapter.start is not None:
-        return False
-    own, idle = (model.adapter.split(flat) for flat in (parameters, neutral))
-    free = {name for name in own if (parse_name(name) or ("", ""))[1] in (LORA_A, EMBEDDING_B)}
-    return all(np.array_equal(own[name], idle[name]) for name in own.keys() - free)
+        None where it leaves the base as it is, wherever its first factors begin. One that began as
+        a part of the base never does, since its base is rounded without it.
+        """
+        adapter = self.model.adapter
+        parameters = self.model.read_flat(adapter.parameters)
+        own, idle = adapter.split(parameters), adapter.split(self.executor.neutral())
+        free = {name for name in own if (parse_name(name) or ("", ""))[1] in (LORA_A, EMBEDDING_B)}
+        does_nothing = all(np.array_equal(own[name], idle[name]) for name in own.keys() - free)
+        if does_nothing and adapter.start is None:
+            return None
+        settings = adapter.config.model_dump(exclude={"lora_dropout", "init_from"})
+        return [hashlib.sha256(parameters.tobytes()).hexdigest(), sorted(own), settings]
 
 
 def _kept(name: str, count: int) -> FloatArray | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
@@ -25,6 +27,7 @@ from qlora_wgpu.errors import (
 )
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.supervision.processes import SAME_WISH
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
@@ -48,7 +51,6 @@ from qlora_wgpu.training.start import (
     tell_of_length,
 )
 from qlora_wgpu.training.step_queue import StepQueue
-from qlora_wgpu.training.stopping import StopRequest
 
 _USUAL_BETA = 1e-6, 1e6
 
@@ -85,18 +87,8 @@ class Run:
     ) -> None:  # fmt: skip
         """Begins nothing yet.
 
-        Args:
-            model: The model.
-            config: The settings.
-            events: Tells observers.
-            rows: What is learnt.
-            held_out: What is measured, if anything is.
-            overwrite: Whether a run in ``output.dir`` may be replaced.
-            resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
-                that has none yet, and no adapter, begins again.
-            executor: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
-            texts: Who continues texts in between, as ``eval.sample_steps`` asks.
-            callbacks: Functions that are called between steps.
+        With ``resume`` the run in ``output.dir`` goes on from its newest whole checkpoint; one that
+        has none yet, and no adapter, begins again. Without an executor the model computes itself.
         """
         self.model, self.config, self.events = model, config, events
         self.rows, self.held_out = rows, held_out
@@ -147,12 +139,12 @@ class Run:
                             if evaluator.has_stalled or not queue.submit(step):
                                 break
                             queue.follow(step)
-                            callbacks.on_step()
+                            callbacks.call("on_step")
                             yield callbacks.present
                     queue.finish_all()
                 if not self.stop.requested:
                     queue.log.check_end()
-            callbacks.ends()
+            callbacks.is_over = True
             self.read_clock()
             if self.stop.requested:
                 interrupt(self)
@@ -186,7 +178,12 @@ class Run:
         model, config = self.model, self.config
         model.options = training_options(config.train, weighted=config.data.has_weights)
         model.zero_gradient()
-        self.executor = self._executor or self._own_device()
+        if self._executor is not None:
+            self.executor = self._executor
+        elif isinstance(model, QLoRAModel):
+            self.executor = LocalExecutor(model, self.throughput)
+        else:
+            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
         # The longest batch first, so that all memory is taken before training.
         length = bucket_length(self.plan.longest, self.longest)
         self.executor.prepare(self.plan.batch_size, length)
@@ -197,11 +194,6 @@ class Run:
         asked = None if self.answers is None else self.answers.reference_hash
         self.identity = RunFingerprint(model, config, self.rows, self.held_out, asked)
         return optimizer
-
-    def _own_device(self) -> Executor:
-        if not isinstance(self.model, QLoRAModel):
-            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
-        return LocalExecutor(self.model, self.throughput)
 
     def _open_folder(self, at_end: ExitStack) -> None:
         """Takes ``output.dir``, and goes on with the run there if that is asked for."""
@@ -303,9 +295,9 @@ class Run:
             try:
                 self.folder.require_own()
                 self.save_best()  # a checkpoint that names it could not be gone on with rightly
-                self.folder.flush_log()
+                self.folder.log.flush()
                 self.read_clock()
-                self.state.log_digest = self.folder.log_digest
+                self.state.log_digest = self.folder.log.digest
                 checkpoint = self.folder.checkpoint_folder(step)
                 save_checkpoint(checkpoint, self.model, self.state, self.identity.record)
             except CheckpointError as err:
@@ -350,3 +342,57 @@ class Run:
         if train.objective != "sft" and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
             cause = f"with a train.beta of {train.beta:g}; take one nearer to 0.1, the default"
         return TrainingError(f"{what}, before anything is learnt: {cause}")
+
+
+# ---- the wish that a run ends early -------------------------------------------------------------
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has not all of them
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+
+
+class StopRequest:
+    """Ctrl-C, SIGTERM and a closed terminal as a wish, granted between two micro-batches.
+
+    While it is entered, the first signal is noted; the second does what it always does. Those that
+    come together are one.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is asked for yet."""
+        self.requested = False  # whether somebody asked
+        self.number: int | None = None  # the signal that did; None where it was none
+        self._since = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        """Takes over the signals, where Python lets it: in the main thread.
+
+        Those that are ignored stay so, as with nohup.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Gives the signals back."""
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested, self.number, self._since = True, number, time.monotonic()
+        elif time.monotonic() - self._since > SAME_WISH:
+            self._restore()
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()

@@ -12,21 +12,31 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from qlora_wgpu.checkpoint import FileLock, remove, settle, settle_all, write_file
+from qlora_wgpu.checkpoint import (
+    FileLock,
+    append_line,
+    flush_file,
+    remove,
+    settle,
+    settle_all,
+    write_file,
+)
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import OWN_LOG_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.presence import broken_link, exists, is_dir
 from qlora_wgpu.shell_words import shell_word
-from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.observers import Row
 
 # ---- which run it is -----------------------------------------------------------------------------
 
@@ -199,6 +209,94 @@ class RunBackup:
         remove(self._aside)
 
 
+# ---- metrics.jsonl: a row for each logged step and each evaluation -------------------------------
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl; what is torn or no row is left out."""
+    try:
+        text = file_bytes(path, OWN_LOG_BYTES).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err
+    return [row for line in text.splitlines() if (row := _row(line)) is not None]
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is never logged")
+
+
+class RunLog:
+    """Appends rows. One that cannot be written waits for the next; it never ends a run."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        """Writes nothing yet; ``warn`` is told, once, that rows cannot be written."""
+        self._path, self._warn = path, warn
+        self._waiting: list[str] = []
+        self._has_warned = False
+        self._digest = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """A hash of all rows, those that wait included."""
+        return self._digest.hexdigest()[:16]
+
+    def begin(self) -> None:
+        """Empties it."""
+        self._digest = hashlib.sha256()
+        write_file(self._path, b"")
+
+    def append(self, row: Row) -> None:
+        """Adds a row."""
+        line = json.dumps(row, allow_nan=False)
+        self._digest.update(f"{line}\n".encode())
+        self._waiting.append(line)
+        self._write_waiting()
+
+    def close(self) -> None:
+        """Tries once more to write what still waits, and tells how much is missing."""
+        self._write_waiting()
+        if self._waiting:
+            self._warn(f"{self._path} lacks its last {len(self._waiting)} rows")
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                append_line(self._path, self._waiting[0])
+                self._waiting.pop(0)
+        except CheckpointError as err:
+            self._complain(err)
+
+    def flush(self) -> None:
+        """Brings what was appended to the disk, as a checkpoint relies on its rows being there."""
+        self._write_waiting()
+        try:
+            flush_file(self._path)
+        except CheckpointError as err:
+            self._complain(err)
+
+    def keep(self, is_kept: Callable[[Row], bool]) -> None:
+        """Removes all rows but some."""
+        rows = read_rows(self._path)
+        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if is_kept(row))
+        self._digest = hashlib.sha256(text.encode())
+        write_file(self._path, text.encode())
+
+    def _complain(self, err: CheckpointError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{err}; training goes on, and tries again with each row")
+
+
 # ---- the folder ----------------------------------------------------------------------------------
 
 _PROBE = ".qlora-wgpu-"
@@ -257,11 +355,7 @@ def settle_run(path: Path) -> None:
 
 
 class RunFolder(RunPaths):
-    """Writes what a run leaves behind. While it is open, no other run can have the folder.
-
-    Attributes:
-        texts: What the model has written: samples.jsonl.
-    """
+    """Writes what a run leaves behind. While it is open, no other run can have the folder."""
 
     def __init__(
         self,
@@ -274,8 +368,8 @@ class RunFolder(RunPaths):
     ) -> None:
         """Creates the folder and saves the resolved configuration in it."""
         super().__init__(path)
-        self._log = RunLog(self.metrics, warn)
-        self.texts = RunLog(self.samples, warn)
+        self.log = RunLog(self.metrics, warn)
+        self.texts = RunLog(self.samples, warn)  # what the model has written
         self._replaced = RunBackup(self)
         self._lock = FileLock(self.lock)
         self._total_steps: int | None = None
@@ -310,20 +404,20 @@ class RunFolder(RunPaths):
         either, too.
         """
         with self._explained():
-            if exists(self.adapter) or self.checkpoint_folders():
+            if exists(self.adapter) or checkpoint_folders(self.path):
                 self._replaced.move_aside()
             for part in self.written:
                 if part != self.config:  # the last to go, since it says that this is a run
                     remove(part)
             self.write_config(config_yaml)
             self.checkpoints.mkdir()
-            self._log.begin()
+            self.log.begin()
 
     def close(self) -> None:
         """Lets another run have the folder."""
         if self._total_steps is not None:
             self._note_progress(None)
-        self._log.close()
+        self.log.close()
         self.texts.close()
         self._lock.release()
 
@@ -359,19 +453,6 @@ class RunFolder(RunPaths):
         """Writes config.yaml."""
         write_file(self.config, config_yaml.encode())
 
-    def log(self, row: dict[str, Any]) -> None:
-        """Appends a row to metrics.jsonl; one that cannot be written waits for the next."""
-        self._log.append(row)
-
-    @property
-    def log_digest(self) -> str:
-        """A hash of all rows of metrics.jsonl."""
-        return self._log.digest
-
-    def flush_log(self) -> None:
-        """Brings metrics.jsonl to the disk."""
-        self._log.flush()
-
     def forget_after(self, step: int, logged_step: int, eval_step: int) -> None:
         """Removes the rows and checkpoints of what will be done again."""
 
@@ -379,10 +460,10 @@ class RunFolder(RunPaths):
             return bool(row["step"] <= (eval_step if "eval_loss" in row else logged_step))
 
         with self._explained():
-            self._log.keep(is_kept)
+            self.log.keep(is_kept)
             if exists(self.samples):
                 self.texts.keep(lambda row: bool(row["step"] <= step))
-            for folder in self.checkpoint_folders():
+            for folder in checkpoint_folders(self.path):
                 if step_of(folder) > step:
                     remove(folder)
 
@@ -390,16 +471,12 @@ class RunFolder(RunPaths):
         """The folder of a step's checkpoint."""
         return self.checkpoints / f"step-{step}"
 
-    def checkpoint_folders(self) -> list[Path]:
-        """The checkpoints that are there, oldest first."""
-        return checkpoint_folders(self.path)
-
     def prune(self, keep: int | None) -> None:
         """Removes all but the newest ``keep`` checkpoints, and what was left of others."""
         settle_all(self.checkpoints)
         if keep is None:
             return
-        for old in self.checkpoint_folders()[:-keep]:
+        for old in checkpoint_folders(self.path)[:-keep]:
             remove(old)
 
     def forget_replaced(self) -> None:

@@ -20,7 +20,7 @@ from qlora_wgpu.presence import exists
 from qlora_wgpu.training.evaluation import Evaluator, steps_between
 from qlora_wgpu.training.observers import Observer
 from qlora_wgpu.training.result import TrainResult, Written
-from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.run_folder import RunLog
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run

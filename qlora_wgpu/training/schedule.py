@@ -28,16 +28,9 @@ def warmup_steps(optim: OptimConfig, total: int) -> int:
 
 
 def learning_rates(optim: OptimConfig, total: int, steps: range | None = None) -> Steps:
-    """The learning rate of each step, as Hugging Face's schedules of the same names give it.
+    """The learning rate of each step from 0 on, as Hugging Face's schedules of its name give it.
 
-    Args:
-        optim: Kind of schedule, what it takes beside, peak rate and warm-up.
-        total: Steps of the run.
-        steps: Those that are wanted, counted from 0; all by default.
-
-    Returns:
-        (steps) float64. With a linear warm-up the first is 0, as there. Of ``reduce_lr_on_plateau``
-        the rate that it begins with.
+    With a linear warm-up the first is 0, as there; ``reduce_lr_on_plateau`` begins with its rate.
     """
     wanted = range(total) if steps is None else steps
     step = np.arange(wanted.start, wanted.stop, dtype=np.float64)
@@ -170,11 +163,7 @@ _AT_ONCE = 4096
 def step_table(
     optim: OptimConfig, total: int, steps: range | None = None
 ) -> npt.NDArray[np.float32]:
-    """The values that AdamW's kernel reads at a step: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B.
-
-    Returns:
-        (steps, 4) float32; bias corrections are of t = 1, 2, …
-    """
+    """What AdamW's kernel reads at step t = 1, 2, …: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B."""
     wanted = range(total) if steps is None else steps
     t = np.arange(wanted.start, wanted.stop, dtype=np.float64) + 1.0
     table = np.zeros((len(t), STEP_NUMBERS))
@@ -186,17 +175,12 @@ def step_table(
 
 
 class Schedule:
-    """The rows of ``step_table``, a few thousand at a time: a run may have a billion.
-
-    Attributes:
-        held: A learning rate in place of the schedule's from now on, or None.
-        factor: What rates are multiplied by from now on.
-    """
+    """The rows of ``step_table``, a few thousand at a time: a run may have a billion."""
 
     def __init__(self, optim: OptimConfig, total: int) -> None:
         """Makes nothing yet."""
-        self.held: float | None = None
-        self.factor = 1.0
+        self.held: float | None = None  # a rate in place of the schedule's from now on
+        self.factor = 1.0  # what rates are multiplied by from now on
         self._optim = optim
         self._total = total
         self._steps = range(0)

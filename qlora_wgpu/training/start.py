@@ -85,13 +85,15 @@ def _resume(run: Run) -> None:
     def refuse_other(manifest: Mapping[str, Any]) -> None:
         run.identity.refuse_other(manifest, path)
 
-    checkpoint, state, passed = load_newest(folder.checkpoint_folders(), run.model, refuse_other)
+    checkpoint, state, passed = load_newest(
+        checkpoint_folders(folder.path), run.model, refuse_other
+    )
     for sentence in passed:
         run.events.warning(sentence)
     run.state, run.saved_at = state, state.step
     _load_best(run)
     folder.forget_after(state.step, state.logged_step, state.eval_step)
-    if state.log_digest not in (None, folder.log_digest):
+    if state.log_digest not in (None, folder.log.digest):
         run.events.warning(
             f"the rows of metrics.jsonl up to step {state.step} are not those that the run has "
             "written: they were changed, or some are missing; its report shows them as they are"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qlora_wgpu.config.schema import TrainConfig
+from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.ops.optimizers import (
     SATURATED_OFFSET,
     STATS_BALANCE,
@@ -163,7 +163,7 @@ def log_window(run: Run) -> None:
     state.window.clear()
     state.metrics.clear()
     state.logged_step = state.step
-    run.folder.log(row)
+    run.folder.log.append(row)
     run.events.step(row)
 
 

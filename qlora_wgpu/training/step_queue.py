@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qlora_wgpu.data import Example
 from qlora_wgpu.gpu.timing import Readback
 from qlora_wgpu.graph.host_callbacks import DiskReadStats
 from qlora_wgpu.labels import IGNORE_INDEX
@@ -74,11 +73,7 @@ class IOStallMonitor:
 
 
 class StepQueue:
-    """Queues a run's steps, and takes in their figures when these have arrived.
-
-    Attributes:
-        log: Where the figures go.
-    """
+    """Queues a run's steps, and takes in their figures when these have arrived."""
 
     def __init__(
         self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: SampleLogger,
@@ -90,7 +85,7 @@ class StepQueue:
         self._evaluator = evaluator
         self._texts = texts
         self._callbacks = callbacks
-        self.log = MetricsLogger(run)
+        self.log = MetricsLogger(run)  # where the figures go
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[tuple[SubmittedStep, Step]] = deque()
         self._disk = IOStallMonitor(run.model.programs.traffic.reading)
@@ -102,13 +97,14 @@ class StepQueue:
         tokens = self._submit_micro_batches(step, unit)
         if tokens is None:
             return False
+        schedule = self._optimizer.schedule
         if run.state.plateau is not None:
-            self._optimizer.hold(run.state.plateau.rate)
-        self._optimizer.multiply(run.state.rate_factor)
+            schedule.held = run.state.plateau.rate
+        schedule.factor = run.state.rate_factor
         self._optimizer.step(step)
         self._readback.request()
         run.model.zero_stats()
-        rate, workers = self._optimizer.rate(step), run.executor.figures()
+        rate, workers = schedule.rate(step), run.executor.figures()
         self._callbacks.submitted(step, rate)
         waiting = SubmittedStep(step, rate, tokens, workers, unit), self._callbacks.present
         self._submitted.append(waiting)
@@ -161,24 +157,17 @@ class StepQueue:
 
         def blocks() -> Iterator[MicroBatch]:
             nonlocal tokens, labels, is_cut
+            made = self._micro_batches(step, unit)
             if run.answers is not None:
-                for block in self._answer_blocks(step, run.answers):
-                    if stop.requested:
-                        is_cut = True
-                        return
-                    tokens += 0 if block.is_measured else block.tokens
-                    labels += 1
-                    yield block
-                return
-            for index, chosen in enumerate(run.plan.blocks(step - 1)):
+                made = self._answer_blocks(step, run.answers)
+            for block in made:
                 if stop.requested:
                     is_cut = True
                     return
-                examples = [[run.rows[i] for i in row] for row in chosen]
-                block = self._micro_batch(step, index, examples, unit)
-                tokens += block.tokens
-                if any(e.num_label_tokens for row in examples for e in row):
-                    labels += int((block.targets != IGNORE_INDEX).sum())
+                tokens += 0 if block.is_measured else block.tokens
+                count = 1 if run.answers is not None else (block.targets != IGNORE_INDEX).sum()
+                labels += int(count)
+                if count:
                     yield block
 
         done = run.executor.accumulate(blocks(), lambda: stop.requested)
@@ -199,16 +188,16 @@ class StepQueue:
             yield MicroBatch.of_answers(model, made, key)
             learnt += is_learnt
 
-    def _micro_batch(
-        self, step: int, index: int, rows: list[list[Example]], unit: float
-    ) -> MicroBatch:
-        """A micro-batch of a step, packed and checked, its weights in units."""
-        model, plan = self._run.model, self._run.plan
-        has_weights = self._run.config.data.has_weights
-        batch = padded_batch(rows, plan.batch_size, self._run.longest)
-        return MicroBatch(
-            *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
-            dropout_key=plan.dropout_key(step, index) if model.is_random else None,
-            tokens=sum(len(e) for row in rows for e in row),
-            weights=batch.weights / np.float32(unit) if has_weights else None,
-        )
+    def _micro_batches(self, step: int, unit: float) -> Iterator[MicroBatch]:
+        """The micro-batches of a step, packed and checked, their weights in units."""
+        run, model, plan = self._run, self._run.model, self._run.plan
+        has_weights = run.config.data.has_weights
+        for index, chosen in enumerate(plan.blocks(step - 1)):
+            rows = [[run.rows[i] for i in row] for row in chosen]
+            batch = padded_batch(rows, plan.batch_size, run.longest)
+            yield MicroBatch(
+                *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+                dropout_key=plan.dropout_key(step, index) if model.is_random else None,
+                tokens=sum(len(e) for row in rows for e in row),
+                weights=batch.weights / np.float32(unit) if has_weights else None,
+            )

@@ -7,7 +7,7 @@ from functools import cache
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import PromptFormat, Tokenizer
+from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -153,7 +153,12 @@ class Trainer:
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
-        reader = self._reader(train_dataset, eval_dataset)
+        reader = DataReader(  # with the tokenizer that the model's prompts are written with
+            self.config, cache(lambda: Tokenizer.from_folder(self.model.prompt_folder)),
+            self._events, vocabulary=self.model.architecture.vocab_size,
+            positions=longest_text(self.model.folder.config),
+            train=train_dataset, held_out=eval_dataset,
+        )  # fmt: skip
         learnt, measured = reader.read()
         prompt = reader.prompt()
         run = Run(
@@ -164,17 +169,11 @@ class Trainer:
             yield from run.steps()
         finally:
             self._result = run.result
-            if run.result is not None and prompt is not None:
-                self._keep_prompt(run.result, prompt)
-
-    def _reader(self, train: Rows | None, held_out: Rows | None) -> DataReader:
-        """Reads data with the tokenizer that the model's prompts are written with."""
-        model = self.model
-        return DataReader(
-            self.config, cache(lambda: Tokenizer.from_folder(model.prompt_folder)), self._events,
-            vocabulary=model.architecture.vocab_size, positions=longest_text(model.folder.config),
-            train=train, held_out=held_out,
-        )  # fmt: skip
+            if (result := run.result) is not None and prompt is not None:
+                source = self.model.prompt_folder
+                keep_prompt(self.config, source, prompt, result, self._events)
+                if exists(result.adapter_dir / PROMPT_FORMAT):  # as messages are written from now
+                    self.model.prompt_folder = result.adapter_dir
 
     def _asked(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
         """What one call asks for; where it says None, the trainer's own, but for its opposite."""
@@ -182,9 +181,3 @@ class Trainer:
         goes_on = not overwrite and self._resume if resume is None else resume
         refuse_both(overwrite=replaces, resume=goes_on)
         return replaces, goes_on
-
-    def _keep_prompt(self, result: TrainResult, prompt: PromptFormat) -> None:
-        """Writes how prompts are written beside the adapter."""
-        keep_prompt(self.config, self.model.prompt_folder, prompt, result, self._events)
-        if exists(result.adapter_dir / PROMPT_FORMAT):  # as messages are written from now
-            self.model.prompt_folder = result.adapter_dir

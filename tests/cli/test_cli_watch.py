@@ -35,7 +35,7 @@ TEXTS = [
 def run(tmp_path):
     folder = RunFolder(tmp_path / "run", "model: {path: x}\n")
     for row in ROWS:
-        folder.log(row)
+        folder.log.append(row)
     for row in TEXTS:
         folder.texts.append(row)
     yield folder
@@ -61,7 +61,7 @@ def test_a_run_that_goes_on_and_has_ended(run):
     run.note_steps(10)
     run.close()
     assert "the run has ended" in text_of(RunStatus(run.path))
-    run.log(ROWS[9])  # as if steps were done again
+    run.log.append(ROWS[9])  # as if steps were done again
     assert "nobody is running it" in text_of(RunStatus(run.path))
 
 

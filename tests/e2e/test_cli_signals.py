@@ -18,7 +18,7 @@ HELD = """\
 import os, time
 if "QLORA_WGPU_SUPERVISOR" in os.environ:
     from qlora_wgpu.training.optimizer import Optimizer
-    from qlora_wgpu.training.stopping import StopRequest
+    from qlora_wgpu.training.run import StopRequest
     asked, note, step = [], StopRequest._note, Optimizer.step
     def noted(self, *how):
         note(self, *how)

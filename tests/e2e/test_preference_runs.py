@@ -14,10 +14,10 @@ from qlora_wgpu.data import load_dataset
 from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.runs.estimation import estimate
-from qlora_wgpu.training import Observer, references
+from qlora_wgpu.training import Observer
 from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.preferences import preference_of
-from qlora_wgpu.training.references import _key
+from qlora_wgpu.training.references import ReferenceModel
 
 METRICS = (
     "rewards/chosen",
@@ -319,7 +319,8 @@ def test_what_a_reference_said_is_told_apart_by_how_its_adapter_is_applied(folde
 def test_what_a_reference_said_is_told_apart_by_tokens_that_are_added(folder, monkeypatch):
     """Data without them have the same ids, but every token's share is of one more."""
     keys = []
-    monkeypatch.setattr(references, "_key", lambda *given: keys.append(_key(*given)) or keys[-1])
+    key = ReferenceModel.key
+    monkeypatch.setattr(ReferenceModel, "key", lambda asked: keys.append(key(asked)) or keys[-1])
     for name, tokens in (("without", []), ("with", ["<new>"])):
         settings = config(folder, f"key-{name}", data={"eval_split": None}, max_steps=1)
         settings["model"]["add_tokens"] = tokens
@@ -334,4 +335,5 @@ def key_of(folder, lora, start):
     dataset = load_dataset(rows, folder / "model", 16, how=Preparation(16, objective="dpo"))
     model = QLoRAModel.from_pretrained(folder / "model", settings.lora, settings.quant, "float32")
     model.load_adapter(start(model))
-    return _key(model, LocalExecutor(model), dataset, preference_of(settings.train), 2, 16)
+    preference = preference_of(settings.train)
+    return ReferenceModel(model, LocalExecutor(model), dataset, preference, 2, 16).key()

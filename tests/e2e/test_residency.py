@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from e2e.test_family_types import normalize, shapes
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.config.schema import OptimConfig
+from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.passes import assign_layouts
 from qlora_wgpu.lora.flat_vector import AdapterDtypes

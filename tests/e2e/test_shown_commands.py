@@ -6,6 +6,7 @@ import shutil
 from copy import deepcopy
 from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support.commands import run_here
@@ -15,7 +16,13 @@ from qlora_wgpu import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
-OF_ALL = {"README.md": 6, "docs/guide.md": 17, "docs/cluster.md": 4, "docs/web.md": 1}
+OF_ALL = {
+    "README.md": 6, "docs/tutorial.md": 8, "docs/data.md": 1, "docs/memory.md": 1,
+    "docs/generate.md": 6, "docs/export.md": 5, "docs/other-trainers.md": 1, "docs/ci.md": 1,
+    "docs/cluster.md": 4, "docs/web.md": 1,
+}  # fmt: skip
+# Those about a run that there is.
+OF_A_RUN = ["data", "memory", "generate", "export", "other-trainers"]
 # What needs no network, no other machine and no tokenizer of llama.cpp's.
 ALONE = {"init", "data", "estimate", "train", "chat", "eval", "generate", "merge", "quantize"}
 
@@ -28,21 +35,36 @@ def shown(page):
     return [shlex.split(line, comments=True) for line in lines]
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """The folder that a reader of both pages has."""
-    model = tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
+def write_place(folder):
+    """What a reader has: a model, chats, prompts, a file of another trainer."""
+    model = folder / "HuggingFaceTB" / "SmolLM2-135M-Instruct"
     write_model(model, num_hidden_layers=1, max_position_embeddings=40)
-    write_chats(tmp_path / "chats.jsonl", 1)
-    write_chats(tmp_path / "held-out.jsonl", 1, seed=1)
-    (tmp_path / "in.jsonl").write_text('{"prompt": "ab"}\n')
-    (tmp_path / "theirs.yml").write_text(
+    write_chats(folder / "chats.jsonl", 1)
+    write_chats(folder / "held-out.jsonl", 1, seed=1)
+    (folder / "in.jsonl").write_text('{"prompt": "ab"}\n')
+    (folder / "theirs.yml").write_text(
         f"base_model: {model}\ndatasets: [{{path: chats.jsonl, type: chat_template}}]\n"
         "adapter: qlora\nload_in_4bit: true\n"
     )
-    shutil.copytree(model, tmp_path / "BASE")
-    monkeypatch.setattr("sys.stdin", StringIO("what?\n"))
-    return tmp_path
+    shutil.copytree(model, folder / "BASE")
+
+
+def run_page(page, folder):
+    """Each command of a page that can run here, and what it said."""
+    for verb, *words in shown(page):
+        if verb in ALONE:
+            with patch("sys.stdin", StringIO("what?\n")):
+                done = run_here(verb, *words, cwd=folder)
+            assert done.returncode == 0, done.stderr
+            yield verb, done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder that readers of README.md have in the end."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_place(folder)
+    return folder, dict(run_page("README.md", folder))
 
 
 @pytest.mark.parametrize("page", sorted(OF_ALL))
@@ -59,16 +81,27 @@ def test_no_other_page_shows_commands():
     assert found == OF_ALL.keys()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
-def test_commands_run_one_after_another(place, page):
-    for verb, *words in shown(page):
-        if verb not in ALONE:
-            continue
-        if "--from" in words:
-            (place / "run.yaml").unlink()
-        done = run_here(verb, *words, cwd=place)
-        assert done.returncode == 0, done.stderr
-        trained = place / "runs" / "SmolLM2-135M-Instruct"
-        if verb == "train":
-            assert done.stdout.splitlines()[-1] == "qlora-wgpu chat runs/SmolLM2-135M-Instruct"
-            shutil.copytree(trained, place / "runs" / "first")
+def test_the_commands_of_the_readme_run_one_after_another(trained):
+    folder, said = trained
+    assert said.keys() == ALONE & {verb for verb, *_ in shown("README.md")}
+    assert said["train"].splitlines()[-1] == "qlora-wgpu chat runs/SmolLM2-135M-Instruct"
+    assert (folder / "runs/SmolLM2-135M-Instruct/adapter/adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_the_commands_of_a_page_run(trained, tmp_path, name):
+    folder = tmp_path / "place"
+    shutil.copytree(trained[0], folder)
+    shutil.copytree(folder / "runs/SmolLM2-135M-Instruct", folder / "runs/first")
+    if name == "other-trainers":
+        (folder / "run.yaml").unlink()
+    assert list(run_page(f"docs/{name}.md", folder))
+
+
+def test_the_tutorial_runs(tmp_path):
+    write_model(tmp_path / "demo/base", num_hidden_layers=1)
+    (tmp_path / "examples").mkdir()
+    rows = (ROOT / "examples/questions.csv").read_text().splitlines()
+    (tmp_path / "examples/questions.csv").write_text("\n".join(rows[:20]) + "\n")
+    said = dict(run_page("docs/tutorial.md", tmp_path))
+    assert said["train"].splitlines()[-1] == "qlora-wgpu chat runs/base"

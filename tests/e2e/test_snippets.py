@@ -60,7 +60,9 @@ def test_blocks_run_as_they_stand(place, page, capfd):
     ("page", "sections"),
     [
         ("README.md", [{"model", "data", "lora", "train", "optim", "output"}]),
-        ("docs/guide.md", [{"data"}, {"model", "data", "train", "optim"}, {"model"}]),
+        ("docs/data.md", [{"data"}]),
+        ("docs/preferences.md", [{"model", "data", "train", "optim"}]),
+        ("docs/quantized.md", [{"model"}]),
     ],
 )
 def test_the_yaml_is_a_configuration(tmp_path, page, sections):
@@ -70,3 +72,10 @@ def test_the_yaml_is_a_configuration(tmp_path, page, sections):
         text = block if "model" in named else block + "model: {path: x}\n"
         (tmp_path / "run.yaml").write_text(text)
         load_config(tmp_path / "run.yaml")
+
+
+def test_the_lines_for_peft_are_eight_lines_of_python():
+    """They run where torch is; here is none."""
+    (block,) = blocks("docs/peft.md", "python")
+    compile(block, "docs/peft.md", "exec")
+    assert len([line for line in block.splitlines() if line]) == 8

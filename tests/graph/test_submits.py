@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench
 
-from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import DeviceConfig, LoraConfig, QuantConfig
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, cpu_profile

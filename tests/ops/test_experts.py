@@ -99,25 +99,31 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
     w = rng.standard_normal((experts, *shape)).astype(np.float32)
     w *= np.arange(1, experts + 1)[:, None, None]  # so that scales and offsets differ
 
-    class Folder:
-        path = "folder"
+    class Weight:
+        is_quantized = is_mapped = must_requantize = False
+        format = None
 
-        def has(self, name):
-            return True
+        def __init__(self, name):
+            self.name, self.expert = name, int(name.split(".")[2])
+            self.shape = shape
 
-        is_quantized = False
-
-        def must_requantize(self, name):
-            return False
-
-        def quantized(self, name, *, mapped):
+        def quantized(self):
             return None
 
-        def is_mapped(self, name):
-            return False
+        def read(self):
+            return w[self.expert]
 
-        def dequantized(self, name):
-            return w[int(name.split(".")[2])]
+    class Folder:
+        path = "folder"
+        is_quantized = False
+
+        def __contains__(self, name):
+            return True
+
+        def __getitem__(self, name):
+            return Weight(name)
+
+        find = __getitem__
 
     bench = Bench(device, dtype, PROFILES[profile])
     stack = ExpertSpec("mlp.experts", "up_proj", experts, *shape)

@@ -19,24 +19,27 @@ CASES = [
     (cases.check_few_rows, each)
     for each in (
         *arguments_of(cases.check_few_rows),
-        ("Q4_1", 96, 2, 0, False),
-        ("Q4_K", 256, 1, 3, True),
-        ("Q6_K", 256, 1, 8, False),
-        ("IQ4_NL", 64, 2, 0, False),
-        ("MXFP4", 96, 1, 8, False),
-        ("NVFP4", 48, 1, 0, True),
-        ("Q8_0", 96, 3, 0, False),
-        ("LLM.int8", 20, 2, 4, False),
-        ("FP8", 40, 1, 0, False),
-        ("GPTQ", 72, 1, 8, False),
-        ("GPTQ of groups that end in a row", 96, 1, 0, False),
-        ("INT4 with zeros", 96, 2, 8, True),
-        ("INT8 with zeros", 72, 1, 0, False),
-        ("dense", 1200, 2, 0, False),
+        ("Q4_1", 96, 2, 0, "operand", False),
+        ("Q4_K", 256, 1, 3, "residual", True),
+        ("Q6_K", 256, 1, 8, "operand", False),
+        ("IQ4_NL", 64, 2, 0, "operand", False),
+        ("MXFP4", 96, 1, 8, "operand", False),
+        ("NVFP4", 48, 1, 0, "residual", True),
+        ("Q8_0", 96, 3, 0, "operand", False),
+        ("LLM.int8", 20, 2, 4, "operand", False),
+        ("FP8", 40, 1, 0, "operand", False),
+        ("GPTQ", 72, 1, 8, "operand", False),
+        ("GPTQ of groups that end in a row", 96, 1, 0, "operand", False),
+        ("INT4 with zeros", 96, 2, 8, "residual", True),
+        ("INT8 with zeros", 72, 1, 0, "operand", False),
+        ("dense", 1200, 2, 0, "operand", False),
     )
 ] + [
     (cases.check_few_rows_of_a_group, each)
-    for each in (("Q6_K", 256, 8, False, 2), ("AWQ", 96, 8, True, 3))
+    for each in (
+        ("Q6_K", 256, 3, 8, False, (False, True)),
+        ("AWQ", 96, 3, 8, True, (False, True, False)),
+    )
 ]
 
 BY_UNIT = {

@@ -82,7 +82,7 @@ def test_gated_units_have_the_bits_of_two_launches(device, dense, rows):
 
 def test_other_profiles_have_none(device):
     bench = Bench(device, "float32", PROFILES["gpu"])
-    cases.check_packed_weights(bench, "double", 64, 3, 8, False)
+    cases.check_packed_weights(bench, "double", 64, 3, 8, True, False)
     assert bench.excess <= 1.0
     assert not any("strip" in path for path in bench.shaders)
 

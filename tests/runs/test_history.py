@@ -25,7 +25,7 @@ ROWS = [
 def run(tmp_path):
     folder = RunFolder(tmp_path / "run", "model: {path: x}\n")
     for row in ROWS:
-        folder.log(row)
+        folder.log.append(row)
     folder.texts.append({"step": 0, "prompt": "p", "expected": "", "text": "t"})
     folder.close()
     return folder.path

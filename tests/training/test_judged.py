@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qlora_wgpu.config.schema import TrainConfig
+from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.data_warnings import check_unpaired_balance

@@ -10,6 +10,7 @@ import pytest
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.training.run_folder import (
     RunFolder,
+    checkpoint_folders,
     refuse_existing_run,
     require_writable,
     settle_run,
@@ -77,10 +78,10 @@ def test_a_file_in_its_place(tmp_path, overwrite):
 
 def test_rows_are_json_and_never_nan(tmp_path):
     run = RunFolder(tmp_path / "r", "x")
-    run.log({"step": 1, "loss": None})
-    run.log({"step": 2, "loss": 0.1 + 0.2})
+    run.log.append({"step": 1, "loss": None})
+    run.log.append({"step": 2, "loss": 0.1 + 0.2})
     with pytest.raises(ValueError, match="JSON"):
-        run.log({"step": 3, "loss": float("nan")})
+        run.log.append({"step": 3, "loss": float("nan")})
     lines = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"step": 1, "loss": None},
@@ -204,7 +205,7 @@ def test_pruning_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         run.prune(1)
-    assert [p.name for p in run.checkpoint_folders()] == ["step-2"]
+    assert [p.name for p in checkpoint_folders(run.path)] == ["step-2"]
     monkeypatch.undo()
     run.prune(1)
     assert [p.name for p in run.checkpoints.iterdir()] == ["step-2"]

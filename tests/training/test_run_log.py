@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from qlora_wgpu.training.run_log import RunLog, read_rows
+from qlora_wgpu.training.run_folder import RunLog, read_rows
 
 
 @pytest.fixture

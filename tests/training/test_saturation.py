@@ -30,7 +30,7 @@ def a_run(kept=0):
         events=SimpleNamespace(
             warning=warnings.append, step=rows.append, workers=lambda figures: None
         ),
-        folder=SimpleNamespace(log=lambda row: None),
+        folder=SimpleNamespace(log=SimpleNamespace(append=lambda row: None)),
         config=Config(model={"path": "none"}, log={"logging_steps": 1}),
         throughput=ThroughputMeter(),
         workers={},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.config.schema import EvalConfig, TrainConfig
+from qlora_wgpu.config import EvalConfig, TrainConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.ops.preference import METRICS
 from qlora_wgpu.training.checkpoints import RunState

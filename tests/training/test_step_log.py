@@ -22,7 +22,7 @@ def run_of(*window, balance=0.0, **more):
         state=state, config=SimpleNamespace(train=TrainConfig()),
         model=SimpleNamespace(architecture=architecture),
         throughput=SimpleNamespace(tokens_per_second=12.0),
-        folder=SimpleNamespace(log=told.rows.append), told=told,
+        folder=SimpleNamespace(log=told.rows), told=told,
         events=SimpleNamespace(step=lambda row: None, workers=told.workers.append),
         **(defaults | more),
     )  # fmt: skip

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from qlora_wgpu.training import stopping
-from qlora_wgpu.training.stopping import StopRequest
+from qlora_wgpu.training import run as stopping
+from qlora_wgpu.training.run import StopRequest
 
 
 def test_signals_that_come_together_are_one_wish(monkeypatch):

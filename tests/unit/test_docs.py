@@ -16,23 +16,49 @@ def generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
+@pytest.mark.parametrize("name", ["configuration.md", "cli.md", "limits.md"])
 def test_the_reference_is_up_to_date(name):
     written = (ROOT / "docs" / name).read_text("utf-8")
     # Versions of click break lines at other places.
     assert generator().PAGES[name]().split() == written.split(), "run python tools/reference.py"
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))],
-    ids=lambda p: p.name,
-)  # fmt: skip
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks/notes").glob("*.md")),
+]
+# A source distribution is without them.
+NOTES = (ROOT / "benchmarks/notes").is_dir()
+
+
+def anchors(page):
+    """What a page's headings are called in links, as GitHub and mkdocs have them."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+    titles = [re.sub(r"[`*]", "", title) for title in re.findall(r"^#+ (.+)$", text, re.M)]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_and_files_that_are_named_exist(page):
     text = page.read_text("utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+        if "notes/" in target and not NOTES:
+            continue
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), (target, anchor)
     for target in re.findall(r"`((?:docs|configs|benchmarks|tests|tools)/[\w./-]+)`", text):
-        assert "NAME" in target or (ROOT / target).exists(), target
+        if "NAME" not in target and (NOTES or "notes/" not in target):
+            assert (ROOT / target).exists(), target
+
+
+def test_the_site_has_all_pages_and_no_page_leads_out_of_it():
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1]
+    assert sorted(re.findall(r"[\w-]+\.md", nav)) == [page.name for page in pages]
+    for page in pages:
+        assert "](../" not in page.read_text("utf-8"), page.name
 
 
 def test_commands_in_the_documentation_exist():

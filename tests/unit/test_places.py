@@ -91,7 +91,7 @@ def other_trainers() -> list[str]:
 
 @pytest.mark.parametrize("trainer", other_trainers())
 def test_a_dialect_has_all_its_places(trainer: str) -> None:
-    told = {path: trainer in text(path) for path in ("docs/guide.md", "docs/cli.md")}
+    told = {path: trainer in text(path) for path in ("docs/other-trainers.md", "docs/cli.md")}
     tried = any(trainer in path.read_text() for path in (ROOT / "tests/config").rglob("*.py"))
     assert not lacking(told | {"tests/config: files of it, converted": tried})
 

@@ -37,7 +37,6 @@ BY_OTHER_MEANS = {
     "checkpoint/atomic.py",  # the door itself
     "gpu/driver.py",  # a number a line; what is no number is passed over
     "model/weight_cache.py",  # renamed once it is written, and hashed
-    "training/run_log.py",  # opened only to be flushed
     "training/integrations.py",  # TensorBoard's records, each with a checksum, are appended
 }
 

@@ -53,9 +53,11 @@ def test_a_source_distribution_holds_what_its_tests_read(tmp_path):
     files = [
         p for folder in [*folders, "benchmarks"] for p in (ROOT / folder).rglob("*") if p.is_file()
     ]
-    kept = {p.relative_to(ROOT).as_posix() for p in files if "__pycache__" not in p.parts}
+    kept = {
+        p.relative_to(ROOT).as_posix() for p in files if not {"__pycache__", "notes"} & {*p.parts}
+    }
     assert kept | {"pyproject.toml", "Makefile", "README.md", "LICENSE"} <= inside
-    assert not any("__pycache__" in name for name in inside)
+    assert not any("__pycache__" in name or "/notes/" in name for name in inside)
 
 
 @pytest.mark.slow

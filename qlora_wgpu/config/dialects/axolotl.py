@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects import preferences, rows
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
-from qlora_wgpu.config.dialects.hugging_face import (
-    PEFT_TARGETS,
-    convert_best,
-    convert_optimizer,
-    convert_precision,
-    convert_schedule,
-    set_quantization,
-    share_of_run,
-)
-from qlora_wgpu.config.dialects.rows import (
+from qlora_wgpu.config.dialects import hugging_face, preferences
+from qlora_wgpu.config.dialects.draft import (
     ONE_WINDOW,
+    Defaults,
+    Dialect,
+    Draft,
     RowsOf,
     Source,
-    file_places,
-    hub_places,
-    set_sources,
-    set_template,
+    listed,
+    listed_tokens,
 )
 
 _MARKS = (
@@ -49,7 +40,7 @@ _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field
 _SPOKEN_ROLES = {"assistant", "gpt", "model"}
 _TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/conversations.py
 _DEFAULTS: Defaults = {
-    "lora": {"target_modules": PEFT_TARGETS},
+    "lora": {"target_modules": hugging_face.PEFT_TARGETS},
     "data": {"max_seq_length": 512, "truncation": "drop"},
     "train": {
         "num_train_epochs": 1.0,
@@ -72,9 +63,9 @@ def _convert(draft: Draft) -> None:
         draft.notes.append("Axolotl trains every weight of the model here; a LoRA adapter is made")
     bits = 4 if four or adapter == "qlora" else 8 if eight else None
     origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
-    set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
+    hugging_face.set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
     _convert_targets(draft)
-    rows.convert_axolotl(draft)
+    _convert_tokens(draft)
     _convert_data(draft, objective)
     preferences.settle_rows(draft, objective)
     _convert_evaluation(draft)
@@ -87,7 +78,30 @@ def _convert_targets(draft: Draft) -> None:
         draft.set("lora.target_modules", "all-linear", "lora_target_linear")
     elif modules:
         draft.set("lora.target_modules", modules, "lora_target_modules")
-    draft.move_path("lora_model_dir", "lora.init_from")
+    draft.convert({"lora_model_dir": ("lora.init_from", draft.place)})
+
+
+def _convert_tokens(draft: Draft) -> None:
+    """``tokens``, and those of ``special_tokens`` that a tokenizer may lack."""
+    given = draft.take("special_tokens", {})
+    if not isinstance(given, Mapping):
+        draft.leave_out("special_tokens", given, "it must name each one's use")
+        given = {}
+    more = given.get("additional_special_tokens") or []
+    named = [str(given[k]) for k in ("bos_token", "eos_token", "unk_token") if given.get(k)]
+    tokens = list(dict.fromkeys([*named, *listed_tokens(more)]))
+    plain = [token for token in listed_tokens(draft.take("tokens", [])) if token not in tokens]
+    draft.set_tokens("add_tokens", plain, "tokens")
+    origin = "special_tokens, where the tokenizer lacks them"
+    draft.set_tokens("add_special_tokens", tokens, origin)
+    if named:
+        draft.notes.append(
+            "special_tokens: which tokens begin and end a text stays as the tokenizer's files and "
+            "the chat template say"
+        )
+    if (padding := given.get("pad_token")) is not None:
+        reason = "padding is masked, whatever its token is"
+        draft.leave_out("special_tokens.pad_token", padding, reason)
 
 
 def _convert_data(draft: Draft, objective: str) -> None:
@@ -99,19 +113,12 @@ def _convert_data(draft: Draft, objective: str) -> None:
         for place in _places(draft, entry)
     ]
     if sources:
-        set_sources(draft, sources, "datasets")
-    set_template(draft, draft.take("chat_template"), "chat_template", "tokenizer_default")
-    if (template := draft.take("chat_template_jinja")) is not None:
-        set_template(draft, template, "chat_template_jinja")
+        draft.set_sources(sources, "datasets")
+    draft.set_template(draft.take("chat_template"), "chat_template", "tokenizer_default")
+    draft.set_template(draft.take("chat_template_jinja"), "chat_template_jinja")
     if draft.take("train_on_inputs"):
         draft.set("data.train_on", "all", "train_on_inputs")
-    _convert_long_rows(draft, sources)
-
-
-def _convert_long_rows(draft: Draft, sources: list[Source]) -> None:
-    strategy = draft.take("excess_length_strategy")
-    if strategy in _LONG_ROWS:
-        draft.set("data.truncation", _LONG_ROWS[strategy], "excess_length_strategy")
+    draft.convert({"excess_length_strategy": ("data.truncation", _LONG_ROWS.get)})
     texts = [source for source in sources if source.rows.format == "text"]
     if texts:
         if len(texts) == len(sources):
@@ -123,10 +130,10 @@ def _convert_long_rows(draft: Draft, sources: list[Source]) -> None:
 def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
     files, path = listed(entry.get("data_files") or []), str(entry.get("path") or "")
     if files and (path in ("json", "csv", "parquet", "text") or not path):
-        return file_places(draft, files, entry.get("split"), "datasets")
+        return draft.file_places(files, entry.get("split"), "datasets")
     if files:
         draft.notes.append(f"data_files of {path} are not chosen: name the split or the folder")
-    return hub_places(draft, path, entry.get("name"), entry.get("split"))
+    return draft.hub_places(path, entry.get("name"), entry.get("split"))
 
 
 def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -> RowsOf:
@@ -152,9 +159,8 @@ def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -
             draft.leave_out(key, kind, "Alpaca's own prompt is written")
         return RowsOf.named("instruction/output", {}, origin)
     if name in ("completion", "pretrain"):
-        return RowsOf.named(
-            "text", {"text": entry.get("field") or entry.get("text_column")}, origin
-        )
+        column = entry.get("field") or entry.get("text_column")
+        return RowsOf.named("text", {"text": column}, origin)
     if name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
         draft.leave_out(key, kind, "its words around a question are not written; "
                         "data.apply_chat_template: true writes turns of a chat")  # fmt: skip
@@ -180,7 +186,7 @@ def _chats(draft: Draft, entry: Mapping[str, Any], number: int, name: str, origi
         template = entry["chat_template"]
         if template == "jinja" and entry.get("chat_template_jinja"):
             template = entry["chat_template_jinja"]
-        set_template(draft, template, key, "tokenizer_default")
+        draft.set_template(template, key, "tokenizer_default")
     return RowsOf.named(row_format, {row_format: field}, origin)
 
 
@@ -213,10 +219,8 @@ def _leave_rest_out(draft: Draft, entry: Mapping[str, Any], number: int) -> None
 def _convert_evaluation(draft: Draft) -> None:
     size, tests = draft.take("val_set_size", 0), draft.take("test_datasets")
     if tests and isinstance(listed(tests)[0], Mapping):
-        first, *more = [place for entry in listed(tests) for place in _places(draft, entry)]
-        draft.set("data.eval", first, "test_datasets")
-        if more:
-            draft.leave_out("test_datasets", ", ".join(more), "data.eval names one data set")
+        places = [place for entry in listed(tests) for place in _places(draft, entry)]
+        draft.set_held_out(places, "test_datasets")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_set_size")
     steps, per_epoch = draft.take("eval_steps"), draft.take("evals_per_epoch")
@@ -227,7 +231,9 @@ def _convert_evaluation(draft: Draft) -> None:
         return
     if per_epoch:
         epochs = draft.theirs.get("num_epochs") or 1
-        draft.set("eval.eval_steps", share_of_run(per_epoch, epochs), "evals_per_epoch")
+        draft.set(
+            "eval.eval_steps", hugging_face.share_of_run(per_epoch, epochs), "evals_per_epoch"
+        )
     elif steps:
         draft.set("eval.eval_steps", steps, "eval_steps")
 
@@ -241,12 +247,11 @@ def _convert_loop(draft: Draft) -> None:
         draft.theirs["lr_scheduler_kwargs"] = {"min_lr_rate": least}
     elif least is not None:
         draft.leave_out("cosine_min_lr_ratio", least, "lr_scheduler is not cosine")
-    convert_schedule(draft, "lr_scheduler")
-    convert_precision(draft)
-    convert_optimizer(draft, "optimizer")
-    convert_best(draft)
-    if (checkpointing := draft.take("gradient_checkpointing")) is not None:
-        draft.set("train.gradient_checkpointing", bool(checkpointing), "gradient_checkpointing")
+    hugging_face.convert_schedule(draft, "lr_scheduler")
+    hugging_face.convert_precision(draft)
+    hugging_face.convert_optimizer(draft, "optimizer")
+    hugging_face.convert_best(draft)
+    draft.convert({"gradient_checkpointing": ("train.gradient_checkpointing", bool)})
     total, micro = draft.take("batch_size"), draft.theirs.get("micro_batch_size")
     if total and micro:
         draft.set("train.gradient_accumulation_steps", max(total // micro, 1), "batch_size")

@@ -48,7 +48,10 @@ class Conversion:
 
     def text(self) -> str:
         """The run's YAML: each key says where it comes from, and the end what has no place here."""
-        lines = [f"# From {self.file}, a file of {self.dialect}.", *_commented(self.notes)]
+        lines = [f"# From {self.file}, a file of {self.dialect}."]
+        for note in self.notes:  # a key or a path at the beginning stays as it is
+            begins = note[:1].upper() if note.partition(" ")[0].isalpha() else note[:1]
+            lines.append(f"# {_one_line(begins + note[1:])}.")
         for section in Config.model_fields:
             keys = [f"{section}.{leaf}" for leaf in sections()[section]]
             if kept := [_line(key, self.taken[key]) for key in keys if key in self.taken]:
@@ -72,12 +75,6 @@ def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
     most = max(count for count, _ in counts)
     likely = [dialect for count, dialect in counts if count == most]
     return likely[0] if most >= 2 and most > len(ours) and len(likely) == 1 else None
-
-
-def _ours(theirs: str) -> str:
-    """Our key for one of theirs whose value is taken over; many have one name."""
-    homes = ((section, theirs) for section, keys in sections().items() if theirs in keys)
-    return ".".join(key_for(theirs) or next(homes))
 
 
 def convert_file(
@@ -119,11 +116,12 @@ def _drafted(
         ) from err
     revisions = {key: draft.take(key) for key in _REVISIONS}
     for key in [key for key in draft.theirs if key in dialect.keys.split()]:
-        ours, value = _ours(key), draft.theirs[key]
+        homes = ((section, key) for section, keys in sections().items() if key in keys)
+        ours, value = ".".join(key_for(key) or next(homes)), draft.theirs[key]
         if ours in _COUNTS and isinstance(value, int) and value <= 0:
             stands, why = _COUNTS[ours]
             draft.set(ours, stands, f"{key}: {draft.take(key)} {why}")
-        draft.move(key, ours)
+        draft.convert({key: ours})
     for key in list(draft.theirs):
         draft.drop(key)
     for section, usual in dialect.defaults.items():
@@ -132,7 +130,7 @@ def _drafted(
                 draft.set(f"{section}.{key}", value, f"{dialect.name}'s default")
     if "model.path" in draft.taken:
         model = draft.taken["model.path"]
-        draft.set("model.path", draft.place(str(model.value)), model.origin)
+        draft.set("model.path", draft.place(model.value), model.origin)
     _set_revision(draft, revisions)
     if "data.train" in given:
         draft.taken.pop("data.sources", None)
@@ -196,15 +194,6 @@ def _line(dotted: str, taken: Taken) -> str:
     if taken.origin == key:
         return entry
     return f"{entry:<{_WIDTH}}  # {_one_line(taken.origin)}"
-
-
-def _commented(notes: list[str]) -> list[str]:
-    return [f"# {_one_line(_begun(note))}." for note in notes]
-
-
-def _begun(note: str) -> str:
-    """A note as a sentence of its own; a key or a path at its beginning stays as it is."""
-    return note[:1].upper() + note[1:] if note.partition(" ")[0].isalpha() else note
 
 
 def _one_line(text: str) -> str:

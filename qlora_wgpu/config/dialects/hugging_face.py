@@ -54,15 +54,19 @@ def convert_training(draft: Draft) -> None:
 def convert_schedule(draft: Draft, key: str) -> None:
     """The learning rate's shape, what it takes beside, and its warm-up."""
     shape, given = draft.take(key), draft.take("lr_scheduler_kwargs", {})
-    rate = draft.theirs.get("learning_rate") or _RATE
     if shape in ARGUMENTS:
-        _set_schedule(draft, key, shape, given, rate)
+        _set_schedule(draft, key, shape, given)
     elif shape is not None:
         draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
         draft.leave_out(key, shape, f"the shapes are {', '.join(ARGUMENTS)}")
     steps, ratio = draft.take("warmup_steps"), draft.take("warmup_ratio")
     if draft.value_of("optim.lr_scheduler_type") == "constant":
-        _leave_warmup_out(draft, steps, ratio)
+        draft.set("optim.warmup_ratio", 0.0, "a constant rate has no warm-up")
+        for name, value in (("warmup_steps", steps), ("warmup_ratio", ratio)):
+            if value:
+                draft.leave_out(name, value, "a constant rate has no warm-up, there as here; "
+                                "optim.lr_scheduler_type: constant_with_warmup has one"
+                                )  # fmt: skip
         return
     if isinstance(steps, float) and 0 < steps < 1:  # as transformers 5 takes it
         steps, ratio = None, steps
@@ -74,36 +78,31 @@ def convert_schedule(draft: Draft, key: str) -> None:
         draft.set("optim.warmup_ratio", 0.0, "warmup_steps: 0")
 
 
-def _leave_warmup_out(draft: Draft, steps: Any, ratio: Any) -> None:
-    """Says that a constant rate has no warm-up, in transformers as here."""
-    draft.set("optim.warmup_ratio", 0.0, "a constant rate has no warm-up")
-    for key, value in (("warmup_steps", steps), ("warmup_ratio", ratio)):
-        if value:
-            draft.leave_out(key, value, "a constant rate has no warm-up, there as here; "
-                            "optim.lr_scheduler_type: constant_with_warmup has one")  # fmt: skip
-
-
-def _set_schedule(draft: Draft, key: str, shape: str, given: Any, rate: Any) -> None:
+def _set_schedule(draft: Draft, key: str, shape: str, given: Any) -> None:
     """A shape by its name, or the nearest one where it lacks what it needs."""
+    rate = draft.theirs.get("learning_rate") or _RATE
+    fault = _fault(shape, given, rate)
+    if fault and given:
+        draft.leave_out("lr_scheduler_kwargs", given, f"it {fault}")
+    elif fault:
+        draft.leave_out(key, shape, f"lr_scheduler_kwargs {fault}")
+    elif given:
+        draft.set("optim.lr_scheduler_kwargs", dict(given), "lr_scheduler_kwargs")
+    if fault and _fault(shape, {}, rate):
+        draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
+    else:
+        draft.set("optim.lr_scheduler_type", shape, key)
+
+
+def _fault(shape: str, given: Any, rate: Any) -> str:
+    """What is wrong with a schedule's arguments, if anything is."""
+    if not isinstance(given, Mapping):
+        return "must be a mapping"
     try:
-        if not isinstance(given, Mapping):
-            raise ValueError("must be a mapping")
         check_schedule(shape, given, float(rate))
     except ValueError as err:
-        if given:
-            draft.leave_out("lr_scheduler_kwargs", given, f"it {err}")
-        else:
-            draft.leave_out(key, shape, f"lr_scheduler_kwargs {err}")
-        try:
-            check_schedule(shape, {}, float(rate))
-        except ValueError:
-            draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
-        else:
-            draft.set("optim.lr_scheduler_type", shape, key)
-        return
-    draft.set("optim.lr_scheduler_type", shape, key)
-    if given:
-        draft.set("optim.lr_scheduler_kwargs", dict(given), "lr_scheduler_kwargs")
+        return str(err)
+    return ""
 
 
 def convert_precision(draft: Draft) -> None:
@@ -126,10 +125,8 @@ def convert_optimizer(draft: Draft, key: str) -> None:
     name = str(optimizer).lower()
     if name in OPTIMIZERS:
         draft.set("optim.name", OPTIMIZERS[name], f"{key}: {optimizer}")
-    elif "lion" in name:
-        draft.set("optim.name", "lion", f"nearest to {key}: {optimizer}")
-    elif "adamw" in name:
-        near = "adamw_8bit" if "8bit" in name else "adamw"
+    elif "lion" in name or "adamw" in name:
+        near = "lion" if "lion" in name else "adamw_8bit" if "8bit" in name else "adamw"
         draft.set("optim.name", near, f"nearest to {key}: {optimizer}")
     else:
         draft.leave_out(key, optimizer, "AdamW or Lion trains here; another is not done")

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face, preferences, rows
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
-from qlora_wgpu.config.dialects.hugging_face import convert_precision, set_quantization
-from qlora_wgpu.config.dialects.rows import (
+from qlora_wgpu.config.dialects import hugging_face, preferences
+from qlora_wgpu.config.dialects.draft import (
     PACKED_APART,
+    Defaults,
+    Dialect,
+    Draft,
     RowsOf,
     Source,
-    first_rows,
-    hub_place,
-    set_sources,
-    set_template,
+    listed,
+    listed_tokens,
 )
 from qlora_wgpu.config.yaml import read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -71,7 +70,7 @@ def _convert(draft: Draft) -> None:
     hugging_face.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
     draft.drop("quantization_type", "4 bits are always nf4")
     _convert_lora(draft)
-    rows.convert_llama_factory(draft)
+    _convert_tokens(draft)
     _convert_data(draft, objective, documents=stage == "pt")
     preferences.settle_rows(draft, objective)
     _convert_packing(draft, documents=stage == "pt")
@@ -94,12 +93,26 @@ def _convert_lora(draft: Draft) -> None:
     if begins:
         kind = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
         draft.set("lora.init_lora_weights", kind, "pissa_init")
-    draft.drop("pissa_convert", "what began with PiSSA is always saved as plain LoRA")
-    draft.move_path("adapter_name_or_path", "lora.init_from")
+    draft.convert({
+        "pissa_convert": "what began with PiSSA is always saved as plain LoRA",
+        "adapter_name_or_path": ("lora.init_from", draft.place),
+    })  # fmt: skip
+
+
+def _convert_tokens(draft: Draft) -> None:
+    plain, special = draft.take("add_tokens", []), draft.take("add_special_tokens")
+    origin = "add_special_tokens" if special is not None else "new_special_tokens"
+    if special is None:
+        special = draft.take("new_special_tokens")
+    tokens = listed_tokens(special or [])
+    others = [token for token in listed_tokens(plain or []) if token not in tokens]
+    draft.set_tokens("add_tokens", others, "add_tokens")
+    draft.set_tokens("add_special_tokens", tokens, origin)
+    draft.drop("resize_vocab", "the embedding has as many rows as there are tokens")
 
 
 def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
-    folder = Path(draft.place(str(draft.take("dataset_dir", "data"))))
+    folder = Path(draft.place(draft.take("dataset_dir", "data")))
     names = _names(draft.take("dataset", draft.theirs.get("train_dataset")))
     portions = _portions(draft, len(names))
     sources = [
@@ -108,21 +121,18 @@ def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
     ]
     most = draft.take("max_samples")
     if most is not None and "data.train" in draft.given:
-        draft.leave_out(
-            "max_samples", most, f"--data 'PATH[:{most}]' takes the first rows of a path"
-        )
+        reason = f"--data 'PATH[:{most}]' takes the first rows of a path"
+        draft.leave_out("max_samples", most, reason)
     elif most is not None:
-        sources = first_rows(draft, sources, int(most), "max_samples")
+        sources = draft.first_rows(sources, int(most), "max_samples")
     if sources:
-        set_sources(draft, sources, f"dataset: {', '.join(names)}")
+        draft.set_sources(sources, f"dataset: {', '.join(names)}")
     held_out, size = _names(draft.take("eval_dataset")), draft.take("val_size", 0)
     if held_out:
         entry = _description(draft, held_out[0], folder)
         held = [Source(_place(draft, entry, folder))]
-        held = held if most is None else first_rows(draft, held, int(most), "max_samples")
-        draft.set("data.eval", held[0].path, "eval_dataset")
-        if more := held_out[1:]:
-            draft.leave_out("eval_dataset", ", ".join(more), "data.eval names one data set")
+        held = held if most is None else draft.first_rows(held, int(most), "max_samples")
+        draft.set_held_out([held[0].path, *held_out[1:]], "eval_dataset")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_size")
     if draft.take("use_dft_loss") and objective == "sft":
@@ -135,7 +145,7 @@ def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
     if template in _TEMPLATES:
         draft.set("data.chat_template", _TEMPLATES[template], f"template: {template}")
     else:
-        set_template(draft, template, "template")
+        draft.set_template(template, "template")
 
 
 def _convert_packing(draft: Draft, *, documents: bool) -> None:
@@ -283,10 +293,10 @@ def _place(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
         if (revision := entry.get("revision")) not in (None, "main"):
             draft.leave_out("revision", revision, f"of {entry['hf_hub_url']} the newest is read")
         part = entry.get("subset") or entry.get("folder")
-        return hub_place(draft, str(entry["hf_hub_url"]), part, entry.get("split"))
+        return draft.hub_place(str(entry["hf_hub_url"]), part, entry.get("split"))
     if entry.get("file_name"):
-        return hub_place(
-            draft, (folder / str(entry["file_name"])).as_posix(), None, entry.get("split")
+        return draft.hub_place(
+            (folder / str(entry["file_name"])).as_posix(), None, entry.get("split")
         )
     raise draft.refuse("dataset", entry, "has neither file_name nor hf_hub_url")
 
@@ -331,16 +341,15 @@ def _convert_v1(draft: Draft) -> None:
     _convert_adapter_v1(draft)
     quant = _plugin_v1(draft, "quant_config")
     bits = quant.get("quantization_bit") if quant else None
-    set_quantization(draft, bits, "quant_config" if quant else "16 bits")
+    hugging_face.set_quantization(draft, bits, "quant_config" if quant else "16 bits")
     _convert_data_v1(draft)
     rows, step = draft.take("micro_batch_size", 1), draft.take("global_batch_size")
     draft.set("train.per_device_train_batch_size", rows, "micro_batch_size")
     accumulation = max(int(step) // rows, 1) if step else 1
     origin = "global_batch_size / micro_batch_size" if step else "LLaMA-Factory's default"
     draft.set("train.gradient_accumulation_steps", accumulation, origin)
-    if (epochs := draft.take("num_train_epochs")) is not None:
-        draft.set("train.num_train_epochs", float(epochs), "num_train_epochs")
-    convert_precision(draft)
+    draft.convert({"num_train_epochs": ("train.num_train_epochs", float)})
+    hugging_face.convert_precision(draft)
     if (strategy := draft.take("batching_strategy", "normal")) != "normal":
         draft.set("data.packing", True, f"nearest to batching_strategy: {strategy}")
     for key in ("optim_config", "lr_scheduler_config"):
@@ -354,15 +363,12 @@ def _convert_adapter_v1(draft: Draft) -> None:
     if adapter.get("name", "lora") != "lora" or not adapter:
         kind = adapter.get("name", "full")
         draft.notes.append(f"peft_config: {kind} trains other weights; a LoRA adapter is made")
-    for key in _LORA_V1:
-        if key in adapter:
-            draft.set(f"lora.{key}", adapter[key], f"peft_config.{key}")
+    draft.convert({key: f"lora.{key}" for key in _LORA_V1}, adapter, "peft_config.")
     targets = adapter.get("target_modules", "all")
     modules = "all-linear" if targets == "all" else targets
     draft.set("lora.target_modules", modules, f"peft_config.target_modules: {targets}")
-    if (folder := adapter.get("adapter_name_or_path")) is not None:
-        place = draft.place(str(listed(folder)[0]))
-        draft.set("lora.init_from", place, "peft_config.adapter_name_or_path")
+    begun = ("lora.init_from", lambda folder: draft.place(listed(folder)[0]))
+    draft.convert({"adapter_name_or_path": begun}, adapter, "peft_config.")
     if saved := adapter.get("modules_to_save"):
         draft.set("lora.modules_to_save", saved, "peft_config.modules_to_save")
 
@@ -370,11 +376,12 @@ def _convert_adapter_v1(draft: Draft) -> None:
 def _convert_data_v1(draft: Draft) -> None:
     if (train := draft.take("train_dataset")) is not None:
         entries = _descriptions_v1(draft, "train_dataset", str(train))
-        sources = [
-            Source(_place_v1(draft, entry), _rows_v1(entry), _portion_v1(draft, entry))
-            for entry in entries
-        ]
-        set_sources(draft, sources, f"train_dataset: {train}")
+        sources = []
+        for entry in entries:
+            place, converter = _place_v1(draft, entry), str(entry.get("converter"))
+            rows = RowsOf(_FORMATS_V1.get(converter), {}, f"converter: {converter}")
+            sources.append(Source(place, rows, _portion_v1(draft, entry)))
+        draft.set_sources(sources, f"train_dataset: {train}")
         formats = {source.rows.format for source in sources}
         if "instruction/output" in formats:
             draft.set("data.apply_chat_template", True, AS_CHATS)
@@ -401,12 +408,6 @@ def _descriptions_v1(draft: Draft, key: str, path: str) -> list[Mapping[str, Any
     return list(entries)
 
 
-def _rows_v1(entry: Mapping[str, Any]) -> RowsOf:
-    row_format = _FORMATS_V1.get(str(entry.get("converter")))
-    origin = f"converter: {entry.get('converter')}"
-    return RowsOf() if row_format is None else RowsOf(row_format, {}, origin)
-
-
 def _portion_v1(draft: Draft, entry: Mapping[str, Any]) -> dict[str, float]:
     """The rows that a data set gives, where it says how many; its weight is a share of its own."""
     size, weight = entry.get("size"), entry.get("weight") or 1.0
@@ -418,7 +419,7 @@ def _portion_v1(draft: Draft, entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _place_v1(draft: Draft, entry: Mapping[str, Any]) -> str:
-    return hub_place(draft, str(entry["path"]), None, entry.get("split"))
+    return draft.hub_place(str(entry["path"]), None, entry.get("split"))
 
 
 def _plugin_v1(draft: Draft, key: str) -> Mapping[str, Any]:

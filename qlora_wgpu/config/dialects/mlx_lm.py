@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
-from qlora_wgpu.config.dialects.hugging_face import set_betas, set_quantization
-from qlora_wgpu.config.dialects.rows import Source, hub_place, hub_places, set_rows, set_sources
+from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
 from qlora_wgpu.presence import is_dir, is_file
 
 # ---- schedules -----------------------------------------------------------------------------------
@@ -28,50 +27,40 @@ def _shape(name: str, arguments: Sequence[Any]) -> tuple[float, float, int] | No
     return None
 
 
-def convert_schedule(draft: Draft, steps: int) -> None:
+def _convert_schedule(draft: Draft, steps: int) -> None:
     """The rate's shape."""
     rate, schedule = draft.take("learning_rate", _RATE), draft.take("lr_schedule")
-    if not isinstance(schedule, Mapping):
-        _set(draft, rate, "constant", "mlx-lm's default", 0)
-        return
-    name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
-    warmup, origin = schedule.get("warmup") or 0, f"lr_schedule: {name}"
-    begin = schedule.get("warmup_init")
-    if warmup and begin:
-        draft.leave_out("lr_schedule.warmup_init", begin, "a warm-up begins at zero")
-    shape = _shape(name, arguments)
-    if shape is None:
-        reason = "the rate stays as it begins: there is no such shape"
-        draft.leave_out("lr_schedule", name, reason)
-        _set(draft, arguments[0], "constant", origin, warmup)
-        return
-    first, last, updates = shape
-    if last > first:  # it is a warm-up itself
-        _set(draft, last, "constant", origin, warmup + updates)
-    elif last == first:
-        _set(draft, first, "constant", origin, warmup)
-    else:
-        if warmup + updates != steps:
-            end = f"{last:g}" if last else "zero"
-            draft.notes.append(
-                f"the learning rate falls to {end} at the last of {steps} updates; {name} would "
-                f"bring it to {last:g} after {warmup + updates}"
-            )
-        kind = "cosine" if name == "cosine_decay" else "linear"
-        if last:
-            kind, key = _ENDING[kind]
-            draft.set("optim.lr_scheduler_kwargs", {key: last}, origin)
-        _set(draft, first, kind, origin, warmup)
-
-
-def _set(draft: Draft, rate: float, shape: str, origin: str, warmup: int) -> None:
+    kind, origin, warmup = "constant", "mlx-lm's default", 0
+    if isinstance(schedule, Mapping):
+        name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
+        warmup, origin = schedule.get("warmup") or 0, f"lr_schedule: {name}"
+        begin = schedule.get("warmup_init")
+        if warmup and begin:
+            draft.leave_out("lr_schedule.warmup_init", begin, "a warm-up begins at zero")
+        rate, last, updates = _shape(name, arguments) or (arguments[0], None, 0)
+        if last is None:
+            reason = "the rate stays as it begins: there is no such shape"
+            draft.leave_out("lr_schedule", name, reason)
+        elif last > rate:  # it is a warm-up itself
+            rate, warmup = last, warmup + updates
+        elif last < rate:
+            if warmup + updates != steps:
+                end = f"{last:g}" if last else "zero"
+                draft.notes.append(
+                    f"the learning rate falls to {end} at the last of {steps} updates; {name} "
+                    f"would bring it to {last:g} after {warmup + updates}"
+                )
+            kind = "cosine" if name == "cosine_decay" else "linear"
+            if last:
+                kind, key = _ENDING[kind]
+                draft.set("optim.lr_scheduler_kwargs", {key: last}, origin)
     if warmup:
         draft.set("optim.warmup_steps", warmup, "lr_schedule, in updates")
-        shape = "constant_with_warmup" if shape == "constant" else shape
+        kind = "constant_with_warmup" if kind == "constant" else kind
     else:
         draft.set("optim.warmup_ratio", 0.0, "without lr_schedule.warmup")
     draft.set("optim.learning_rate", rate, "learning_rate")
-    draft.set("optim.lr_scheduler_type", shape, origin)
+    draft.set("optim.lr_scheduler_type", kind, origin)
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -117,7 +106,7 @@ def _convert(draft: Draft) -> None:
 def _convert_model(draft: Draft) -> None:
     model = str(draft.theirs.get("model") or "")
     quantized = "bit" in model.lower()
-    set_quantization(draft, 4 if quantized else None, "by the model's name")
+    hugging_face.set_quantization(draft, 4 if quantized else None, "by the model's name")
     if "model.path" not in draft.given and (quantized or model.startswith("mlx-community/")):
         draft.notes.append(
             f"the model {model} is in MLX's form, which is not read: name the one it was made from "
@@ -154,15 +143,15 @@ def _convert_data(draft: Draft) -> None:
         sources = [
             Source(place)
             for entry in entries
-            for place in hub_places(draft, *_named(entry), entry.get("train_split", _TRAIN_SPLIT))
+            for place in draft.hub_places(*_named(entry), entry.get("train_split", _TRAIN_SPLIT))
         ]
-        set_sources(draft, sources, "hf_dataset")
+        draft.set_sources(sources, "hf_dataset")
         for entry in entries[1:]:
             draft.leave_out("hf_dataset", entry.get("path"), "held-out data is one data set's")
         _convert_valid_split(draft, *_named(hub), hub.get("valid_split", _VALID_SPLIT))
         draft.take("data")
     else:
-        folder = draft.place(str(draft.take("data", _DATA)))
+        folder = draft.place(draft.take("data", _DATA))
         draft.set("data.train", folder, "data")
         if not is_dir(Path(folder)) or is_file(Path(folder) / "valid.jsonl"):
             draft.set("data.eval", folder, "data, its validation split")
@@ -182,7 +171,7 @@ def _named(entry: Mapping[str, Any]) -> tuple[str, Any]:
 def _convert_valid_split(draft: Draft, name: str, subset: Any, split: Any) -> None:
     if split is None:
         return
-    place = hub_place(draft, name, subset, split)
+    place = draft.hub_place(name, subset, split)
     if place != draft.value_of("data.train"):
         draft.set("data.eval", place, "hf_dataset.valid_split")
     else:
@@ -198,11 +187,12 @@ def _convert_columns(draft: Draft, hub: Mapping[str, Any]) -> None:
     if features["completion_feature"]:
         columns = {"prompt": features["prompt_feature"] or "prompt",
                    "completion": features["completion_feature"]}  # fmt: skip
-        set_rows(draft, "prompt/completion", columns, "prompt_feature, completion_feature")
-    elif features["text_feature"]:
-        set_rows(draft, "text", {"text": features["text_feature"]}, "text_feature")
-    elif features["chat_feature"]:
-        set_rows(draft, "messages", {"messages": features["chat_feature"]}, "chat_feature")
+        origin = "prompt_feature, completion_feature"
+        draft.set_rows(RowsOf.named("prompt/completion", columns, origin))
+    elif text := features["text_feature"]:
+        draft.set_rows(RowsOf.named("text", {"text": text}, "text_feature"))
+    elif chat := features["chat_feature"]:
+        draft.set_rows(RowsOf.named("messages", {"messages": chat}, "chat_feature"))
 
 
 def _convert_loop(draft: Draft) -> None:
@@ -213,7 +203,7 @@ def _convert_loop(draft: Draft) -> None:
     draft.set("train.max_steps", steps, "iters" if accumulation == 1 else "iters / accumulation")
     for key, (ours, default) in _STEP_KEYS.items():
         draft.set(ours, max(draft.take(key, default) // accumulation, 1), key)
-    convert_schedule(draft, steps)
+    _convert_schedule(draft, steps)
     _convert_optimizer(draft)
 
 
@@ -224,7 +214,7 @@ def _convert_optimizer(draft: Draft) -> None:
     own = own if isinstance(own, Mapping) else {}
     decay = own.get("weight_decay", 0.01 if name == "adamw" else 0.0)
     draft.set("optim.weight_decay", decay, f"optimizer: {name}")
-    set_betas(draft, own, "optimizer_config.betas")
+    hugging_face.set_betas(draft, own, "optimizer_config.betas")
     if "eps" in own:
         draft.set("optim.adam_epsilon", own["eps"], "optimizer_config.eps")
     if name not in ("adam", "adamw"):

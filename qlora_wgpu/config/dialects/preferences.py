@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Draft
-from qlora_wgpu.config.dialects.rows import RowsOf, set_template
+from qlora_wgpu.config.dialects.draft import Draft, RowsOf
 from qlora_wgpu.config.sections.train import LOSSES
 
 AS_MESSAGES = (
@@ -74,8 +73,8 @@ def convert_trl(draft: Draft) -> str:
         draft.notes.append(
             "the keys are those of `trl dpo` and of TRL's ORPO: set train.objective: orpo for this"
         )
-    for key in ("beta", "desirable_weight", "undesirable_weight"):
-        draft.move(key, f"train.{key}")
+    weights = ("beta", "desirable_weight", "undesirable_weight")
+    draft.convert({key: f"train.{key}" for key in weights})
     _smooth(draft, "label_smoothing")
     divergence = draft.take("f_divergence_type", "reverse_kl")
     if divergence != "reverse_kl":
@@ -98,22 +97,19 @@ def convert_axolotl(draft: Draft) -> str:
         return objective
     loss = _one_loss(draft, "dpo_loss_type")
     _begin(draft, objective, "ipo" if method == "ipo" else loss, "rl")
-    for key in ("rl_beta", "dpo_beta", *(["orpo_alpha"] if objective == "orpo" else [])):
-        draft.move(key, "train.beta")
-    _beta_of_trl(draft)
-    draft.move("kto_desirable_weight", "train.desirable_weight")
-    draft.move("kto_undesirable_weight", "train.undesirable_weight")
-    _smooth(draft, "dpo_label_smoothing")
-    _finish(draft)
-    return objective
-
-
-def _beta_of_trl(draft: Draft) -> None:
-    """Axolotl's keys of TRL, of which beta goes before ``rl_beta``."""
-    own = draft.theirs.get("trl")
+    betas = ("rl_beta", "dpo_beta", *(["orpo_alpha"] if objective == "orpo" else []))
+    draft.convert(dict.fromkeys(betas, "train.beta"))
+    own = draft.theirs.get("trl")  # its beta goes before ``rl_beta``
     if isinstance(own, Mapping) and own.get("beta") is not None:
         draft.set("train.beta", own["beta"], "trl.beta")
         draft.theirs["trl"] = {key: value for key, value in own.items() if key != "beta"} or None
+    draft.convert({
+        "kto_desirable_weight": "train.desirable_weight",
+        "kto_undesirable_weight": "train.undesirable_weight",
+    })  # fmt: skip
+    _smooth(draft, "dpo_label_smoothing")
+    _finish(draft)
+    return objective
 
 
 def convert_llama_factory(draft: Draft, stage: str) -> str:
@@ -123,8 +119,10 @@ def convert_llama_factory(draft: Draft, stage: str) -> str:
     loss = str(draft.take("pref_loss", "sigmoid"))
     if stage == "kto":
         _begin(draft, "kto", None, "stage")
-        draft.move("kto_chosen_weight", "train.desirable_weight")
-        draft.move("kto_rejected_weight", "train.undesirable_weight")
+        draft.convert({
+            "kto_chosen_weight": "train.desirable_weight",
+            "kto_rejected_weight": "train.undesirable_weight",
+        })  # fmt: skip
     elif loss == "orpo":
         _begin(draft, "orpo", None, "pref_loss: orpo")
         draft.notes.append(
@@ -135,7 +133,7 @@ def convert_llama_factory(draft: Draft, stage: str) -> str:
         _begin(draft, "dpo", loss, "pref_loss")
     else:
         raise draft.refuse("pref_loss", loss, _ANOTHER)
-    draft.move("pref_beta", "train.beta")
+    draft.convert({"pref_beta": "train.beta"})
     if smoothing := draft.take("dpo_label_smoothing", 0):
         draft.leave_out("dpo_label_smoothing", smoothing, _NONE_SMOOTHED)
     if draft.theirs.get("adapter_name_or_path") is not None:
@@ -205,7 +203,7 @@ def rows_of_axolotl(draft: Draft, entry: Mapping[str, Any], key: str) -> RowsOf:
             draft.leave_out(key, kind, f"answers are read by their keys; {AS_MESSAGES}")
         return RowsOf()
     if template != "chat_template":
-        set_template(draft, template, key)
+        draft.set_template(template, key)
     columns, messages = _AXOLOTL_ROWS[rows]
     if not messages:
         draft.leave_out(key, kind, AS_MESSAGES)

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
-from qlora_wgpu.config.dialects.hugging_face import (
-    convert_optimizer,
-    convert_schedule,
-    set_betas,
-    set_quantization,
-)
-from qlora_wgpu.config.dialects.rows import RowsOf, Source, file_places, hub_places, set_sources
+from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
 
 _MARKS = (
     "tokenizer checkpointer dataset optimizer lr_scheduler loss epochs max_steps_per_epoch "
@@ -70,11 +64,11 @@ def _convert(draft: Draft) -> None:
     if "lora" not in model:
         draft.notes.append("torchtune trains every weight here; a LoRA adapter is made")
     four = model.startswith("qlora") or bool(built.pop("quantize_base", False))
-    set_quantization(draft, 4 if four else None, f"model: {model or 'none'}")
+    hugging_face.set_quantization(draft, 4 if four else None, f"model: {model or 'none'}")
     _convert_lora(draft, built)
     _, files = _part(draft, "checkpointer")
-    if (folder := files.get("checkpoint_dir")) is not None:
-        draft.set("model.path", draft.place(str(folder)), "checkpointer.checkpoint_dir")
+    base = {"checkpoint_dir": ("model.path", draft.place)}
+    draft.convert(base, files, "checkpointer.")
     _, tokenizer = _part(draft, "tokenizer")
     if (length := tokenizer.get("max_seq_len")) is not None:
         draft.set("data.max_seq_length", length, "tokenizer.max_seq_len")
@@ -100,11 +94,10 @@ def _convert_lora(draft: Draft, built: dict[str, Any]) -> None:
     if built.pop("apply_lora_to_output", False):
         names.append("lm_head")
     draft.set("lora.target_modules", names, "lora_attn_modules, apply_lora_to_mlp and _output")
-    for theirs, ours in _LORA.items():
-        if (value := built.pop(theirs, None)) is not None:
-            draft.set(ours, value, f"model.{theirs}")
+    draft.convert(_LORA, built, "model.")
     for key, value in built.items():
-        draft.leave_out(f"model.{key}", value, "config.json says it")
+        if key not in _LORA:
+            draft.leave_out(f"model.{key}", value, "config.json says it")
 
 
 def _convert_objective(draft: Draft) -> None:
@@ -127,16 +120,17 @@ def _convert_data(draft: Draft) -> None:
     sources, learnt = [], set()
     for number, entry in enumerate(e for e in entries if isinstance(e, Mapping)):
         key = f"dataset[{number}]" if len(entries) > 1 else "dataset"
-        rows, usual = _rows(draft, entry, key)
+        name = str(entry.get("_component_", "")).rpartition(".")[2]
+        rows, usual = _rows(draft, entry, key, name)
         learnt.add(_learnt(draft, entry, key, usual))
-        sources += [Source(place, rows) for place in _places(draft, entry, key)]
-        for name, value in entry.items():
-            if name not in _KNOWN.split() and value not in (None, False, {}):
-                draft.leave_out(f"{key}.{name}", value, "rows are read as their format says")
+        sources += [Source(place, rows) for place in _places(draft, entry, key, name)]
+        for other, value in entry.items():
+            if other not in _KNOWN.split() and value not in (None, False, {}):
+                draft.leave_out(f"{key}.{other}", value, "rows are read as their format says")
         if entry.get("packed"):
             draft.set("data.packing", True, f"{key}.packed")
     if sources:
-        set_sources(draft, sources, "dataset")
+        draft.set_sources(sources, "dataset")
     if len(learnt) > 1:
         draft.leave_out("masking_strategy", ", ".join(sorted(learnt)), "data.train_on is of all "
                         "sources: the answers are learnt")  # fmt: skip
@@ -156,9 +150,8 @@ def _learnt(draft: Draft, entry: Mapping[str, Any], key: str, usual: str) -> str
     return _LEARNT[strategy]
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, str]:
+def _rows(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> tuple[RowsOf, str]:
     """How the rows of a data set are read, and what of them is learnt where nothing says it."""
-    name = str(entry.get("_component_", "")).rpartition(".")[2]
     given = entry.get("column_map")
     columns = given if isinstance(given, Mapping) else {}
     if name in _USUAL:
@@ -187,30 +180,27 @@ def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, str
                        "data with --data")  # fmt: skip
 
 
-def _places(draft: Draft, entry: Mapping[str, Any], key: str) -> list[str]:
-    name = str(entry.get("_component_", "")).rpartition(".")[2]
+def _places(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> list[str]:
     source, files = entry.get("source", _USUAL.get(name)), entry.get("data_files")
     if files is not None and (source in _FILES or source is None):
-        return file_places(draft, listed(files), entry.get("split"), key)
+        return draft.file_places(listed(files), entry.get("split"), key)
     if source is None:
         raise draft.refuse(key, name, "names no source: name the data with --data")
     subset = entry.get("subset") or entry.get("name")
-    return hub_places(draft, str(source), subset, entry.get("split"))
+    return draft.hub_places(str(source), subset, entry.get("split"))
 
 
 def _convert_loop(draft: Draft) -> None:
     name, arguments = _part(draft, "optimizer")
     draft.theirs["optimizer"] = "adamw_8bit" if "8bit" in name else name or None
-    for theirs, ours in _RATES.items():
-        if (value := arguments.get(theirs)) is not None:
-            draft.set(ours, value, f"optimizer.{theirs}")
-    set_betas(draft, arguments, "optimizer.betas")
-    convert_optimizer(draft, "optimizer")
+    draft.convert(_RATES, arguments, "optimizer.")
+    hugging_face.set_betas(draft, arguments, "optimizer.betas")
+    hugging_face.convert_optimizer(draft, "optimizer")
     shape, schedule = _part(draft, "lr_scheduler")
     if shape:
         draft.theirs["lr_scheduler"] = _SHAPES.get(shape, shape)
         draft.theirs["warmup_steps"] = schedule.get("num_warmup_steps")
-        convert_schedule(draft, "lr_scheduler")
+        hugging_face.convert_schedule(draft, "lr_scheduler")
     clip = draft.take("clip_grad_norm")
     if clip is not None and str(clip) != "inf":
         draft.set("optim.max_grad_norm", clip, "clip_grad_norm")
@@ -232,8 +222,7 @@ def _convert_loop(draft: Draft) -> None:
     draft.notes.append(
         "torchtune saves at the end of each epoch; here output.save_steps counts steps"
     )
-    for key, reason in _NOT_NEEDED.items():
-        draft.drop(key, reason)
+    draft.convert(_NOT_NEEDED)
 
 
 DIALECT = Dialect("torchtune", _MARKS, _KEYS, _convert, _DEFAULTS)

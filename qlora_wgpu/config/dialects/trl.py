@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face, preferences
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
-from qlora_wgpu.config.dialects.rows import (
+from qlora_wgpu.config.dialects.draft import (
     PACKED_APART,
+    Defaults,
+    Dialect,
+    Draft,
+    RowsOf,
     Source,
-    file_places,
-    hub_place,
-    hub_places,
-    is_file,
-    set_rows,
-    set_sources,
-    set_template,
+    listed,
 )
 from qlora_wgpu.config.names import reason_for
 
@@ -31,6 +28,13 @@ _KEYS = (
     "model_name_or_path lora_r lora_alpha lora_target_modules max_length max_seq_length packing "
     "router_aux_loss_coef use_bnb_nested_quant bnb_4bit_use_double_quant"
 )
+_NOT_TAKEN = {
+    "bnb_4bit_quant_type": "4 bits are always nf4",
+    "bnb_4bit_compute_dtype": "train.compute_dtype is bfloat16 unless it says float32",
+    "bnb_4bit_quant_storage": "weights are stored as WebGPU reads them",
+    "torch_dtype": "weights are read in the type of their files",
+    "dtype": "weights are read in the type of their files",
+}
 _ENTRY = "path id name config data_files data_dir split fraction weight"
 _DEFAULTS: Defaults = {
     **hugging_face.DEFAULTS,
@@ -54,11 +58,7 @@ def _convert(draft: Draft) -> None:
     four, eight = draft.take("load_in_4bit"), draft.take("load_in_8bit")
     bits = 4 if four else 8 if eight else None
     hugging_face.set_quantization(draft, bits, "load_in_4bit" if four else f"{bits or 16} bits")
-    draft.drop("bnb_4bit_quant_type", "4 bits are always nf4")
-    draft.drop("bnb_4bit_compute_dtype", "train.compute_dtype is bfloat16 unless it says float32")
-    draft.drop("bnb_4bit_quant_storage", "weights are stored as WebGPU reads them")
-    for key in ("torch_dtype", "dtype"):
-        draft.drop(key, "weights are read in the type of their files")
+    draft.convert(_NOT_TAKEN)
     modules = draft.theirs.get("lora_target_modules")
     if modules == ["all-linear"]:
         draft.theirs["lora_target_modules"] = "all-linear"
@@ -75,7 +75,8 @@ def _convert_data(draft: Draft) -> None:
     name, config = draft.take("dataset_name"), draft.take("dataset_config")
     train, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
     nested = draft.take("dataset_mixture", {})  # of the alignment handbook
-    mixture = _entries(draft.take("datasets", nested.get("datasets", [])))
+    given = draft.take("datasets", nested.get("datasets", []))
+    mixture = [entry for entry in given if isinstance(entry, Mapping)]
     if mixture:
         _mix(draft, mixture, train)
         name = None
@@ -85,17 +86,17 @@ def _convert_data(draft: Draft) -> None:
     if mixer and name is None and not mixture:  # as in the alignment handbook
         _convert_mixer(draft, mixer, splits, config)
     elif name is not None:
-        draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
+        draft.set("data.train", draft.hub_place(str(name), config, train), "dataset_name")
         _convert_held_out(draft, str(name), config, test)
     if draft.theirs.get("truncation_mode") in ("keep_start", "keep_end"):
-        draft.move("truncation_mode", "data.truncation")
+        draft.convert({"truncation_mode": "data.truncation"})
     if draft.theirs.get("packing") and draft.theirs.get("packing_strategy") == "wrapped":
         draft.notes.append(f"packing_strategy: wrapped cuts rows where a sequence is full; "
                            f"{PACKED_APART}, and none is cut")  # fmt: skip
     if (text := draft.take("dataset_text_field", "text")) != "text":
-        set_rows(draft, "text", {"text": text}, "dataset_text_field")
+        draft.set_rows(RowsOf.named("text", {"text": text}, "dataset_text_field"))
     for key in ("chat_template_path", "chat_template"):
-        set_template(draft, draft.take(key), key)
+        draft.set_template(draft.take(key), key)
 
 
 def _convert_mixer(draft: Draft, mixer: Mapping[str, float], splits: Any, config: Any) -> None:
@@ -112,17 +113,17 @@ def _convert_mixer(draft: Draft, mixer: Mapping[str, float], splits: Any, config
     for (path, share), subset in zip(mixer.items(), configs, strict=True):
         for split in learnt:
             rows = f"[:{100 * share:g}%]" if 0 < share < 1 and (100 * share).is_integer() else ""
-            place = hub_place(draft, str(path), subset, split + rows)
+            place = draft.hub_place(str(path), subset, split + rows)
             portion = {"rows": share} if 0 < share < 1 and not rows else {}
             sources.append(Source(place, portion=portion))
-    set_sources(draft, sources, "dataset_mixer")
+    draft.set_sources(sources, "dataset_mixer")
     if tests:
         _convert_held_out(draft, str(next(iter(mixer))), configs[0], tests[0])
         others = [*tests[1:], *list(mixer)[1:]]
         if others and "data.eval" in draft.taken:
             draft.leave_out("dataset_splits", ", ".join(others), "data.eval names one data set")
     if (text := draft.take("text_column")) is not None:
-        set_rows(draft, "text", {"text": text}, "text_column")
+        draft.set_rows(RowsOf.named("text", {"text": text}, "text_column"))
 
 
 def _convert_learnt(draft: Draft, objective: str) -> None:
@@ -139,10 +140,6 @@ def _convert_learnt(draft: Draft, objective: str) -> None:
         )
 
 
-def _entries(value: Any) -> list[Mapping[str, Any]]:
-    return [entry for entry in value if isinstance(entry, Mapping)]
-
-
 def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None:
     """Several data sets, of which all rows are taken, or as many as their shares say."""
     sources = []
@@ -156,7 +153,7 @@ def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None
         elif (share := entry.get("weight", 1)) != 1:  # the handbook's, of the data set's own rows
             portion = {"rows": share}
         listed = files if isinstance(files, list) else [files] if isinstance(files, str) else []
-        places = file_places(draft, listed, entry.get("split"), key) if listed else []
+        places = draft.file_places(listed, entry.get("split"), key) if listed else []
         if files and not listed:
             draft.leave_out(f"{key}.data_files", files, "name the files")
         if folder := entry.get("data_dir"):
@@ -164,7 +161,7 @@ def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None
         if portion and len(places) > 1:
             draft.leave_out(key, portion, "of several files all rows are taken: set it by hand")
             portion = {}
-        places = places or hub_places(draft, str(name), subset, entry.get("split", split))
+        places = places or draft.hub_places(str(name), subset, entry.get("split", split))
         for other, value in entry.items():
             if other not in _ENTRY.split() and value is not None:
                 reason = "the columns of a format are read, as data.format and data.columns say"
@@ -172,18 +169,18 @@ def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None
                     reason = reason_for(other) or "no counterpart here"
                 draft.leave_out(f"{key}.{other}", value, reason)
         sources += [Source(place, portion=portion) for place in places]
-    set_sources(draft, sources, "datasets")
+    draft.set_sources(sources, "datasets")
 
 
 def _convert_held_out(draft: Draft, name: str, config: Any, split: Any) -> None:
     strategy = draft.theirs.get("eval_strategy", draft.theirs.get("evaluation_strategy", "no"))
     if strategy in ("no", False):
         return
-    if is_file(draft, name):
+    if draft.is_file(name):
         draft.leave_out("eval_strategy", strategy, "a file has no test split: data.eval names "
                         "another, data.eval_split holds rows of it out")  # fmt: skip
     else:
-        draft.set("data.eval", hub_place(draft, name, config, split), "dataset_test_split")
+        draft.set("data.eval", draft.hub_place(name, config, split), "dataset_test_split")
 
 
 DIALECT = Dialect("TRL", _MARKS, _KEYS, _convert, _DEFAULTS)

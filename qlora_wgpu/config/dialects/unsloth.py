@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qlora_wgpu.config.dialects import hugging_face
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
-from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_places, set_sources
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
 
 _MARKS = (
     "training logging training.training_type training.num_epochs training.random_seed "
@@ -61,9 +60,7 @@ def _convert(draft: Draft) -> None:
     if draft.theirs.get("num_epochs") == 0:
         draft.drop("num_epochs", "max_steps decides")
     hugging_face.convert_schedule(draft, "lr_scheduler_type")
-    if (
-        "optim.warmup_ratio" in draft.taken
-    ):  # so that the default of steps does not stand in its way
+    if "optim.warmup_ratio" in draft.taken:  # the default of steps must not stand in its way
         draft.set("optim.warmup_steps", 0, "warmup_steps: 0, or warmup_ratio")
     hugging_face.convert_optimizer(draft, "optim")
     if steps := draft.take("save_steps", 0):
@@ -88,8 +85,9 @@ def _convert_targets(draft: Draft) -> None:
         if draft.take(key, True) is False:
             names = [name for name in names if name not in part]
     draft.set("lora.target_modules", names or _ALL_LINEAR, "target_modules")
-    for key in ("vision_all_linear", "finetune_vision_layers", "finetune_language_layers"):
-        draft.drop(key, "text alone is learnt, by the language model's layers")
+    layers = ("vision_all_linear", "finetune_vision_layers", "finetune_language_layers")
+    reason = "text alone is learnt, by the language model's layers"
+    draft.convert(dict.fromkeys(layers, reason))
     if draft.take("use_loftq"):
         draft.leave_out("use_loftq", True, "lora.init_lora_weights takes pissa or olora")
 
@@ -100,11 +98,11 @@ def _convert_data(draft: Draft) -> None:
     draft.set("data.apply_chat_template", kind in _CHATS, f"format_type: {kind}")
     files, name = draft.take("local_dataset", []), draft.take("dataset")
     subset, split = draft.take("subset"), draft.take("train_split", "train")
-    places = [draft.place(str(file)) for file in listed(files)]
+    places = [draft.place(file) for file in listed(files)]
     if name is not None and not places:
-        places = hub_places(draft, str(name), subset, split)
+        places = draft.hub_places(str(name), subset, split)
     if places:
-        set_sources(draft, [Source(place, rows) for place in places], "dataset")
+        draft.set_sources([Source(place, rows) for place in places], "dataset")
     asked = draft.take("train_on_responses_only", False)  # as Unsloth's notebooks call it
     learns_answers = bool(draft.take("train_on_completions", asked))
     train_on = "assistant" if learns_answers else "all"
