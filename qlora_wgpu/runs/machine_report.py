@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,10 @@ Progress = Callable[[str], None]
 
 def machine_facts(device: Device) -> dict[str, Any]:
     """Versions, the machine, all GPUs with their limits and features, and the one that is taken."""
-    found = [gpu for backend in installed_backends() for gpu in list_adapters(backend.name)]
+    backends = installed_backends()
+    found = [gpu for backend in backends for gpu in list_adapters(backend.name)]
     return {
-        "versions": versions(device),
+        "versions": versions(device) | {b.package: version(b.package) for b in backends},
         "machine": {
             "system": platform.system(),
             "release": without_names(platform.mac_ver()[0] or platform.release()),

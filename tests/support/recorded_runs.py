@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from difflib import unified_diff
 from io import StringIO
 from pathlib import Path
@@ -152,6 +152,8 @@ class Scene:
                 if file.name in ("metrics.jsonl", "samples.jsonl"):
                     rows = [json.loads(line) for line in path.read_text().splitlines()]
                     self.say(f"{name}/{file}", rows)
+                elif file.name == "result.json":
+                    self.say(f"{name}/{file}", json.loads(path.read_text()))
                 elif file.suffix in (".safetensors", ".json", ".jinja", ".yaml"):
                     self.say(f"{name}/{file}", self._digest(path))
 
@@ -172,7 +174,7 @@ class Scene:
         """The result of a run, or its error."""
         shown = StringIO()
         try:
-            with redirect_stdout(shown):
+            with redirect_stdout(shown), redirect_stderr(shown):
                 result = what()
         except (QLoRAError, ZeroDivisionError) as err:
             text = f"{type(err).__name__}: {err}"
