@@ -77,7 +77,7 @@ WAYS = {
     "styled text": lambda console: console.print(Text(HOSTILE, style="green")),
     "a panel": lambda console: console.print(Panel(Text(HOSTILE), title=Text(HOSTILE))),
     "a table": _table,
-    "a warning": lambda console: Display(console).warning(HOSTILE),
+    "a warning": lambda console: console.warning(HOSTILE),
     "a note": lambda console: Display(console).note(HOSTILE),
 }
 
