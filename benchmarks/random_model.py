@@ -17,7 +17,7 @@ import numpy.typing as npt
 from qlora_wgpu.bench.workload import SHAPES, RandomFolder, config_of
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts, quantization_config
-from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
+from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import find_family
 

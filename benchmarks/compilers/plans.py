@@ -19,8 +19,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepKind, StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
-from qlora_wgpu.training.optimizer import trace_update
-from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # where others are not asked for
 MOST_BINDING = (1 << 31) - 1  # what most cards allow

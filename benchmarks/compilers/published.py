@@ -8,10 +8,10 @@ from typing import Any
 
 from qlora_wgpu.bench.workload import SHAPES, config_of, find_shape
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import exists
 from qlora_wgpu.model.qlora_model import ComputeDtype
 from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.ops.preference import Preference
-from qlora_wgpu.presence import exists
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import Architecture, find_family
+from qlora_wgpu.files import exists, is_dir, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import available_bytes as _available_bytes
 from qlora_wgpu.limits import RANK
 from qlora_wgpu.model.memory_plan import plan_training_memory
 from qlora_wgpu.model.pretrained import tensor_shapes
-from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 _SCALE = np.float32(0.02)  # Hugging Face's initializer_range

@@ -1,6 +1,7 @@
 """Checkpoints: Hugging Face models in, and files that appear whole."""
 
 from qlora_wgpu.checkpoint.atomic import (
+    FileLock,
     append_line,
     atomic_folder,
     flush_file,
@@ -9,11 +10,9 @@ from qlora_wgpu.checkpoint.atomic import (
     settle_all,
     write_file,
 )
-from qlora_wgpu.checkpoint.file_lock import FileLock
 from qlora_wgpu.checkpoint.manifest import MANIFEST, read_manifest, write_manifest
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, write_safetensors
 
 __all__ = [
     "MANIFEST",

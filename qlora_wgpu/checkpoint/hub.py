@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.presence import exists, is_dir
+from qlora_wgpu.files import exists, is_dir
 
 # ---- progress bars -------------------------------------------------------------------------------
 

@@ -15,9 +15,8 @@ from typing import Any
 from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX
 from qlora_wgpu.config.yaml import json_object
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import file_bytes, open_file
+from qlora_wgpu.files import file_bytes, is_file, open_file
 from qlora_wgpu.limits import MODEL_JSON_BYTES
-from qlora_wgpu.presence import is_file
 
 
 def read_json_object(path: Path, most: int = MODEL_JSON_BYTES) -> dict[str, Any]:

@@ -11,17 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import hub
-from qlora_wgpu.checkpoint.expert_stacks import ExpertStack, ExpertStacks
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.quantized import quantized_files
 from qlora_wgpu.checkpoint.quantized.coded_weight import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import INDEX, WEIGHTS, SafetensorsFile, nearest
-from qlora_wgpu.checkpoint.stored_weight import Files, FloatWeight, StoredWeight
+from qlora_wgpu.checkpoint.stored_weight import (
+    ExpertStack,
+    ExpertStacks,
+    Files,
+    FloatWeight,
+    StoredWeight,
+)
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.errors import CheckpointError, brief
+from qlora_wgpu.files import exists, is_dir, is_file, is_there
 from qlora_wgpu.limits import INDEX_BYTES
-from qlora_wgpu.presence import exists, is_dir, is_file, is_there
 
 # ---- weight files --------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import file_bytes, is_there
 from qlora_wgpu.limits import TOKENIZER_BYTES
-from qlora_wgpu.presence import is_there
 
 CONFIG = "tokenizer_config.json"
 TOKENS = "special_tokens_map.json"

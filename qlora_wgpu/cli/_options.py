@@ -14,7 +14,7 @@ import click
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.config.values import parse_bytes
 from qlora_wgpu.errors import ConfigError, brief
-from qlora_wgpu.presence import exists, is_dir
+from qlora_wgpu.files import exists, is_dir
 
 # ---- types ---------------------------------------------------------------------------------------
 

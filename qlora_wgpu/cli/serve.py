@@ -15,16 +15,15 @@ from qlora_wgpu.cli._options import PORT, chat_template_option, counted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, reason
 from qlora_wgpu.extras import require_extra
+from qlora_wgpu.files import exists
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.presence import exists
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
 from qlora_wgpu.runs.workload import GenerationWorkload
-from qlora_wgpu.serving.served import ServedModel
-from qlora_wgpu.serving.writer import GenerationWorker
+from qlora_wgpu.serving.writer import GenerationWorker, ServedModel
 
 
 @click.command()
@@ -119,8 +118,7 @@ def _listening(port: int) -> socket.socket:
 def _run(models: Mapping[str, ServedModel], writer: GenerationWorker, place: socket.socket) -> Any:
     import uvicorn
 
-    from qlora_wgpu.serving.app import ChatServer
-    from qlora_wgpu.serving.server import StoppableServer
+    from qlora_wgpu.serving.app import ChatServer, StoppableServer
 
     config = uvicorn.Config(ChatServer(models, writer).app(), log_level="warning", lifespan="off")
     StoppableServer(config, writer.stop).run(sockets=[place])

@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.report.charts import MARK, Points, dots, smoothed
-from qlora_wgpu.report.page import points
+from qlora_wgpu.report.page import MARK, Points, dots, points, smoothed
 from qlora_wgpu.runs.history import RunStatus
 from qlora_wgpu.training.observers import Row
 

@@ -19,8 +19,8 @@ from qlora_wgpu.cli._options import (
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import is_file
 from qlora_wgpu.limits import RANK, TOKENS_OF_A_ROW
-from qlora_wgpu.presence import is_file
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.web import SiteServer, write_page
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions

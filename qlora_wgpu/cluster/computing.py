@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import WorkerClass, WorkerInfo, WorkerSpec
 from qlora_wgpu.cluster.blocks import (
     BlockResult,
     Expected,
     FloatArray,
     RunningSums,
+    WorkerClass,
+    WorkerInfo,
+    WorkerSpec,
     check_parameters,
     check_text,
     expected,

@@ -15,8 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import WorkerClass, WorkerInfo, WorkerSpec
-from qlora_wgpu.cluster.blocks import Asked, BlockResult, FloatArray, WrongAnswerError
+from qlora_wgpu.cluster.blocks import (
+    Asked,
+    BlockResult,
+    FloatArray,
+    WorkerClass,
+    WorkerInfo,
+    WorkerSpec,
+    WrongAnswerError,
+)
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Assignment, Scheduler
 from qlora_wgpu.cluster.workers import Check, Gone, Progress, WorkerHandle, WorkerRegistry, sentence

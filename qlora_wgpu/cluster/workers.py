@@ -8,8 +8,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from qlora_wgpu.cluster.actor import WorkerClass, WorkerInfo, WorkerSpec, made, unpacked
-from qlora_wgpu.cluster.blocks import WrongAnswerError
+from qlora_wgpu.cluster.blocks import (
+    WorkerClass,
+    WorkerInfo,
+    WorkerSpec,
+    WrongAnswerError,
+    made,
+    unpacked,
+)
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Scheduler, in_order
 from qlora_wgpu.errors import ClusterError, QLoRAError

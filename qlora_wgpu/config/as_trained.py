@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.loading import load_config
+from qlora_wgpu.config.paths import RunPaths, run_around
 from qlora_wgpu.config.problems import new_names
-from qlora_wgpu.config.run_paths import RunPaths, run_around
 from qlora_wgpu.config.schema import Config
 
 SECTIONS = ("quant", "train", "device")

@@ -21,9 +21,8 @@ import yaml
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.errors import ConfigError, QLoRAError
-from qlora_wgpu.files import UTF_16, file_bytes, open_file
+from qlora_wgpu.files import UTF_16, exists, file_bytes, is_dir, is_file, open_file
 from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
-from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.visible import one_line, visible_json
 

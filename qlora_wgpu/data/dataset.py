@@ -37,7 +37,7 @@ from qlora_wgpu.data.sources import holds_documents, place_of, read_rows, select
 from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
-from qlora_wgpu.presence import exists
+from qlora_wgpu.files import exists
 
 # ---- reading -------------------------------------------------------------------------------------
 

@@ -20,9 +20,8 @@ from qlora_wgpu.data.splits import (
     chosen_split,
 )
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.files import file_text
+from qlora_wgpu.files import file_text, is_file
 from qlora_wgpu.limits import KIB
-from qlora_wgpu.presence import is_file
 
 # ---- the hub's conversion to Parquet -------------------------------------------------------------
 

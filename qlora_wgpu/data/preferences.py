@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qlora_wgpu.data.canonical_messages import from_json, kind_of
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.conversations import without_flags
-from qlora_wgpu.data.messages import checked_messages, first_holds, from_sharegpt, with_system
+from qlora_wgpu.data.messages import (
+    checked_messages,
+    first_holds,
+    from_json,
+    from_sharegpt,
+    kind_of,
+    with_system,
+)
 from qlora_wgpu.errors import DataError
 
 PAIRS, JUDGED = "chosen/rejected", "prompt/completion/label"

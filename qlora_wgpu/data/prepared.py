@@ -24,11 +24,10 @@ from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.checkpoint.atomic import flush_tree
 from qlora_wgpu.data.examples import Counts, Dataset
-from qlora_wgpu.files import file_text, open_file
+from qlora_wgpu.files import exists, file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
-from qlora_wgpu.presence import exists
 
 # ---- folders that are being filled ---------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from qlora_wgpu.checkpoint.tokenizer_files import (
     TOKENS,
     copy_tokenizer,
 )
-from qlora_wgpu.data.canonical_messages import canonical_options, canonical_tools
 from qlora_wgpu.data.chat_template import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,
@@ -32,11 +31,11 @@ from qlora_wgpu.data.chat_template import (
 )
 from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.examples import size_of
-from qlora_wgpu.data.messages import checked_messages
+from qlora_wgpu.data.messages import canonical_options, canonical_tools, checked_messages
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, DataError, brief
+from qlora_wgpu.files import is_there
 from qlora_wgpu.limits import MAX_AT_ONCE, TOKENIZER_CONFIG_BYTES
-from qlora_wgpu.presence import is_there
 
 # ---- prompts -------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A conversation as the text of a chat template, in the form that the template wants it in.
 
-Conversations come in one form (``canonical_messages.py``). What only some templates know (parts of
+Conversations come in one form (``messages.py``). What only some templates know (parts of
 a content, the role ``developer``, arguments as text) is decided for each by trying.
 
 Templates of strangers are rendered in a process of its own, which imports this module, and so

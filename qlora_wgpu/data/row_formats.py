@@ -12,12 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.data.canonical_messages import (
-    canonical_options,
-    canonical_tools,
-    from_json,
-    kind_of,
-)
 from qlora_wgpu.data.chat_template import ChatTemplate, suitable_template
 from qlora_wgpu.data.columns import (
     CHAT_PAIR,
@@ -30,10 +24,14 @@ from qlora_wgpu.data.examples import document_ids, size_of
 from qlora_wgpu.data.masking import Masked, Masking, TrainOn, flags_count
 from qlora_wgpu.data.messages import (
     alpaca_prompt,
+    canonical_options,
+    canonical_tools,
     checked_messages,
     first_holds,
+    from_json,
     from_sharegpt,
     history_of,
+    kind_of,
     says_anything,
     with_system,
 )

@@ -25,9 +25,8 @@ from qlora_wgpu.data.splits import (
 )
 from qlora_wgpu.data.tables import csv_rows, table_rows
 from qlora_wgpu.errors import DataError, reason
-from qlora_wgpu.files import UTF_16, open_file
+from qlora_wgpu.files import UTF_16, exists, is_dir, is_file, open_file
 from qlora_wgpu.limits import MAX_ENTRIES, OWN_JSON_BYTES
-from qlora_wgpu.presence import exists, is_dir, is_file
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 _CONTENTS = {

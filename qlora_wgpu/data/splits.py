@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from qlora_wgpu.config.yaml import parse_yaml_mapping
 from qlora_wgpu.errors import ConfigError, DataError
-from qlora_wgpu.files import file_text
+from qlora_wgpu.files import file_text, is_file
 from qlora_wgpu.limits import YAML_BYTES
-from qlora_wgpu.presence import is_file
 
 # ---- by the names of files -----------------------------------------------------------------------
 

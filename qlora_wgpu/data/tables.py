@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from qlora_wgpu.data import parquet_child
-from qlora_wgpu.data.canonical_messages import without_nulls
 from qlora_wgpu.data.json_rows import checked
+from qlora_wgpu.data.messages import without_nulls
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.extras import install_command
 from qlora_wgpu.files import open_file

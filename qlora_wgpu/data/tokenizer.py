@@ -15,9 +15,8 @@ import tokenizers
 from qlora_wgpu.checkpoint.tokenizer_files import WITHOUT_TOKENIZER
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import TokenizerError, reason
-from qlora_wgpu.files import file_bytes, file_text
+from qlora_wgpu.files import file_bytes, file_text, is_dir, is_there
 from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
-from qlora_wgpu.presence import is_dir, is_there
 from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer, library_errors, open_tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

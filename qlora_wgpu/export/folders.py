@@ -15,8 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.checkpoint.safetensors_file import INDEX, TORCH_NAMES, WEIGHTS
-from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
+from qlora_wgpu.checkpoint.safetensors_file import INDEX, TORCH_NAMES, WEIGHTS, Entry, write_stream
 from qlora_wgpu.checkpoint.tokenizer_files import (
     GENERATION,
     PROMPT_FORMAT,
@@ -25,7 +24,7 @@ from qlora_wgpu.checkpoint.tokenizer_files import (
     tokenizer_folder,
 )
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
-from qlora_wgpu.presence import exists, is_dir, is_file, is_there
+from qlora_wgpu.files import exists, is_dir, is_file, is_there
 
 # ---- room, and prompts that go along -------------------------------------------------------------
 

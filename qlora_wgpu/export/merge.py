@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.expert_stacks import ExpertStack
-from qlora_wgpu.checkpoint.safetensors_file import FLOATS
-from qlora_wgpu.checkpoint.safetensors_writer import Entry
+from qlora_wgpu.checkpoint.safetensors_file import FLOATS, Entry
+from qlora_wgpu.checkpoint.stored_weight import ExpertStack
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.as_trained import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts, quantization_config
-from qlora_wgpu.checkpoint.safetensors_file import TORCH_NAMES
-from qlora_wgpu.checkpoint.safetensors_writer import Entry
+from qlora_wgpu.checkpoint.safetensors_file import TORCH_NAMES, Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.bfloat16 import from_bfloat16
-from qlora_wgpu.checkpoint.expert_stacks import IN_TURNS
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.header import FLOATS, QUANTIZED, ElementType
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import WEIGHTS
-from qlora_wgpu.checkpoint.stored_weight import FloatArray, StoredWeight
+from qlora_wgpu.checkpoint.stored_weight import IN_TURNS, FloatArray, StoredWeight
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity, state_of
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import built_in_family

@@ -12,7 +12,7 @@ import psutil
 from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.supervision.control_groups import container_limit, container_room
+from qlora_wgpu.supervision.processes import container_limit, container_room
 
 _VULKAN = {"linux": "libvulkan.so.1", "win32": "vulkan-1.dll"}
 _INSTANCE_CREATE_INFO = 1  # VkStructureType

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
-from qlora_wgpu.files import file_text
+from qlora_wgpu.files import file_text, is_dir
 from qlora_wgpu.gpu.operands import ANYTHING, Bound, Operand
 from qlora_wgpu.gpu.preprocessor import (
     FOLD,
@@ -22,7 +22,6 @@ from qlora_wgpu.gpu.preprocessor import (
     without_comments,
 )
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.presence import is_dir
 
 __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "load_shader"]
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from qlora_wgpu.checkpoint.hub import is_hub_name, name_on_hub
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, brief
+from qlora_wgpu.files import is_dir
 from qlora_wgpu.lora.peft_names import BIAS_KINDS
-from qlora_wgpu.presence import is_dir
 from qlora_wgpu.sandbox.expressions import (
     ANY_PARENT,
     ExpressionError,

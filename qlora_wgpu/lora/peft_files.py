@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file
-from qlora_wgpu.checkpoint.safetensors_file import METADATA, SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
+from qlora_wgpu.checkpoint.safetensors_file import METADATA, SafetensorsFile, write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking
+from qlora_wgpu.files import is_dir, is_file, is_there
 from qlora_wgpu.lora.config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.expert_parameters import (
     ARRANGED,
@@ -41,7 +41,6 @@ from qlora_wgpu.lora.peft_names import (
     split_biases,
     tensor_name,
 )
-from qlora_wgpu.presence import is_dir, is_file, is_there
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import exists, is_dir, open_file
 from qlora_wgpu.gpu.limits import buffer_bytes
 from qlora_wgpu.graph.offload import WeightGroup
 from qlora_wgpu.graph.tensor import WINDOW, Storage
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.mapped_files import map_file, sha256
 from qlora_wgpu.model.checkpoint_reader import Requantization
-from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.version import __version__
 
 Fill = Callable[[Storage, npt.NDArray[Any]], None]

@@ -17,8 +17,7 @@ from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
-from qlora_wgpu.training.data import DataReader
-from qlora_wgpu.training.data_warnings import warn_of_long_rows
+from qlora_wgpu.training.data import DataReader, warn_of_long_rows
 from qlora_wgpu.training.observers import Unwatched
 
 

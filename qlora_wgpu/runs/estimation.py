@@ -18,6 +18,7 @@ from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, TokenizerError, option
 from qlora_wgpu.extras import install_command
+from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of
 from qlora_wgpu.graph.plan import Plan
@@ -28,7 +29,6 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
-from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.placement import kept_dequantized

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, DataError, option
+from qlora_wgpu.files import is_dir
 from qlora_wgpu.generation import QLoRAModel, continuation
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.preference import Preference
-from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.data import data_path, warn_of_cache
 from qlora_wgpu.runs.opening import (
     OpenedModel,
@@ -27,8 +27,7 @@ from qlora_wgpu.runs.resolve import base_in, tokenizer_for
 from qlora_wgpu.runs.settings import AnyConfig, as_config, named_init_from
 from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload, Workload
 from qlora_wgpu.training import Observer, training_options
-from qlora_wgpu.training.data import DataReader, check_ids
-from qlora_wgpu.training.data_warnings import warn_of_other_split
+from qlora_wgpu.training.data import DataReader, check_ids, warn_of_other_split
 from qlora_wgpu.training.evaluation import answer_sums, held_out_loss
 from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.observers import Unwatched

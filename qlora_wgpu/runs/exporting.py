@@ -32,14 +32,13 @@ from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError, QLoRAError, TokenizerError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.folders import take_over_prompts
-from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf import gguf_model
 from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import Base, MergedWeights
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import exists, file_bytes, is_there
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gguf.architectures import model_type_of
 from qlora_wgpu.limits import MODEL_JSON_BYTES
-from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.data import read_data
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
 from qlora_wgpu.runs.resolve import tokenizer_for

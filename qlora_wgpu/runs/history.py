@@ -8,9 +8,9 @@ from os import PathLike
 from typing import Any
 
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.presence import exists
+from qlora_wgpu.files import exists
 from qlora_wgpu.report.page import inline
 from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training.observers import Row

@@ -13,15 +13,14 @@ from qlora_wgpu.checkpoint.hub import check_reachable, is_hub_name, name_on_hub,
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import config_of_run, find_run
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.model_card import CardKind, model_card
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import file_bytes, is_file, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.presence import is_file, is_there
 from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.runs.history import RunHistory
 from qlora_wgpu.training import read_rows

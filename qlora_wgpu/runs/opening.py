@@ -15,6 +15,7 @@ from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.files import is_dir
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backends
 from qlora_wgpu.gpu.device import Device
@@ -30,7 +31,6 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import TrainingOptions
-from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.placement import Placement, fit
 from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound

@@ -29,7 +29,7 @@ from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, has_room
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.runs.workload import TrainingWorkload, Workload
-from qlora_wgpu.supervision.control_groups import container_limit
+from qlora_wgpu.supervision.processes import container_limit
 from qlora_wgpu.training import Observer
 
 # ---- fitting -------------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.files import exists, is_dir
 from qlora_wgpu.gpu import memory as memory
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.runs.workload import DeviceSpec, TrainingWorkload, totals
 from qlora_wgpu.training import refuse_existing_run, training_options
 

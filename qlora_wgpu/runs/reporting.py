@@ -11,9 +11,9 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, command
-from qlora_wgpu.presence import exists
+from qlora_wgpu.files import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.runs.history import RunHistory
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows

@@ -11,15 +11,14 @@ from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import config_of_run, find_run, without_none
-from qlora_wgpu.config.paths import path_hint
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths, path_hint
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.files import exists, is_dir, is_file, is_there
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.qlora_model import ComputeDtype
-from qlora_wgpu.presence import exists, is_dir, is_file, is_there
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
 from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
 from qlora_wgpu.training import Observer, checkpoint_folders

@@ -15,16 +15,15 @@ from qlora_wgpu.cluster.security import Address
 from qlora_wgpu.config import Config, LoraConfig, load_config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.config.loading import PATH_KEYS, Overrides, located, with_settings
-from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, is_inline_template
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, RunPaths, is_inline_template
 from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
+from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_files import require_adapter_files
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.adapter_state import read_fitting
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.resolve import is_nowhere
 from qlora_wgpu.training import Observer, checkpoint_folders
 

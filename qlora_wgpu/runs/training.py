@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -158,7 +158,7 @@ def _computing(
 ) -> Iterator[tuple[Config, AdapterModel, Executor | None, Writer]]:  # fmt: skip
     """The settings as they fit, the model, who computes if not it itself, and who writes texts."""
     if settings.cluster.scheduler is not None:
-        from qlora_wgpu.runs.clustered import opened_cluster
+        from qlora_wgpu.runs.cluster import opened_cluster
 
         with opened_cluster(settings, source, workload, device, observer) as (owned, cluster):
             yield settings, owned, cluster, cluster.text

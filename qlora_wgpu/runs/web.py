@@ -15,9 +15,8 @@ from qlora_wgpu.checkpoint.atomic import atomic_folder
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import load_dataset
 from qlora_wgpu.errors import ConfigError, DataError, reason
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import exists, file_bytes, is_file
 from qlora_wgpu.limits import OWN_JSON_BYTES
-from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.training.data import preparation

@@ -34,8 +34,7 @@ from qlora_wgpu.ops.moments import passing_parts
 from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.ops.tensor import add_to, fill_zero
 from qlora_wgpu.training import training_options
-from qlora_wgpu.training.optimizer import trace_update
-from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 
 
 class Workload:

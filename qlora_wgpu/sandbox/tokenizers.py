@@ -22,8 +22,8 @@ import tokenizers
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.files import is_file
 from qlora_wgpu.limits import TOKEN_ID
-from qlora_wgpu.presence import is_file
 from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 
 # ---- what is bounded -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.cache_folder import cache_path, read_json
-from qlora_wgpu.checkpoint.file_lock import write_cache_file
+from qlora_wgpu.checkpoint.atomic import write_cache_file
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import guarded_probe, has_crashed, under_way

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from types import FrameType
 from typing import Any, TypeVar
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.datastructures import Headers
@@ -30,8 +34,7 @@ from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
 from qlora_wgpu.limits import REQUEST_BYTES
 from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest
 from qlora_wgpu.serving.responses import ChatForm, Choice, TextForm, together
-from qlora_wgpu.serving.served import ServedModel
-from qlora_wgpu.serving.writer import Generation, GenerationWorker, told
+from qlora_wgpu.serving.writer import Generation, GenerationWorker, ServedModel, told
 
 T = TypeVar("T")
 
@@ -258,3 +261,35 @@ def _error(status: int, text: str, code: str | None = None) -> Response:
 
 def _problem(text: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "param": None, "code": code}}
+
+
+_CLOSED = 0.3  # seconds in which it takes no more requests, come what may
+_LOOK = 0.1  # seconds between two looks at whether there was another Ctrl-C
+
+
+class StoppableServer(uvicorn.Server):
+    """Ends answers that are being written, for whose end it would wait else."""
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes no more requests, and waits for the ends of answers, until a second Ctrl-C."""
+        self._stop()
+        ending = asyncio.ensure_future(super().shutdown(sockets))
+        # Since Python 3.12 it would wait for clients that stay connected, too, whatever comes.
+        await asyncio.wait({ending}, timeout=_CLOSED)
+        while not (ending.done() or self.force_exit):
+            await asyncio.wait({ending}, timeout=_LOOK)
+        if not ending.done():
+            ending.cancel()
+            await asyncio.wait({ending})
+        elif not ending.cancelled():
+            ending.result()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Takes a signal; a second Ctrl-C waits for nobody, and requests cut off are no errors."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").disabled = True

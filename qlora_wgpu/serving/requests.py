@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qlora_wgpu.data.canonical_messages import canonical_options
-from qlora_wgpu.data.messages import checked_messages
+from qlora_wgpu.data.messages import canonical_options, checked_messages
 from qlora_wgpu.errors import ConfigError, DataError, brief
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.limits import ANSWERS, LOGPROBS, STOP_TEXTS

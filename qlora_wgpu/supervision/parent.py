@@ -21,7 +21,6 @@ from typing import Any
 import click
 
 from qlora_wgpu.errors import ERROR, LOST
-from qlora_wgpu.supervision.control_groups import container_limit
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.supervision.processes import (
     AGAIN,
@@ -30,6 +29,7 @@ from qlora_wgpu.supervision.processes import (
     SAME_WISH,
     address_space,
     block_signals,
+    container_limit,
     crash_name,
     is_waiting,
     signal_name,

@@ -24,13 +24,12 @@ from qlora_wgpu.checkpoint import (
 from qlora_wgpu.checkpoint.manifest import MANIFEST
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.errors import CheckpointError, option, reason
-from qlora_wgpu.files import file_text
+from qlora_wgpu.files import exists, file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
-from qlora_wgpu.presence import exists
 from qlora_wgpu.training.divergence import Plateau
 from qlora_wgpu.training.run_folder import step_of
 

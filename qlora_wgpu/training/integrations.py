@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.extras import install_command
 from qlora_wgpu.files import file_text

@@ -31,8 +31,13 @@ from qlora_wgpu.supervision.processes import SAME_WISH
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
-from qlora_wgpu.training.data import SourceCounter, learnable, refuse_other_objectives
-from qlora_wgpu.training.data_warnings import check_unpaired_balance, require_both_kinds
+from qlora_wgpu.training.data import (
+    SourceCounter,
+    check_unpaired_balance,
+    learnable,
+    refuse_other_objectives,
+    require_both_kinds,
+)
 from qlora_wgpu.training.divergence import first_plateau
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter

@@ -27,14 +27,13 @@ from qlora_wgpu.checkpoint import (
     write_file,
 )
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import broken_link, exists, file_bytes, is_dir
 from qlora_wgpu.limits import OWN_LOG_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.presence import broken_link, exists, is_dir
 from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.training.observers import Row
 

@@ -16,7 +16,7 @@ from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.values import AT_EVALUATIONS
 from qlora_wgpu.data import PromptFormat, save_prompt_files
 from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.presence import exists
+from qlora_wgpu.files import exists
 from qlora_wgpu.training.evaluation import Evaluator, steps_between
 from qlora_wgpu.training.observers import Observer
 from qlora_wgpu.training.result import TrainResult, Written

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import config_of_run
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.config.problems import RenamedKeyWarning
-from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, ConfigError, command, option
-from qlora_wgpu.presence import exists
+from qlora_wgpu.files import exists
 from qlora_wgpu.training.checkpoints import load_best, load_newest
+from qlora_wgpu.training.optimizer import learning_rates, warmup_steps
 from qlora_wgpu.training.run_folder import (
     checkpoint_folders,
     refuse_existing_run,
@@ -21,7 +22,6 @@ from qlora_wgpu.training.run_folder import (
     require_writable,
     settle_run,
 )
-from qlora_wgpu.training.schedule import learning_rates, warmup_steps
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run

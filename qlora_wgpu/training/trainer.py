@@ -10,8 +10,8 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.files import exists
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.presence import exists
 from qlora_wgpu.training.callbacks import Callback, Callbacks, Step
 from qlora_wgpu.training.data import DataReader, Rows
 from qlora_wgpu.training.observers import Events, Observer

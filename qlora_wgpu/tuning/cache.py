@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.cache_folder import cache_path, read_json
-from qlora_wgpu.checkpoint.file_lock import write_cache_file
+from qlora_wgpu.checkpoint.atomic import write_cache_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.kernel_config import Profile

@@ -17,7 +17,7 @@ from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template
 from qlora_wgpu.data.batches import bucket_length
 from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import file_bytes, is_file
 from qlora_wgpu.gpu.kernel_config import (
     CPU_PROFILE,
     FEW_REGISTERS,
@@ -32,7 +32,6 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.model.steps import StepOptions
-from qlora_wgpu.presence import is_file
 from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.samples import save_prompt
 from qlora_wgpu.version import __version__

@@ -37,8 +37,7 @@ from qlora_wgpu.model.programs import LogitsPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.training.optimizer import trace_update
-from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 
 # ---- files ---------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.training.optimizer import trace_update
-from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 from qlora_wgpu.web.variant import Shaders
 
 PROFILES = {"gpu": GPU_PROFILE, "cpu": CPU_PROFILE}

@@ -12,7 +12,7 @@ from rich.console import Console
 from qlora_wgpu.cli import commands
 from qlora_wgpu.cli.watch import shown
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.report.charts import MARK, dots
+from qlora_wgpu.report.page import MARK, dots
 from qlora_wgpu.runs.history import RunStatus
 from qlora_wgpu.training.run_folder import RunFolder
 

@@ -7,8 +7,7 @@ import numpy as np
 from cluster.odd_workers import OddWorker
 from support.processes import PATIENCE
 
-from qlora_wgpu.cluster.actor import WorkerSpec
-from qlora_wgpu.cluster.blocks import Expected, check_text
+from qlora_wgpu.cluster.blocks import Expected, WorkerSpec, check_text
 from qlora_wgpu.cluster.connection import LoopThread, connect
 from qlora_wgpu.cluster.engine import Block, Engine
 from qlora_wgpu.config import ClusterConfig

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from qlora_wgpu.runs.worker import Worker
+from qlora_wgpu.runs.cluster import Worker
 
 METHODS = ("answer_logps", "divergence", "gradient")
 FOLDER = "TEST_DYING_WORKER"  # the environment's name of the folder that knows who has died

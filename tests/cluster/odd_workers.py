@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import WorkerInfo
-from qlora_wgpu.cluster.blocks import BlockResult
+from qlora_wgpu.cluster.blocks import BlockResult, WorkerInfo
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 

@@ -12,10 +12,10 @@ from cluster.answer_runs import Told
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file
 
-from qlora_wgpu.cluster.actor import WorkerInfo
+from qlora_wgpu.cluster.blocks import WorkerInfo
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs import clustered, train
+from qlora_wgpu.runs import train
 from qlora_wgpu.selfcheck import results
 
 pytest.importorskip("distributed")
@@ -125,7 +125,7 @@ def test_the_dashboard_is_told_where_there_is_one(link):
     notes, cluster = [], object.__new__(Cluster)
     cluster._connection = SimpleNamespace(dashboard=link)
     identity = WorkerInfo("a GPU", "driver", "kernels", 0, "1", {}, {})
-    clustered._tell({"0": identity}, 2, cluster, SimpleNamespace(note=notes.append))
+    cluster._tell({"0": identity}, 2, cluster, SimpleNamespace(note=notes.append))
     assert [note for note in notes if "dashboard" in note] == (
         [f"Dask's dashboard is at {link}"] if link else []
     )
@@ -137,7 +137,7 @@ def test_workers_without_a_micro_batch_are_told(names, idle):
     identity = WorkerInfo("a GPU", "driver", "kernels", 0, "1", {}, {})
     told = SimpleNamespace(note=notes.append)
     cluster = SimpleNamespace(dashboard=None)
-    clustered._tell(dict.fromkeys(names, identity), 2, cluster, told)
+    cluster._tell(dict.fromkeys(names, identity), 2, cluster, told)
     assert notes[0] == f"{len(names)} workers: {', '.join(names)} on a GPU"
     assert ("fewer micro-batches (2) than there are workers" in notes[-1]) is idle
 

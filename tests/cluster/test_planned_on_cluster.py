@@ -10,7 +10,7 @@ from qlora_wgpu import Config, Observer, estimate, train
 from qlora_wgpu.cluster.blocks import Expected
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.runs import opening, worker
+from qlora_wgpu.runs import cluster, opening
 
 WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "head_dim": 32,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -38,14 +38,14 @@ class Plans(Observer):
 def devices(monkeypatch):
     """The owner's and the worker's, and what is planned of the latter."""
     own, owner, plans = Device(), allocating_device(monkeypatch), Plans()
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", WorkersHere)
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.verified_layout", lambda *given: given[3])
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", WorkersHere)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.verified_layout", lambda *given: given[3])
     monkeypatch.setattr(opening, "verified_layout", lambda *given: given[3])
-    monkeypatch.setattr(worker, "device_of", lambda settings: own)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.device_of", lambda settings: own)
     monkeypatch.setattr("qlora_wgpu.runs.estimation.device_of", lambda settings: owner)
     # What was not computed counts no tokens.
     monkeypatch.setattr(Expected, "check", lambda expected, asked, sums: sums)
-    monkeypatch.setattr(worker._Notes, "planned", lambda notes, memory: plans.planned(memory))
+    monkeypatch.setattr(cluster._Notes, "planned", lambda notes, memory: plans.planned(memory))
     return owner, own, plans
 
 
@@ -107,6 +107,6 @@ def test_a_workers_budget_is_used_up(devices, tmp_path):
 def test_an_owner_without_room_is_told_before_workers_are_asked(devices, tmp_path, monkeypatch):
     write_model(tmp_path)
     devices[0].budget = 10_000
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", None)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", None)
     with pytest.raises(OutOfMemoryError, match=r"the owner of this run.*more than the 0\.0 MiB"):
         train(settings_of(tmp_path, {}))

@@ -6,13 +6,12 @@ from cluster.answer_runs import Told, answers_in, settings_of, traces
 from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import computing
-from qlora_wgpu.cluster.actor import WorkerSpec
-from qlora_wgpu.cluster.blocks import BlockResult
+from qlora_wgpu.cluster.blocks import BlockResult, WorkerSpec
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
 from qlora_wgpu.runs import train
-from qlora_wgpu.runs.worker import Worker
+from qlora_wgpu.runs.cluster import Worker
 
 OBJECTIVES = [("orpo", None), *(("dpo", loss) for loss in PAIR_LOSSES),
               *(("kto", loss) for loss in SINGLE_LOSSES)]  # fmt: skip
@@ -29,14 +28,14 @@ def clusters(monkeypatch, device):
     """Those that runs of the test open, with workers in this process, all on one device."""
     made = []
     monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-    monkeypatch.setattr("qlora_wgpu.runs.worker.device_of", lambda settings: device)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.device_of", lambda settings: device)
 
     class Kept(WorkersHere):
         def __init__(self, *given, **named):
             super().__init__(*given, **named)
             made.append(self)
 
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", Kept)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", Kept)
     return made
 
 

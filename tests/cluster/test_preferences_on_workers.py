@@ -23,7 +23,7 @@ def test_a_worker_that_is_lost_in_whatever_it_computes_changes_nothing(
     place, tmp_path, monkeypatch
 ):
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.Worker", DyingWorker)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.Worker", DyingWorker)
     told = Told()
     for count in (0, 2):
         train(settings_of(place, f"lost-{count}", "kto", None, count), told)
@@ -40,7 +40,7 @@ def test_a_worker_that_joins_late_has_its_share(place, monkeypatch):
             made.append(self)
             return super().wait_for(count)
 
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", Kept)
+    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", Kept)
     train(settings_of(place, "late-0", "kto", None))
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",

@@ -14,7 +14,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.data import read_run_data
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.data_warnings import warn_of_other_split
+from qlora_wgpu.training.data import warn_of_other_split
 
 CONFIG = """\
 model: {path: model}

@@ -16,7 +16,7 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts
-from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
+from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export import merge
 from qlora_wgpu.model.model_plan import ModelPlan

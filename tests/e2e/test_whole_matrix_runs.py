@@ -16,7 +16,7 @@ from qlora_wgpu.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
-from qlora_wgpu.export.gguf_adapter import export_gguf
+from qlora_wgpu.export.gguf import export_gguf
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.model.offload_plan import OffloadPlan

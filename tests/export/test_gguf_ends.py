@@ -8,7 +8,7 @@ from e2e.tiny import VOCAB, write_model
 from references.seeded import adapter as seeded
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf import gguf_model
 from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import MergedWeights
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.spans import assistant_spans
 
 from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate
-from qlora_wgpu.data.canonical_messages import canonical_tools
-from qlora_wgpu.data.messages import checked_messages
+from qlora_wgpu.data.messages import canonical_tools, checked_messages
 from qlora_wgpu.errors import QLoRAError
 from references.conversations import CONVERSATIONS
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 def make(folder, case="llama"):
     from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-    from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
+    from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
     from qlora_wgpu.export import export_gguf, merge, quantize_folder
     from qlora_wgpu.export.folders import as_dtype
 

@@ -51,7 +51,7 @@ def images(folder):
 
 
 def write_base(folder, case):
-    from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
+    from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
     from qlora_wgpu.export.folders import as_dtype
     from qlora_wgpu.model.pretrained import Pretrained
 

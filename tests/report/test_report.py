@@ -11,17 +11,17 @@ import pytest
 
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
-from qlora_wgpu.report.charts import (
+from qlora_wgpu.report.page import (
     _MOST_DRAWN,
     Axis,
     Line,
     chart,
     log_ticks,
+    page,
     smoothed,
     thinned,
     ticks,
 )
-from qlora_wgpu.report.page import page
 from qlora_wgpu.training.integrations import TensorBoard, flat, services
 from qlora_wgpu.training.observers import Events
 

@@ -11,7 +11,7 @@ from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.generation.text import TokenLogprobs
-from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import ServedModel
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% if brief %}say little{% endif %}"

@@ -12,7 +12,7 @@ from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.generation.sequence import Request
-from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import ServedModel
 
 TURNS = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"

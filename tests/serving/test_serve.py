@@ -17,7 +17,7 @@ from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.serving.requests import ChatRequest
-from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import ServedModel
 
 
 @pytest.fixture(scope="module")

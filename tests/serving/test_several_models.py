@@ -17,7 +17,7 @@ from qlora_wgpu.data.chat_template import find_chat_template
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.model.budget import fit_inference_to_budget, reading_memory
 from qlora_wgpu.runs.workload import GenerationWorkload
-from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import ServedModel
 
 PLAIN = QuantConfig(scheme="none")
 RANKS = {"second": 2, "third": 5}

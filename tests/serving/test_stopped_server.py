@@ -14,8 +14,8 @@ from support.processes import PATIENCE, until
 
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.serving.app import StoppableServer
 from qlora_wgpu.serving.requests import ChatRequest
-from qlora_wgpu.serving.server import StoppableServer
 from qlora_wgpu.serving.writer import GenerationWorker
 
 

@@ -5,7 +5,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import find_chat_template
-from qlora_wgpu.serving.served import ServedModel
+from qlora_wgpu.serving.writer import ServedModel
 
 
 def tiny_served(device, folder):

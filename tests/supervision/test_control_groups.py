@@ -3,8 +3,8 @@
 import pytest
 
 from qlora_wgpu.gpu import memory
-from qlora_wgpu.supervision import control_groups
-from qlora_wgpu.supervision.control_groups import container_limit, container_room
+from qlora_wgpu.supervision import processes
+from qlora_wgpu.supervision.processes import container_limit, container_room
 
 MIB = 1 << 20
 
@@ -12,8 +12,8 @@ MIB = 1 << 20
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
     """Control groups: their files with what they hold, and the lines of a process's own."""
-    monkeypatch.setattr(control_groups, "_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(control_groups, "_ROOT", tmp_path / "root")
+    monkeypatch.setattr(processes, "_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(processes, "_ROOT", tmp_path / "root")
 
     def write(own, **files):
         (tmp_path / "own").write_text(own)

@@ -9,7 +9,7 @@ from e2e.tiny import write_weights
 from references.sized import family_configs, traced_configs
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf import gguf_model
 from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.family import find_family

@@ -6,7 +6,7 @@ import pytest
 from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.data_warnings import check_unpaired_balance
+from qlora_wgpu.training.data import check_unpaired_balance
 from qlora_wgpu.training.observers import Observer
 
 

@@ -13,7 +13,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.checkpoints import RunState
 from qlora_wgpu.training.divergence import Divergence, Plateau
-from qlora_wgpu.training.schedule import Schedule, learning_rates, step_table
+from qlora_wgpu.training.optimizer import Schedule, learning_rates, step_table
 
 
 @pytest.mark.parametrize(

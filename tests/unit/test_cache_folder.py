@@ -13,7 +13,7 @@ from qlora_wgpu.cache_folder import (
     make_cache_folder,
     read_json,
 )
-from qlora_wgpu.checkpoint.file_lock import write_cache_file
+from qlora_wgpu.checkpoint.atomic import write_cache_file
 from qlora_wgpu.data.prepared import cache_folder
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import widen_software_vectors

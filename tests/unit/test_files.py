@@ -28,7 +28,7 @@ DOORS = {
     "supervision/journal.py",
     "sandbox/child.py",
     "supervision/streams.py",
-    "supervision/control_groups.py",
+    "supervision/processes.py",
 }
 READERS = {"read_text", "read_bytes", "fromfile", "from_file", "loadtxt", "genfromtxt", "load_file"}
 

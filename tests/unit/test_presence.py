@@ -10,11 +10,11 @@ import pytest
 import qlora_wgpu
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
-from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data.prompts import prompt_kind
 from qlora_wgpu.data.sources import check_file
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.presence import exists, is_dir, is_file, is_there
+from qlora_wgpu.files import exists, is_dir, is_file, is_there
 from qlora_wgpu.training.run_folder import RunBackup
 
 ROOT = Path(qlora_wgpu.__file__).parent

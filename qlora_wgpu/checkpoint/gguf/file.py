@@ -15,9 +15,8 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.gguf.header import TYPES, Header, TensorPlace, read_header
 from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX, HeaderError, nearest
 from qlora_wgpu.errors import CheckpointError, brief
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import is_there, open_file
 from qlora_wgpu.mapped_files import map_file
-from qlora_wgpu.presence import is_there
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.coded_weight import STORED_AS, CodedWeight
-from qlora_wgpu.checkpoint.safetensors_writer import Entry
+from qlora_wgpu.checkpoint.safetensors_file import Entry
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.quant import BLOCKSIZES, NESTED_BLOCKSIZE, QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.safetensors_formats import INT8, scaled_weight

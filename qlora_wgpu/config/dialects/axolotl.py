@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face, preferences
+from qlora_wgpu.config.dialects import preferences, trl
 from qlora_wgpu.config.dialects.draft import (
     ONE_WINDOW,
     Defaults,
@@ -40,7 +40,7 @@ _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field
 _SPOKEN_ROLES = {"assistant", "gpt", "model"}
 _TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/conversations.py
 _DEFAULTS: Defaults = {
-    "lora": {"target_modules": hugging_face.PEFT_TARGETS},
+    "lora": {"target_modules": trl.PEFT_TARGETS},
     "data": {"max_seq_length": 512, "truncation": "drop"},
     "train": {
         "num_train_epochs": 1.0,
@@ -63,7 +63,7 @@ def _convert(draft: Draft) -> None:
         draft.notes.append("Axolotl trains every weight of the model here; a LoRA adapter is made")
     bits = 4 if four or adapter == "qlora" else 8 if eight else None
     origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
-    hugging_face.set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
+    trl.set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
     _convert_targets(draft)
     _convert_tokens(draft)
     _convert_data(draft, objective)
@@ -231,9 +231,7 @@ def _convert_evaluation(draft: Draft) -> None:
         return
     if per_epoch:
         epochs = draft.theirs.get("num_epochs") or 1
-        draft.set(
-            "eval.eval_steps", hugging_face.share_of_run(per_epoch, epochs), "evals_per_epoch"
-        )
+        draft.set("eval.eval_steps", trl.share_of_run(per_epoch, epochs), "evals_per_epoch")
     elif steps:
         draft.set("eval.eval_steps", steps, "eval_steps")
 
@@ -247,10 +245,10 @@ def _convert_loop(draft: Draft) -> None:
         draft.theirs["lr_scheduler_kwargs"] = {"min_lr_rate": least}
     elif least is not None:
         draft.leave_out("cosine_min_lr_ratio", least, "lr_scheduler is not cosine")
-    hugging_face.convert_schedule(draft, "lr_scheduler")
-    hugging_face.convert_precision(draft)
-    hugging_face.convert_optimizer(draft, "optimizer")
-    hugging_face.convert_best(draft)
+    trl.convert_schedule(draft, "lr_scheduler")
+    trl.convert_precision(draft)
+    trl.convert_optimizer(draft, "optimizer")
+    trl.convert_best(draft)
     draft.convert({"gradient_checkpointing": ("train.gradient_checkpointing", bool)})
     total, micro = draft.take("batch_size"), draft.theirs.get("micro_batch_size")
     if total and micro:

@@ -14,8 +14,8 @@ from qlora_wgpu.config.names import key_for
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.yaml import dump_yaml, read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import exists
 from qlora_wgpu.limits import YAML_BYTES
-from qlora_wgpu.presence import exists
 
 DIALECTS = (
     axolotl.DIALECT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu import presence
+from qlora_wgpu import files
 from qlora_wgpu.config.names import reason_for
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.errors import ConfigError
@@ -128,12 +128,12 @@ class Draft:
         """A path of theirs as it is found from here: they go from where they are started."""
         path = str(given)
         beside = self.file.parent / path
-        is_beside = not presence.exists(Path(path)) and presence.exists(beside)
+        is_beside = not files.exists(Path(path)) and files.exists(beside)
         return beside.as_posix() if is_beside else path
 
     def is_file(self, path: str) -> bool:
         """Whether a place of theirs is one file, which has no splits."""
-        return presence.is_file(Path(self.place(path)))
+        return files.is_file(Path(self.place(path)))
 
     def hub_place(self, path: str, subset: Any = None, split: Any = None) -> str:
         """A file, a folder or a data set of the hub; of several parts that are joined the first."""

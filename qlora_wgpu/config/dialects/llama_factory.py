@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face, preferences
+from qlora_wgpu.config.dialects import preferences, trl
 from qlora_wgpu.config.dialects.draft import (
     PACKED_APART,
     Defaults,
@@ -19,9 +19,8 @@ from qlora_wgpu.config.dialects.draft import (
 )
 from qlora_wgpu.config.yaml import read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import is_file, open_file
 from qlora_wgpu.limits import MODEL_JSON_BYTES
-from qlora_wgpu.presence import is_file
 
 _MARKS = (
     "model_name_or_path stage finetuning_type lora_target lora_rank template "
@@ -29,15 +28,15 @@ _MARKS = (
     "overwrite_cache plot_loss preprocessing_num_workers"
 )
 _KEYS = (
-    f"{hugging_face.KEYS} "
+    f"{trl.KEYS} "
     "model_name_or_path lora_rank lora_alpha cutoff_len packing neat_packing moe_aux_loss_coef "
     "double_quantization early_stopping_steps"
 )
 _DEFAULTS: Defaults = {
-    **hugging_face.DEFAULTS,
+    **trl.DEFAULTS,
     "lora": {"r": 8},
     "data": {"max_seq_length": 2048},
-    "optim": {**hugging_face.DEFAULTS["optim"], "learning_rate": 5e-5},
+    "optim": {**trl.DEFAULTS["optim"], "learning_rate": 5e-5},
     "log": {"logging_steps": 500},
 }
 AS_CHATS = "LLaMA-Factory writes instructions as turns of a chat"
@@ -67,15 +66,15 @@ def _convert(draft: Draft) -> None:
     if (kind := draft.take("finetuning_type", "lora")) != "lora":
         draft.notes.append(f"finetuning_type: {kind} trains other weights; a LoRA adapter is made")
     bits = draft.take("quantization_bit")
-    hugging_face.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
+    trl.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
     draft.drop("quantization_type", "4 bits are always nf4")
     _convert_lora(draft)
     _convert_tokens(draft)
     _convert_data(draft, objective, documents=stage == "pt")
     preferences.settle_rows(draft, objective)
     _convert_packing(draft, documents=stage == "pt")
-    hugging_face.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
-    hugging_face.convert_training(draft)
+    trl.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
+    trl.convert_training(draft)
     off = draft.take("disable_gradient_checkpointing", False)
     draft.take("gradient_checkpointing")
     draft.set("train.gradient_checkpointing", not off, "LLaMA-Factory's way")
@@ -341,7 +340,7 @@ def _convert_v1(draft: Draft) -> None:
     _convert_adapter_v1(draft)
     quant = _plugin_v1(draft, "quant_config")
     bits = quant.get("quantization_bit") if quant else None
-    hugging_face.set_quantization(draft, bits, "quant_config" if quant else "16 bits")
+    trl.set_quantization(draft, bits, "quant_config" if quant else "16 bits")
     _convert_data_v1(draft)
     rows, step = draft.take("micro_batch_size", 1), draft.take("global_batch_size")
     draft.set("train.per_device_train_batch_size", rows, "micro_batch_size")
@@ -349,7 +348,7 @@ def _convert_v1(draft: Draft) -> None:
     origin = "global_batch_size / micro_batch_size" if step else "LLaMA-Factory's default"
     draft.set("train.gradient_accumulation_steps", accumulation, origin)
     draft.convert({"num_train_epochs": ("train.num_train_epochs", float)})
-    hugging_face.convert_precision(draft)
+    trl.convert_precision(draft)
     if (strategy := draft.take("batching_strategy", "normal")) != "normal":
         draft.set("data.packing", True, f"nearest to batching_strategy: {strategy}")
     for key in ("optim_config", "lr_scheduler_config"):

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects import trl
 from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
-from qlora_wgpu.presence import is_dir, is_file
+from qlora_wgpu.files import is_dir, is_file
 
 # ---- schedules -----------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def _convert(draft: Draft) -> None:
 def _convert_model(draft: Draft) -> None:
     model = str(draft.theirs.get("model") or "")
     quantized = "bit" in model.lower()
-    hugging_face.set_quantization(draft, 4 if quantized else None, "by the model's name")
+    trl.set_quantization(draft, 4 if quantized else None, "by the model's name")
     if "model.path" not in draft.given and (quantized or model.startswith("mlx-community/")):
         draft.notes.append(
             f"the model {model} is in MLX's form, which is not read: name the one it was made from "
@@ -214,7 +214,7 @@ def _convert_optimizer(draft: Draft) -> None:
     own = own if isinstance(own, Mapping) else {}
     decay = own.get("weight_decay", 0.01 if name == "adamw" else 0.0)
     draft.set("optim.weight_decay", decay, f"optimizer: {name}")
-    hugging_face.set_betas(draft, own, "optimizer_config.betas")
+    trl.set_betas(draft, own, "optimizer_config.betas")
     if "eps" in own:
         draft.set("optim.adam_epsilon", own["eps"], "optimizer_config.eps")
     if name not in ("adam", "adamw"):

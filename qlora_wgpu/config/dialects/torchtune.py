@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects import trl
 from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
 
 _MARKS = (
@@ -64,7 +64,7 @@ def _convert(draft: Draft) -> None:
     if "lora" not in model:
         draft.notes.append("torchtune trains every weight here; a LoRA adapter is made")
     four = model.startswith("qlora") or bool(built.pop("quantize_base", False))
-    hugging_face.set_quantization(draft, 4 if four else None, f"model: {model or 'none'}")
+    trl.set_quantization(draft, 4 if four else None, f"model: {model or 'none'}")
     _convert_lora(draft, built)
     _, files = _part(draft, "checkpointer")
     base = {"checkpoint_dir": ("model.path", draft.place)}
@@ -194,13 +194,13 @@ def _convert_loop(draft: Draft) -> None:
     name, arguments = _part(draft, "optimizer")
     draft.theirs["optimizer"] = "adamw_8bit" if "8bit" in name else name or None
     draft.convert(_RATES, arguments, "optimizer.")
-    hugging_face.set_betas(draft, arguments, "optimizer.betas")
-    hugging_face.convert_optimizer(draft, "optimizer")
+    trl.set_betas(draft, arguments, "optimizer.betas")
+    trl.convert_optimizer(draft, "optimizer")
     shape, schedule = _part(draft, "lr_scheduler")
     if shape:
         draft.theirs["lr_scheduler"] = _SHAPES.get(shape, shape)
         draft.theirs["warmup_steps"] = schedule.get("num_warmup_steps")
-        hugging_face.convert_schedule(draft, "lr_scheduler")
+        trl.convert_schedule(draft, "lr_scheduler")
     clip = draft.take("clip_grad_norm")
     if clip is not None and str(clip) != "inf":
         draft.set("optim.max_grad_norm", clip, "clip_grad_norm")

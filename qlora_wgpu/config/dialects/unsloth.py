@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects import trl
 from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
 
 _MARKS = (
@@ -49,7 +49,7 @@ def _convert(draft: Draft) -> None:
     if draft.take("training_type", "lora") != "lora":
         draft.notes.append("Unsloth trains every weight of the model here; a LoRA adapter is made")
     four = draft.take("load_in_4bit", True)
-    hugging_face.set_quantization(draft, 4 if four else None, f"load_in_4bit: {bool(four)}")
+    trl.set_quantization(draft, 4 if four else None, f"load_in_4bit: {bool(four)}")
     _convert_targets(draft)
     _convert_data(draft)
     checkpointing = str(draft.take("gradient_checkpointing", "unsloth")).lower()
@@ -59,10 +59,10 @@ def _convert(draft: Draft) -> None:
     )
     if draft.theirs.get("num_epochs") == 0:
         draft.drop("num_epochs", "max_steps decides")
-    hugging_face.convert_schedule(draft, "lr_scheduler_type")
+    trl.convert_schedule(draft, "lr_scheduler_type")
     if "optim.warmup_ratio" in draft.taken:  # the default of steps must not stand in its way
         draft.set("optim.warmup_steps", 0, "warmup_steps: 0, or warmup_ratio")
-    hugging_face.convert_optimizer(draft, "optim")
+    trl.convert_optimizer(draft, "optim")
     if steps := draft.take("save_steps", 0):
         draft.set("output.save_steps", steps, "save_steps")
     else:

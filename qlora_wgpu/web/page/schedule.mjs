@@ -1,4 +1,4 @@
-/** Learning rates and bias corrections of every step, as training/schedule.py. */
+/** Learning rates and bias corrections of every step, as training/optimizer.py. */
 
 /** Rate of A, 1 - beta1^t, sqrt(1 - beta2^t), rate of B. */
 export function stepRow(settings, total, step) {
