@@ -62,7 +62,8 @@ def test_keys_of_the_file_itself_stay_behind():
 
 def test_what_no_adapter_changes_goes_on_bit_for_bit(monkeypatch):
     released = []
-    monkeypatch.setattr("qlora_wgpu.export.gguf.let_go", lambda array: released.append(array.tolist()))
+    let_go = "qlora_wgpu.export.gguf.let_go"
+    monkeypatch.setattr(let_go, lambda array: released.append(array.tolist()))
     made = carried([EMBEDDING, OTHER], [OTHER])
     assert (made[EMBEDDING].kind, made[OTHER].kind) == ("stored type", Q4_0)
     (part,) = made[EMBEDDING].parts
