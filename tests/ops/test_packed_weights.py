@@ -24,11 +24,11 @@ CHECKS = (
 CASES = [(check, arguments) for check in CHECKS for arguments in arguments_of(check)] + [
     (cases.check_packed_weights, each)
     for each in (
-        ("Q4_1", 96, 2, 0, False),
-        ("IQ4_NL", 64, 1, 8, False),
-        ("AWQ", 96, 2, 8, False),
-        ("LLM.int8", 72, 1, 0, False),
-        ("FP8", 96, 2, 0, True),
+        ("Q4_1", 96, 2, 0, True, False),
+        ("IQ4_NL", 64, 1, 8, True, False),
+        ("AWQ", 96, 2, 8, True, False),
+        ("LLM.int8", 72, 1, 0, True, False),
+        ("FP8", 96, 2, 0, True, True),
     )
 ]
 
