@@ -172,9 +172,9 @@ def test_no_file_can_be_opened_and_no_secret_is_inherited(child, monkeypatch) ->
 def test_no_orphan_is_left_by_a_parent_that_is_killed() -> None:
     code = f"""
 from qlora_wgpu.sandbox import expressions, process
-from qlora_wgpu.sandbox.process import ChildProcess
+from qlora_wgpu.sandbox.process import SandboxProcess
 process.CHILD_SECONDS = 0.3
-child = ChildProcess("sandbox.expressions")
+child = SandboxProcess("sandbox.expressions")
 child.call(expressions._fits, "a", "a")
 print(child._process.pid, flush=True)
 child.call(expressions._fits, *{HANG!r})
