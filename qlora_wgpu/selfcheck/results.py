@@ -195,12 +195,16 @@ def cases_of_launches(
     """The checks that ``check_launches`` runs."""
     needed = Footprint.of(launches)
     missing = needed.statements if new is None else new
-    traced = _traced(device, profile, dtype, paths={path for path, _ in missing})
-    chosen, missing = covering(missing, traced, needed.shaders)
-    if missing:  # a check launches other files with other arguments
-        others = [case for case in cases_for(profile) if case not in traced]
-        traced = _traced(device, profile, dtype, others)
-        chosen += covering(missing, traced, needed.shaders)[0]
+    paths = {path for path, _ in missing}
+    cases, chosen, tried = cases_for(profile), list[Case](), set[Case]()
+    # First those in buffers that launch the same files; few runs need any of the others.
+    for in_textures, only in ((False, paths), (True, paths), (None, None)):
+        others = [c for c in cases if c not in tried and in_textures in (c.in_textures, None)]
+        if missing and others:
+            traced = _traced(device, profile, dtype, others, only)
+            more, missing = covering(missing, traced, needed.shaders)
+            chosen += more
+            tried |= traced.keys()
     return chosen
 
 
