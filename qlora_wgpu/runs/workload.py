@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,15 +38,15 @@ from qlora_wgpu.training import training_options
 from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 
 
-class Workload:
+class Workload(ABC):
     """Something that is computed of a model."""
 
     measures = False  # whether rows are measured, whose micro-batches dequantize the weights
     writes = False  # whether texts are, which may read copies of the weights
 
+    @abstractmethod
     def plans(self, layout: ModelPlan) -> Sequence[Plan]:
         """Plans of all of it; those with the largest slots come first."""
-        raise NotImplementedError
 
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
         """Bytes on the device by kind at the peak, of these ``plans``."""
