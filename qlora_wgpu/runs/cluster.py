@@ -52,8 +52,8 @@ from qlora_wgpu.runs.opening import (
     verified_layout,
 )
 from qlora_wgpu.runs.placement import limit_of
+from qlora_wgpu.runs.prompts import writer_of
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.settings import load_init_from
 from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload, owner_memory, update_plan, zeroing
 from qlora_wgpu.training import Observer, training_options

@@ -12,8 +12,8 @@ from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.prompts import SamplePrompt
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
@@ -39,7 +39,7 @@ class RunData:
     held_out: Dataset | None  # what is measured
     plan: BatchSampler  # how it is cut into steps
     max_seq_length: int  # longest row in tokens
-    prompts: tuple[Prompt, ...] = ()  # what the model continues before, in and after training
+    prompts: tuple[SamplePrompt, ...] = ()  # what the model continues before, in and after training
 
     @property
     def length(self) -> int:

@@ -23,7 +23,8 @@ from qlora_wgpu.runs.opening import (
     opened_as_trained,
     tell_differences,
 )
-from qlora_wgpu.runs.resolve import base_in, tokenizer_for
+from qlora_wgpu.runs.prompts import tokenizer_for
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import AnyConfig, as_config, named_init_from
 from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload, Workload
 from qlora_wgpu.training import Observer, training_options

@@ -41,7 +41,7 @@ from qlora_wgpu.gguf.architectures import model_type_of
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.runs.data import read_data
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
-from qlora_wgpu.runs.resolve import tokenizer_for
+from qlora_wgpu.runs.prompts import tokenizer_for
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import preparation
 from qlora_wgpu.training.observers import Unwatched

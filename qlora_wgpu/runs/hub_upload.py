@@ -22,7 +22,7 @@ from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.exporting import modelfile_of
-from qlora_wgpu.runs.history import RunHistory
+from qlora_wgpu.runs.reporting import RunHistory
 from qlora_wgpu.training import read_rows
 
 _CARD, _CONFIG = "README.md", "adapter_config.json"

@@ -1,6 +1,6 @@
 """A base and an adapter, found by what a user names: a run, an adapter or a model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from os import PathLike
@@ -8,21 +8,17 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
-from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import config_of_run, find_run, without_none
 from qlora_wgpu.config.paths import RunPaths, path_hint
-from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, command, option
-from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.files import exists, is_dir, is_file, is_there
+from qlora_wgpu.files import exists, is_dir, is_file
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.qlora_model import ComputeDtype
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
-from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
+from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.training import Observer, checkpoint_folders
-from qlora_wgpu.training.data import prompt_of_data
 from qlora_wgpu.training.observers import Unwatched
 
 # ---- what a user names ---------------------------------------------------------------------------
@@ -179,64 +175,6 @@ def is_nowhere(base: str) -> bool:
 
 def _is_gguf(path: Path) -> bool:
     return path.suffix == GGUF and is_file(path)
-
-
-# ---- how prompts are written ---------------------------------------------------------------------
-
-
-def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
-    """How prompts are written for what a run learns from."""
-    objective = settings.train.objective
-    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
-
-
-def run_prompts(
-    settings: Config, source: OpenedModel, written: PromptFormat, data: Dataset
-) -> tuple[Prompt, ...]:
-    """The prompts of ``eval.sample_prompts``, written as the run's rows are, or of the data."""
-    most = longest_text(source.pretrained.config)
-    own, most_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
-    if not own:
-        return tuple(replace(prompt, most=most_new) for prompt in sample_prompts(data))
-    more = most_new or OWN_TOKENS
-    prompts = []
-    for number, text in enumerate(own, 1):
-        ids = written.ids([{"role": "user", "content": text}])
-        if not ids:
-            raise ConfigError(f"eval.sample_prompts: prompt {number} has no token")
-        if most is not None and len(ids) + more > most:
-            raise ConfigError(
-                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens, and with the "
-                f"{more:,} of an answer it is longer than the {most:,} that the model takes"
-            )
-        prompts.append(Prompt(ids, [], more))
-    return tuple(prompts)
-
-
-def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
-    """The base's tokenizer; what is kept beside the adapter where that has more tokens."""
-    has_none = not is_there(source.path / "tokenizer.json")
-    kept = None if adapter is None else tokenizer_folder(adapter)
-    own = None if kept is None else Tokenizer.from_folder(kept)
-    if own is not None and (has_none or own.vocab_size > source.tokenizer.vocab_size):
-        return own
-    return source.tokenizer
-
-
-def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
-    """How prompts are written for a base, or for an adapter as it was trained.
-
-    What is kept beside the adapter counts, else the chat template that its run names, else the
-    base's own.
-    """
-    folder = source.path if adapter is None else tokenizer_folder(adapter)
-    if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):
-        return read_prompt_files(folder)
-    run = None if adapter is None else find_run(adapter)
-    if run is None:
-        return read_prompt_files(folder or source.path)
-    setting = config_of_run(run).data.chat_template
-    return PromptFormat("chat", source.tokenizer, find_chat_template(setting, source.tokenizer))
 
 
 # ---- opening -------------------------------------------------------------------------------------

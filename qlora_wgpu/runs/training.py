@@ -19,9 +19,16 @@ from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
 from qlora_wgpu.runs.placement import Placement
+from qlora_wgpu.runs.prompts import (
+    SampleTexts,
+    Writer,
+    longest_sample,
+    prompt_of_run,
+    run_prompts,
+    writer_of,
+)
 from qlora_wgpu.runs.reporting import Reporter
-from qlora_wgpu.runs.resolve import base_in, prompt_of_run, run_prompts
-from qlora_wgpu.runs.samples import SampleTexts, Writer, longest_sample, writer_of
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import (
     AnyConfig,
     as_config,
@@ -37,13 +44,14 @@ from qlora_wgpu.training.batching import sorted_by_length
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_figures
+from qlora_wgpu.training.evaluation import log_texts
 from qlora_wgpu.training.executor import Executor
+from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
-from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.start import check_output, refuse_both
 
 # ---- the run -------------------------------------------------------------------------------------

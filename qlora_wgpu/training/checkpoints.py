@@ -30,7 +30,7 @@ from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
-from qlora_wgpu.training.divergence import Plateau
+from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.run_folder import step_of
 
 # ---- a run's figures -----------------------------------------------------------------------------

@@ -1,13 +1,17 @@
-"""The held-out loss: when it is measured, how, and what follows from it."""
+"""What a run does between two steps: it measures the held-out loss and generates samples.
+
+``samples.jsonl`` has a row for each: ``step, prompt, expected, text``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
 
 from qlora_wgpu.config import EvalConfig
-from qlora_wgpu.config.values import LOSS
+from qlora_wgpu.config.values import AT_EVALUATIONS, LOSS
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
@@ -16,9 +20,11 @@ from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
-from qlora_wgpu.training.divergence import Plateau
 from qlora_wgpu.training.executor import Executor, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.observers import Written
+from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
+from qlora_wgpu.training.run_folder import RunLog
 from qlora_wgpu.training.step_log import answer_metrics
 
 if TYPE_CHECKING:
@@ -170,3 +176,62 @@ def steps_between(eval_steps: float, total: int) -> int:
     if eval_steps >= 1 or eval_steps == 0:
         return int(eval_steps)
     return max(1, round(total * eval_steps))
+
+
+class SampleGenerator(Protocol):
+    """Prompts, and who continues them."""
+
+    @property
+    def first(self) -> Sequence[Written]:
+        """What was written before the first step."""
+
+    def write(self) -> Iterator[Written]:
+        """Continues one prompt after another with the model as it is."""
+
+
+class SampleLogger:
+    """Writes a run's texts between two steps."""
+
+    def __init__(self, run: Run, texts: SampleGenerator | None, evaluator: Evaluator) -> None:
+        """Without texts it never writes."""
+        self._run = run
+        self._texts = texts
+        self._evaluator = evaluator
+        every = run.config.eval.sample_steps
+        self._every: int | None = None
+        if every != AT_EVALUATIONS:
+            self._every = steps_between(float(every), run.total_steps)
+
+    def is_due(self, step: int) -> bool:
+        """Whether texts are written after a step."""
+        if self._texts is None:
+            return False
+        if self._every is None:
+            return self._evaluator.is_due(step)
+        return self._every > 0 and step % self._every == 0
+
+    def keep_first(self) -> None:
+        """Notes what was written before the first step."""
+        if self._texts is not None:
+            log_texts(self._run.folder.texts, 0, self._texts.first)
+
+    def write(self, step: int) -> None:
+        """Writes all of them, or none where somebody stops the run."""
+        assert self._texts is not None
+        run, written = self._run, list[Written]()
+        run.events.activity("writing texts")
+        with run.throughput.paused():
+            for text in self._texts.write():
+                written.append(text)
+                if run.stop.requested:
+                    break
+        run.events.activity("")
+        if not run.stop.requested:
+            log_texts(run.folder.texts, step, written)
+            run.events.written(step, written)
+
+
+def log_texts(log: RunLog, step: int, texts: Sequence[Written]) -> None:
+    """Appends texts to ``samples.jsonl``."""
+    for text in texts:
+        log.append({"step": step, **asdict(text)})

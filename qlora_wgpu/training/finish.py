@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.checkpoint import recover, remove, write_file
-from qlora_wgpu.errors import CallbackError, CheckpointError, option
-from qlora_wgpu.files import file_text
+from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
+from qlora_wgpu.data import PromptFormat, save_prompt_files
+from qlora_wgpu.errors import CallbackError, CheckpointError, QLoRAError, option
+from qlora_wgpu.files import exists, file_text
 from qlora_wgpu.limits import KIB
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.result import TrainResult
+from qlora_wgpu.training.observers import Observer, TrainResult
 from qlora_wgpu.training.step_log import log_window
 
 if TYPE_CHECKING:
@@ -162,6 +166,32 @@ def result_of(run: Run, *, was_finished: bool) -> TrainResult:
         adapter_dir=run.folder.adapter,
         peak_bytes=run.model.device.memory.peak,
     )
+
+
+# ---- the files of its prompts ------------------------------------------------------------------
+
+
+def keep_prompt(
+    settings: Config, source: Path, prompt: PromptFormat, result: TrainResult, observer: Observer
+) -> None:
+    """Writes the tokenizer, the chat template and the prompts' format beside a run's adapter.
+
+    Those of a run that had been finished before stay as they are. What cannot be written is told,
+    and does not end the run.
+    """
+    folder = result.adapter_dir
+    if result.was_finished and exists(folder / PROMPT_FORMAT):
+        return
+    try:
+        save_prompt(settings, source, prompt, folder)
+    except QLoRAError as err:
+        observer.warning(f"the adapter is there, but how its prompts are written is not: {err}")
+
+
+def save_prompt(settings: Config, source: Path, prompt: PromptFormat, folder: Path) -> None:
+    """Writes those files into a folder."""
+    name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
+    save_prompt_files(folder, source, prompt, name if name in BUILT_IN_CHAT_TEMPLATES else None)
 
 
 # ---- an adapter that its run's folder does not take ----------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import OptimConfig
+from qlora_wgpu.config import Config, OptimConfig
 from qlora_wgpu.config.schedules import PLATEAU, POLYNOMIAL_END
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
@@ -299,3 +300,60 @@ class Optimizer:
         self._model.write_flat(self._info, self.schedule.row(step))
         self._program.run()
         self._model.parameters_changed = True
+
+
+# ---- figures that get no better ------------------------------------------------------------------
+
+_FACTOR, _PATIENCE, _THRESHOLD, _EPS = 0.1, 10, 1e-4, 1e-8  # torch's defaults
+
+
+@dataclass
+class Plateau:
+    """What torch's ``ReduceLROnPlateau`` keeps: the rate, and the evaluations so far."""
+
+    rate: float  # the learning rate from here on
+    best: float | None = None  # the best figure; None before the first one
+    bad: int = 0  # evaluations in a row that were not better
+    cooldown: int = 0  # evaluations to come that do not count
+
+    def measured(self, figure: float, optim: OptimConfig, *, more_is_better: bool = False) -> bool:
+        """Takes an evaluation's figure into account; whether it changes the rate.
+
+        Where more of it is better, torch's mode is ``max``, unless the schedule was told its own.
+        """
+        given = optim.lr_scheduler_kwargs
+        sign = 1.0 if given.get("mode", "max" if more_is_better else "min") == "max" else -1.0
+        if self.best is None or sign * figure > sign * self._to_beat(self.best, given, sign):
+            self.best, self.bad = figure, 0
+        else:
+            self.bad += 1
+        if self.cooldown > 0:
+            self.cooldown, self.bad = self.cooldown - 1, 0
+        if self.bad <= given.get("patience", _PATIENCE):
+            return False
+        self.cooldown, self.bad = given.get("cooldown", 0), 0
+        lower = max(self.rate * given.get("factor", _FACTOR), given.get("min_lr", 0.0))
+        if self.rate - lower <= given.get("eps", _EPS):
+            return False
+        self.rate = lower
+        return True
+
+    def _to_beat(self, best: float, given: dict[str, Any], sign: float) -> float:
+        """What a figure must be beyond to be the best."""
+        threshold = sign * float(given.get("threshold", _THRESHOLD))
+        if given.get("threshold_mode", "rel") == "rel":
+            return best * (1.0 + threshold)
+        return best + threshold
+
+
+def first_plateau(config: Config, *, held_out: bool) -> Plateau | None:
+    """What a run begins with; None with a schedule by steps."""
+    if config.optim.lr_scheduler_type != PLATEAU:
+        return None
+    if not held_out or config.eval.eval_steps == 0:
+        needs = "eval.eval_steps above 0" if held_out else "data.eval or data.eval_split"
+        raise ConfigError(
+            f"optim.lr_scheduler_type {PLATEAU} goes by evaluations: set {needs}, or choose a "
+            "schedule by steps such as cosine"
+        )
+    return Plateau(config.optim.learning_rate)

@@ -38,17 +38,14 @@ from qlora_wgpu.training.data import (
     refuse_other_objectives,
     require_both_kinds,
 )
-from qlora_wgpu.training.divergence import first_plateau
-from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.evaluation import Evaluator, SampleGenerator, SampleLogger
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
-from qlora_wgpu.training.observers import Events, Row, WorkerFigures
-from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerFigures
+from qlora_wgpu.training.optimizer import Optimizer, first_plateau
 from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
-from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
-from qlora_wgpu.training.samples import SampleGenerator, SampleLogger
 from qlora_wgpu.training.start import (
     refuse_fewer_steps,
     reset_best_metric,

@@ -18,11 +18,10 @@ from qlora_wgpu.graph.host_callbacks import DiskReadStats
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import padded_batch, weight_unit
 from qlora_wgpu.training.callbacks import CallbackHandler, Step
-from qlora_wgpu.training.evaluation import Evaluator, plateau_message
+from qlora_wgpu.training.evaluation import Evaluator, SampleLogger, plateau_message
 from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.preferences import PreferenceData
-from qlora_wgpu.training.samples import SampleLogger
 from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from qlora_wgpu.files import exists
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.callbacks import Callback, Callbacks, Step
 from qlora_wgpu.training.data import DataReader, Rows
-from qlora_wgpu.training.observers import Events, Observer
-from qlora_wgpu.training.result import TrainResult
+from qlora_wgpu.training.finish import keep_prompt
+from qlora_wgpu.training.observers import Events, Observer, TrainResult
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.samples import keep_prompt
 from qlora_wgpu.training.start import refuse_both
 
 

@@ -13,7 +13,7 @@ from qlora_wgpu.cli import commands
 from qlora_wgpu.cli.watch import shown
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report.page import MARK, dots
-from qlora_wgpu.runs.history import RunStatus
+from qlora_wgpu.runs.reporting import RunStatus
 from qlora_wgpu.training.run_folder import RunFolder
 
 ROWS = [

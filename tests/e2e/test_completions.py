@@ -12,8 +12,8 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
-from qlora_wgpu.runs.batch_generate import prompts_of
 from qlora_wgpu.runs.evaluation import Prediction, questions
+from qlora_wgpu.runs.prompts import prompts_of
 
 ROWS = [
     {"prompt": "what is 1?", "number": 7},

@@ -10,7 +10,7 @@ from e2e.test_training import config, metrics, opened, rows
 from e2e.tiny import write_model
 from qlora_wgpu import Trainer
 from qlora_wgpu.errors import ConfigError, TrainingError
-from qlora_wgpu.training.divergence import Divergence
+from qlora_wgpu.training.step_log import Divergence
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_loss_that_diverges_ends_the_run(folder, device, tmp_path, monkeypatch
     watch = Divergence()
     assert not any(map(watch.diverged, [2.0, 2.2, 1.8, 2.0, 2.0, 9.0, *[3.6] * 3, 3.4, *[3.6] * 9]))
     assert watch.diverged(3.6)
-    monkeypatch.setattr("qlora_wgpu.training.divergence._WORSE", -3.0)  # any loss is too high
+    monkeypatch.setattr("qlora_wgpu.training.step_log._WORSE", -3.0)  # any loss is too high
     with pytest.raises(TrainingError, match=r"diverged: .* at step 10.*checkpoints.*learning_rate"):
         run(folder, device, tmp_path / "r", train={"max_steps": 20})
     kept = {p.name for p in (tmp_path / "r" / "checkpoints").iterdir()}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from qlora_wgpu.training.divergence import Divergence
+from qlora_wgpu.training.step_log import Divergence
 
 GUESS = math.log(2048)
 
