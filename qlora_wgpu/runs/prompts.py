@@ -30,32 +30,34 @@ from qlora_wgpu.training import Sample
 from qlora_wgpu.training.data import prompt_of_data
 from qlora_wgpu.training.observers import Written
 
-_FORMS = (
-    "a row is {'prompt': TEXT or MESSAGES}, {'messages': MESSAGES} or {'text': TEXT}, where "
-    "MESSAGES are such as [{'role': 'user', 'content': '...'}]"
+_EXPECTED = (
+    "a row must be {'prompt': TEXT or MESSAGES}, {'messages': MESSAGES} or {'text': TEXT}, with "
+    "MESSAGES such as [{'role': 'user', 'content': '...'}]"
 )
 
 
 def read_prompts(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a file of prompts, each with its place for messages."""
+    """The rows of a file of prompts, each with its position for error messages."""
     check_file(Path(path))
     rows = list(read_rows(Path(path)))
     if not rows:
-        raise DataError(f"{path}: there is no prompt in it")
+        raise DataError(f"{path} contains no prompt")
     return rows
 
 
 def prompts_of(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], written: PromptFormat, *, answered: bool
+    rows: Sequence[tuple[str, Mapping[str, Any]]], template: PromptFormat, *, answered: bool
 ) -> list[Prompt]:
-    """What is completed of each row; an answer at the end of messages is left out."""
-    return [_prompt(where, row, written, answered=answered) for where, row in rows]
+    """The prompts of rows; an answer at the end of messages is dropped."""
+    return [_prompt(where, row, template, answered=answered) for where, row in rows]
 
 
-def _prompt(where: str, row: Mapping[str, Any], written: PromptFormat, *, answered: bool) -> Prompt:
+def _prompt(
+    where: str, row: Mapping[str, Any], template: PromptFormat, *, answered: bool
+) -> Prompt:
     value = next((row[key] for key in ("messages", "prompt", "text") if key in row), None)
     if isinstance(value, str) and (not answered or "text" in row):
-        plain = PromptFormat.text(written.tokenizer)
+        plain = PromptFormat.text(template.tokenizer)
         ids = _ids(where, plain, [{"role": "user", "content": value}])
         return Prompt(ids, plain.stop_ids, is_text=True)
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
@@ -63,52 +65,54 @@ def _prompt(where: str, row: Mapping[str, Any], written: PromptFormat, *, answer
         isinstance(each, Mapping) and "role" in each and "content" in each for each in messages
     )
     if not is_chat or not messages:
-        raise DataError(f"{where}: {_FORMS}")
+        raise DataError(f"{where}: {_EXPECTED}")
     if messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not messages:
-        raise DataError(f"{where}: there is nothing to answer")
+        raise DataError(f"{where}: there is no message before the answer")
     if isinstance(value, list):
         messages = with_system(messages, row)
-    ids = _ids(where, written, messages)
-    return Prompt(ids, written.stop_ids, (written.stop_text,))
+    ids = _ids(where, template, messages)
+    return Prompt(ids, template.stop_ids, (template.stop_text,))
 
 
-def _ids(where: str, written: PromptFormat, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def _ids(where: str, template: PromptFormat, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     try:
-        return written.ids(messages)
+        return template.ids(messages)
     except DataError as err:
         raise DataError(f"{where}: {err}") from err
 
 
 _SHORTEST, _LONGEST = 24, 160  # tokens of a continuation, by the length of the data's
 _TEXTS = 3
-OWN_TOKENS = 64  # of an answer to a prompt of the configuration
-_LONG = 10.0  # seconds after which no further text is begun
+_OWN_TOKENS = 64  # of an answer to one of eval.sample_prompts
+_LONG = 10.0  # seconds after which no further text is generated
 
 
 @dataclass(frozen=True)
 class SamplePrompt:
-    """The beginning of a text."""
+    """A prompt of a run's samples."""
 
     ids: list[int]  # its tokens
-    answer: list[int]  # how the data goes on; empty where nobody says it
-    most: int | None = None  # most tokens that the model adds; None goes by the answer
+    answer: list[int]  # the data's continuation; empty if there is none
+    max_tokens: int | None = (
+        None  # maximum number of new tokens; None for a multiple of the answer's
+    )
 
     @property
     def new_tokens(self) -> int:
-        """Most tokens that the model adds."""
-        if self.most is not None:
-            return self.most
+        """Maximum number of tokens to generate."""
+        if self.max_tokens is not None:
+            return self.max_tokens
         return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
 
 
 Writer = Callable[[list[int], int, list[int], int], list[int]]
-"""Continues a text: its ids, most tokens to add, what ends it, tokens of the longest text."""
+"""Continues ids, given the maximum of new tokens, stop ids, and tokens of the longest text."""
 
 
 def writer_of(model: QLoRAModel) -> Writer:
-    """Writes with a model of this process."""
+    """Greedy generation with a model of this process."""
     engine: Engine | None = None
 
     def write(ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
@@ -122,21 +126,13 @@ def writer_of(model: QLoRAModel) -> Writer:
 
 
 class SampleTexts:
-    """Some prompts, continued by the model as it is at each call."""
+    """The prompts of a run's samples, continued by the current model at each call."""
 
     def __init__(
         self, write: Writer, tokenizer: Tokenizer, prompts: Sequence[SamplePrompt], *,
         ends: Collection[int] = (), all_of_them: bool = False,
     ) -> None:  # fmt: skip
-        """Takes prompts.
-
-        Args:
-            write: Who continues them.
-            tokenizer: The model's.
-            prompts: The prompts.
-            ends: Tokens that end a text; by default the tokenizer's.
-            all_of_them: Whether all are continued, however long that takes.
-        """
+        """``ends`` are stop ids; ``all_of_them`` ignores how long generation takes."""
         self._write = write
         self._tokenizer = tokenizer
         self._prompts = tuple(prompts)
@@ -147,11 +143,11 @@ class SampleTexts:
 
     @property
     def first(self) -> tuple[Written, ...]:
-        """What was written before training."""
+        """The texts generated before training."""
         return self._first
 
     def before(self) -> tuple[Sample, ...]:
-        """The texts before training: the first, and more of them where that does not take long."""
+        """Generates before training: the first text, and others if that does not take long."""
         began = time.monotonic()
         texts: list[Written] = []
         for text in self.write():
@@ -173,63 +169,63 @@ class SampleTexts:
 
 
 def sample_prompts(data: Dataset) -> list[SamplePrompt]:
-    """Prompts from the beginning, the middle and the end of a data set; of pairs the chosen."""
+    """Prompts from the beginning, middle and end of a data set; of pairs, the chosen answers."""
     if data.unit > 1:
         present = np.flatnonzero(data.lengths)
-        good = present[present % 2 == 0]
-        data = Subset(data, good if len(good) else present)
-    chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
-    return [_sample_prompt(data, index) for index in chosen]
+        chosen = present[present % 2 == 0]
+        data = Subset(data, chosen if len(chosen) else present)
+    places = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
+    return [_sample_prompt(data, index) for index in places]
 
 
 def longest_sample(prompts: Sequence[SamplePrompt]) -> int:
-    """Most tokens that one of them has with its continuation."""
+    """Maximum number of tokens of a prompt with its continuation."""
     return max(len(prompt.ids) + prompt.new_tokens for prompt in prompts)
 
 
 def _sample_prompt(data: Dataset, index: int) -> SamplePrompt:
     example = data[index]
-    learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
-    # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
-    length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
+    labelled = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
+    # The prompt ends at the first label; without a prompt, take the beginning of the text.
+    length = labelled[0] if labelled and labelled[0] > 1 else max(1, min(16, len(example) // 2))
     ids = [int(i) for i in example.input_ids]
     return SamplePrompt(ids[:length], ids[length : length + _LONGEST])
 
 
-# ---- how prompts are written ---------------------------------------------------------------------
+# ---- prompt formats ------------------------------------------------------------------------------
 
 
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
-    """How prompts are written for what a run learns from."""
+    """The prompt format of a run's training data."""
     objective = settings.train.objective
     return prompt_of_data(settings.require_train(), source.tokenizer, objective)
 
 
 def run_prompts(
-    settings: Config, source: OpenedModel, written: PromptFormat, data: Dataset
+    settings: Config, source: OpenedModel, template: PromptFormat, data: Dataset
 ) -> tuple[SamplePrompt, ...]:
-    """The prompts of ``eval.sample_prompts``, written as the run's rows are, or of the data."""
-    most = longest_text(source.pretrained.config)
-    own, most_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
+    """The prompts of ``eval.sample_prompts``, rendered as the run's rows are, or of the data."""
+    limit = longest_text(source.pretrained.config)
+    own, max_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
     if not own:
-        return tuple(replace(prompt, most=most_new) for prompt in sample_prompts(data))
-    more = most_new or OWN_TOKENS
+        return tuple(replace(prompt, max_tokens=max_new) for prompt in sample_prompts(data))
+    new_tokens = max_new or _OWN_TOKENS
     prompts = []
     for number, text in enumerate(own, 1):
-        ids = written.ids([{"role": "user", "content": text}])
+        ids = template.ids([{"role": "user", "content": text}])
         if not ids:
-            raise ConfigError(f"eval.sample_prompts: prompt {number} has no token")
-        if most is not None and len(ids) + more > most:
+            raise ConfigError(f"eval.sample_prompts: prompt {number} has no tokens")
+        if limit is not None and len(ids) + new_tokens > limit:
             raise ConfigError(
-                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens, and with the "
-                f"{more:,} of an answer it is longer than the {most:,} that the model takes"
+                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens; with the "
+                f"{new_tokens:,} of an answer that exceeds the model's maximum of {limit:,}"
             )
-        prompts.append(SamplePrompt(ids, [], more))
+        prompts.append(SamplePrompt(ids, [], new_tokens))
     return tuple(prompts)
 
 
 def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
-    """The base's tokenizer; what is kept beside the adapter where that has more tokens."""
+    """The base's tokenizer, or the one stored with the adapter if that has more tokens."""
     has_none = not is_there(source.path / "tokenizer.json")
     kept = None if adapter is None else tokenizer_folder(adapter)
     own = None if kept is None else Tokenizer.from_folder(kept)
@@ -239,10 +235,9 @@ def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
 
 
 def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
-    """How prompts are written for a base, or for an adapter as it was trained.
+    """The prompt format of a base, or of an adapter as it was trained.
 
-    What is kept beside the adapter counts, else the chat template that its run names, else the
-    base's own.
+    It is the one stored with the adapter, or else the chat template of its run, or the base's.
     """
     folder = source.path if adapter is None else tokenizer_folder(adapter)
     if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):

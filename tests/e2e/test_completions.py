@@ -12,7 +12,7 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
-from qlora_wgpu.runs.evaluation import Prediction, questions
+from qlora_wgpu.runs.evaluation import Prediction, eval_prompts
 from qlora_wgpu.runs.prompts import prompts_of
 
 ROWS = [
@@ -116,7 +116,7 @@ def test_a_prompt_that_is_too_long_is_told_with_its_row(place, answered):
 
 def test_rows_without_prompts_have_no_questions():
     with pytest.raises(DataError, match="no held-out row has a prompt"):
-        questions([])
+        eval_prompts([])
 
 
 def test_completions_stop_at_strings_and_have_seeds_of_their_own(place, device):

@@ -189,7 +189,7 @@ def test_packed_pairs_may_be_longer_than_a_row(folder, objective):
     assert found[True]["loss"] == pytest.approx(found[False]["loss"], rel=1e-5)
     assert found[True]["grad_norm"] == pytest.approx(found[False]["grad_norm"], rel=1e-3)
     longest = int(lengths.sum(axis=1).max())
-    planned = estimate(config(folder, "none", objective, data), by_data=True).workload.seq
+    planned = estimate(config(folder, "none", objective, data), by_data=True).workload.step.seq
     assert data["max_seq_length"] < longest <= planned
 
 
@@ -208,7 +208,7 @@ def test_the_estimate_counts_both_rows_of_a_pair(folder):
     both = estimate(settings)
     settings["train"]["objective"] = "sft"
     settings["train"]["per_device_train_batch_size"] = 4
-    assert both.workload.batch == 4
+    assert both.workload.step.batch == 4
     assert both.memory["activations"] >= estimate(settings).memory["activations"]
 
 

@@ -211,7 +211,7 @@ def test_evaluate(place, counts):
 
 def test_estimate_and_prepare(place, counts):
     estimate = qlora_wgpu.estimate(place / "run.yaml", rank=8, budget=1 << 20)
-    assert (estimate.workload.batch, estimate.workload.seq) == (2, 64)
+    assert (estimate.workload.step.batch, estimate.workload.step.seq) == (2, 64)
     assert estimate.workload.lora.r == 8 and estimate.fits is not None
     assert estimate.total == sum(estimate.memory.values())
     assert counts["opened"] == counts["read"] == 1  # the form of weights is read
@@ -241,7 +241,7 @@ class PageReader(Observer):
 
 
 def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
-    for name in ("_SELDOM", "_SHARE"):
+    for name in ("_INTERVAL", "_SHARE"):
         monkeypatch.setattr(f"qlora_wgpu.runs.reporting.{name}", 0.0)
     reader = PageReader(place / "live" / "report.html")
     result = train(place, "live", reader)
