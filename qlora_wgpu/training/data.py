@@ -298,8 +298,8 @@ def _as_example(item: Any, where: str) -> Example:
     unread = sorted(key for key in item if key not in _READ and is_numeric(item[key]))
     if unread:
         raise DataError(
-            f"{where} has {unread[0]}, which is not supported: use labels (-100 to mask the loss) "
-            "an attention_mask instead, or leave it out"
+            f"{where} has {unread[0]}, which is not supported: use labels (-100 to mask the "
+            "loss) or an attention_mask instead, or leave it out"
         )
     ids = _integers(item["input_ids"], f"{where}.input_ids")
     labels = _integers(item.get("labels", ids), f"{where}.labels")

@@ -90,9 +90,9 @@ def test_what_counts_as_a_match():
 def test_rows_that_are_no_prompts_are_refused(place):
     written = PromptFormat.text(read_prompt_files(place / "model").tokenizer)
     for row in ({"question": "?"}, {"prompt": 3}, {"messages": []}, {"messages": [{"role": "a"}]}):
-        with pytest.raises(DataError, match=r"^row 1: a row is"):
+        with pytest.raises(DataError, match=r"^row 1: a row must be"):
             prompts_of([("row 1", row)], written, answered=True)
-    with pytest.raises(DataError, match="nothing to answer"):
+    with pytest.raises(DataError, match="no message before the answer"):
         answer = {"messages": [{"role": "assistant", "content": "x"}]}
         prompts_of([("row 1", answer)], written, answered=True)
 

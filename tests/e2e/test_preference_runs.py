@@ -268,12 +268,12 @@ def test_a_run_goes_on_with_its_own_reference(folder, device):
     lora, quant = settings.lora, settings.quant
     model = QLoRAModel.from_pretrained(folder / "model", lora, quant, "float32", device)
     model.write_parameters(model.adapter.initial(0) + 0.01)
-    with pytest.raises(ConfigError, match="numbers of the reference model"):
+    with pytest.raises(ConfigError, match="log probabilities of the reference model"):
         Trainer(model, settings, resume=True).train()
 
 
 def test_a_beta_that_overflows_is_told_as_that(folder):
-    told = "before anything is learnt: with a train.beta of 1e-20; take one nearer to 0.1"
+    told = "before the first update: train.beta is 1e-20; set it closer to 0.1"
     for measured in (4, None):
         with pytest.raises(TrainingError, match=told):
             run(folder, f"beta-{measured}", "ipo", {"eval_split": measured}, beta=1e-20)

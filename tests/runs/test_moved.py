@@ -61,7 +61,7 @@ def test_the_ends_of_paths_are_found_around_the_run(project):
     assert found.data.chat_template == str(project / "own.jinja")
     assert found.lora.init_from == str(project / "runs" / "begun")
     assert len(notes.texts) == 5
-    assert "model.path: /gone/poems/bases/small is not there" in notes.texts[0]
+    assert "model.path: /gone/poems/bases/small does not exist" in notes.texts[0]
 
 
 def test_the_current_folder_is_looked_in(project, tmp_path, monkeypatch):
@@ -96,7 +96,7 @@ def test_all_that_is_nowhere_is_named_at_once(project):
     (project / "data" / "train.jsonl").unlink()
     what = (
         "trained with model.path /gone/poems/bases/small and data.train "
-        "/gone/poems/data/train.jsonl, which are not there: if they were moved, "
+        "/gone/poems/data/train.jsonl, which do not exist: if they have moved, "
     )
     with on_command_line("qlora-wgpu train"), pytest.raises(ConfigError) as told:
         relocate_paths(begun(project), Notes())
