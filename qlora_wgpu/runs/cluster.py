@@ -77,7 +77,6 @@ class Worker:
     """The frozen base and the adapter on a worker's device. Its calls come one at a time."""
 
     def __init__(self, specification: WorkerSpec) -> None:
-        """Opens the model."""
         if specification.version != __version__:
             raise ClusterError(
                 f"it has qlora-wgpu {__version__}, but the owner has {specification.version}: "
@@ -245,7 +244,6 @@ def _worker_settings(settings: Config, gpu: str | None) -> Config:
 
 
 def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer) -> QLoRAModel:
-    """The model on its device, with kernels that its driver computes correctly."""
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
     workload = TrainingWorkload.of(settings, source.pretrained, length, shapes).on_worker
@@ -303,7 +301,6 @@ def opened_cluster(
 def _owner_layout(
     settings: Config, workload: TrainingWorkload, device: Device, observer: Observer
 ) -> ModelPlan:
-    """The adapter's layout, with kernels that the owner's driver computes correctly."""
 
     def launches(layout: ModelPlan) -> Iterator[Launch]:
         yield from update_plan(layout, workload.optim).launches
@@ -341,7 +338,6 @@ def _gpus(settings: Config) -> list[str]:
 
 
 def _min_workers(settings: ClusterConfig, processes: int) -> int:
-    """The number of workers that training waits for."""
     if settings.scheduler == "local":
         return processes
     return 1 if settings.workers == "auto" else int(settings.workers)
@@ -350,7 +346,6 @@ def _min_workers(settings: ClusterConfig, processes: int) -> int:
 def _problem(
     identity: WorkerInfo, base: dict[str, str], shapes: dict[str, tuple[int, ...]]
 ) -> str | None:
-    """Why a worker is refused; None if it is not."""
     if identity.base["weights"] != base["weights"]:
         return "its base weights differ: copy the same model there, or name it with --model"
     if identity.base != base:

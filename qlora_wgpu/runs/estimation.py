@@ -114,7 +114,6 @@ class Estimate:
         return sum(self.memory.values())
 
     def __repr__(self) -> str:
-        """The plan and its memory in a line."""
         work = self.workload
         return (
             f"{type(self).__name__}({self.total / 2**20:,.1f} MiB on {self.device}; r "
@@ -313,7 +312,6 @@ LENGTHS = (
 
 
 def _what_fits(total: Total, seq: int, budget: int) -> Fits:
-    """The largest batch at the planned length, and the longest single row."""
     rows = range(1, max(MOST_TOKENS // seq, 1) + 1)
     return Fits(
         largest_fitting(lambda n: total(batch=n), budget, rows),

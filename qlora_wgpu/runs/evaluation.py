@@ -230,7 +230,6 @@ def _predictions(
     model: QLoRAModel, tokenizer: Tokenizer, rows: list[EvalPrompt], settings: GenerationEval,
     observer: Observer, what: str,
 ) -> list[Prediction]:  # fmt: skip
-    """The model's answers to ``eval_prompts``."""
     ends = {row.answer[-1] for row in rows}
     special = {token for token in ends if not tokenizer.decode([token])}
     stops = tokenizer.eos_token_ids | special  # including those of the template's turns

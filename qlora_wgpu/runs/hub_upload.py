@@ -105,7 +105,6 @@ def push(
 
 
 def _merged_files(folder: Path) -> dict[str, Path | bytes]:
-    """The files of a merged model: weights, configuration, tokenizer."""
     if not is_file(folder / "config.json"):
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a merged model: qlora-wgpu merge writes one"
@@ -123,7 +122,6 @@ def _merged_files(folder: Path) -> dict[str, Path | bytes]:
 
 
 def _gguf_files(path: Path) -> dict[str, Path | bytes]:
-    """A GGUF file and its Modelfile."""
     if path.suffix != ".gguf" or not is_file(path):
         raise CheckpointError(f"{path} is not a GGUF file: qlora-wgpu export writes one")
     files: dict[str, Path | bytes] = {path.name: path}
@@ -159,7 +157,6 @@ def card_text(
 
 
 def _plot_of(run: Path | None) -> Path | None:
-    """The loss curve of a run, if it exists."""
     plot = None if run is None else RunPaths(run).plot
     return plot if plot is not None and is_file(plot) else None
 

@@ -40,7 +40,6 @@ class RunHistory:
     """
 
     def __init__(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
-        """Takes the rows of both files."""
         self.rows, self.samples = list(rows), list(samples)
 
     @property
@@ -94,7 +93,6 @@ class RunStatus(RunHistory):
     """The log of a run and its state; another process may be running it."""
 
     def __init__(self, run: str | PathLike[str]) -> None:
-        """Reads a run's folder."""
         paths = RunPaths(run)
         if not exists(paths.metrics):
             raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist (yet)")
@@ -145,7 +143,6 @@ class Reporter(Observer):
     """
 
     def __init__(self, settings: Config, observer: Observer) -> None:
-        """Writes nothing yet."""
         self._settings, self._observer = settings, observer
         self._paths = RunPaths(settings.output.dir)
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")

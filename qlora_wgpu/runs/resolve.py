@@ -181,7 +181,6 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _checked(memory: str | int | None) -> str | int | None:
-    """A size as ``device.memory`` parses it."""
     if memory is None:
         return None
     settings = {"model": {"path": "."}, "device": {"memory": memory}}

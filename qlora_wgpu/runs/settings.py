@@ -87,7 +87,6 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
 
 
 def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
-    """The section and key of each override."""
     if isinstance(overrides, Mapping):
         return set(located(overrides))
     keys = (text.partition("=")[0].strip().partition(".") for text in overrides)

@@ -70,7 +70,6 @@ def _sample(settings: Config) -> Path:
 
 
 def _check_rows(settings: Config, source: OpenedModel, sample: Path, longest: int) -> None:
-    """Refuses an example that the page would refuse."""
     length = longest or settings.data.max_seq_length
     data = settings.data.model_copy(update={"max_seq_length": length})
     load_dataset(sample, source.tokenizer, length, how=preparation(data))
@@ -85,7 +84,6 @@ class SiteServer(socketserver.ThreadingTCPServer):
     _free = threading.BoundedSemaphore(_CONNECTIONS)
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        """Binds a port without serving yet."""
         folder = Path(folder)
         try:
             json.loads(file_bytes(folder / MANIFEST, OWN_JSON_BYTES))

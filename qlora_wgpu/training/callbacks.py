@@ -39,7 +39,6 @@ class Step:
     """
 
     def __init__(self, handler: CallbackHandler, step: int, learning_rate: float) -> None:
-        """Is created by the trainer."""
         self.step = step
         self.total_steps = handler.run.total_steps
         self.learning_rate = learning_rate
@@ -210,7 +209,6 @@ class CallbackHandler:
     def __init__(
         self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer
     ) -> None:
-        """Starts at the step of the run's state."""
         self.run, self.evaluator, self.optimizer = run, evaluator, optimizer
         # Waits for all queued steps
         self.drain: Callable[[], None] = lambda: None

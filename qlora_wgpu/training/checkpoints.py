@@ -119,7 +119,6 @@ class RunState:
 def _sums(
     loss: Any, count: Any, hits: Any = None, balance: Any = 0.0
 ) -> tuple[float, float, float | None, float]:
-    """A step's sums, from JSON."""
     return float(loss), float(count), None if hits is None else float(hits), float(balance)
 
 

@@ -49,7 +49,6 @@ class TensorBoard(Service):
     """Writes event files for ``tensorboard --logdir``."""
 
     def __init__(self, folder: Path) -> None:
-        """Writes nothing yet."""
         # TensorBoard's own writer: PyTorch's would need PyTorch.
         self._event = _required("tensorboard", "compat.proto.event_pb2").Event
         self._summary = _required("tensorboard", "compat.proto.summary_pb2").Summary
@@ -84,7 +83,6 @@ class WeightsAndBiases(Service):
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
-        """Starts a run with this configuration, or resumes the one in the folder."""
         wandb = _required("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         self._id_file = RunPaths(folder).wandb_id
@@ -115,7 +113,6 @@ class Trackio(Service):
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
-        """Starts a run with this configuration, or resumes the one of that name."""
         self._trackio = _required("trackio")
         project = os.environ.get("TRACKIO_PROJECT") or "qlora-wgpu"
         try:
@@ -138,7 +135,6 @@ class Trackio(Service):
 
 
 def _required(package: str, module: str = "") -> Any:
-    """A module of a service's package."""
     try:
         return importlib.import_module(f"{package}.{module}" if module else package)
     except ImportError:
@@ -148,7 +144,6 @@ def _required(package: str, module: str = "") -> Any:
 
 
 def _kept_id(path: Path) -> str | None:
-    """The id stored in a run's folder, if any."""
     try:
         text = file_text(path, _ID_BYTES).strip()
     except (OSError, ValueError):

@@ -109,7 +109,6 @@ class TrainResult:
     reports: tuple[Path, ...] = ()
 
     def __repr__(self) -> str:
-        """Steps, losses and folder in a line."""
         steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
         parts = [steps, f"{self.num_tokens:,} tokens in {self.seconds:,.0f} s"]
         if self.eval_loss is not None:
@@ -323,7 +322,6 @@ class EventRows(Observer):
     """
 
     def __init__(self, write: Callable[[Row], None]) -> None:
-        """Calls ``write`` with each object."""
         self.write = write
 
     def finished(self, result: TrainResult) -> None:
@@ -367,7 +365,6 @@ class Events(Observer):
     """
 
     def __init__(self) -> None:
-        """Has no subscribers yet."""
         self._subscribers: list[_Subscriber] = []
         self._failure: CallbackError | None = None
 

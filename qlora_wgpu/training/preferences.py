@@ -69,7 +69,6 @@ class KLPairs(Sequence[Example]):
     """
 
     def __init__(self, dataset: Dataset, longest: int) -> None:
-        """Assigns a partner to each example."""
         self._dataset = dataset
         self._longest = longest
         present = np.flatnonzero(dataset.lengths)
@@ -230,5 +229,4 @@ def _targets(batch: Batch) -> npt.NDArray[np.int64]:
 
 
 def _unmasked(example: Example) -> Example:
-    """An example with labels for every token."""
     return Example(example.input_ids, example.input_ids)

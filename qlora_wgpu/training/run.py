@@ -360,7 +360,6 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        """Nothing is requested yet."""
         self.requested = False  # whether the run should stop
         self.number: int | None = None  # the signal that requested it, if any
         self._since = 0.0
@@ -384,7 +383,6 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restores the signal handlers."""
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

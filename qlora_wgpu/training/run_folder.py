@@ -54,7 +54,6 @@ class RunFingerprint:
         held_out: Dataset | None,
         references: str | None = None,
     ) -> None:
-        """Starts hashing the base weights."""
         self._references = references
         self._folder = model.folder
         self._folder.finish_fingerprint()
@@ -180,7 +179,6 @@ class RunBackup:
     """
 
     def __init__(self, run: RunPaths) -> None:
-        """Moves nothing yet."""
         self._config, self._aside = run.config, run.replaced
         self._parts = [run.config, *(part for part in run.written if part != run.config)]
 
@@ -386,7 +384,6 @@ class RunFolder(RunPaths):
             raise
 
     def _open(self) -> None:
-        """Locks the folder, and cleans up after a killed run."""
         with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._lock.acquire():
