@@ -27,7 +27,7 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
-from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, GpuPlan, of_several
+from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, GpuPlan, several_gpus_hint
 from qlora_wgpu.runs.settings import as_config
 
 # ---- cards and budgets ---------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
             "of the weights; with --memory they do without",
             soft_wrap=True,
         )
-    if text := of_several(len(_gpus())):
+    if text := several_gpus_hint(len(_gpus())):
         console.print(text)
     if result.fitted is not None:
         room = result.device_memory if result.budget is None else result.budget

@@ -432,9 +432,10 @@ def _optim(hidden_size: int, objective: str) -> list[Setting]:
 
 def _output(batches: FirstBatches, name: str) -> list[Setting]:
     often = max(5, min(50, batches.steps // 4))
+    plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"
     return [
         Setting("eval.eval_steps", often, "with held-out data"),
-        Setting("output.dir", _free_run(f"runs/{_plain(name)}")),
+        Setting("output.dir", _free_run(f"runs/{plain}")),
         Setting("output.save_steps", often),
     ]
 
@@ -460,7 +461,3 @@ def first_learning_rate(hidden_size: int) -> float:
     power = 10.0 ** math.floor(math.log10(rate))
     nearest = min((1, 2, 3, 5, 10), key=lambda digit: abs(math.log(digit * power / rate)))
     return float(f"{min(max(nearest * power, 1e-4), 5e-3):.1e}")
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"

@@ -83,10 +83,13 @@ def read_log(run: str | PathLike[str]) -> RunHistory:
         ConfigError: If the folder contains no run.
         CheckpointError: If the log cannot be read.
     """
-    paths = RunPaths(run)
+    return RunHistory(*_logged(RunPaths(run)))
+
+
+def _logged(paths: RunPaths) -> tuple[list[Row], list[Row]]:
     if not exists(paths.metrics):
         raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist")
-    return RunHistory(read_rows(paths.metrics), read_rows(paths.samples))
+    return read_rows(paths.metrics), read_rows(paths.samples)
 
 
 class RunStatus(RunHistory):
@@ -94,9 +97,7 @@ class RunStatus(RunHistory):
 
     def __init__(self, run: str | PathLike[str]) -> None:
         paths = RunPaths(run)
-        if not exists(paths.metrics):
-            raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist (yet)")
-        super().__init__(read_rows(paths.metrics), read_rows(paths.samples))
+        super().__init__(*_logged(paths))
         self.path = paths.path
         progress: Row = {}
         with suppress(CheckpointError):

@@ -180,13 +180,6 @@ def _is_gguf(path: Path) -> bool:
 # ---- opening -------------------------------------------------------------------------------------
 
 
-def _checked(memory: str | int | None) -> str | int | None:
-    if memory is None:
-        return None
-    settings = {"model": {"path": "."}, "device": {"memory": memory}}
-    return Config.model_validate(settings).device.memory
-
-
 def open_adapter(
     adapter: str | PathLike[str],
     model: str | PathLike[str] | None = None,
@@ -214,10 +207,13 @@ def open_adapter(
     observer = observer or Unwatched()
     adapter = adapter_in(str(adapter)) or str(adapter)
     settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
+    if memory is not None:
+        checked = {"model": {"path": "."}, "device": {"memory": memory}}
+        memory = Config.model_validate(checked).device.memory
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
-        "device": {"gpu": gpu, "backend": backend, "memory": _checked(memory)},
+        "device": {"gpu": gpu, "backend": backend, "memory": memory},
     }
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     source = OpenedModel.open(settings.model.path)

@@ -18,7 +18,6 @@ from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
-from qlora_wgpu.runs.placement import Placement
 from qlora_wgpu.runs.prompts import (
     SampleTexts,
     Writer,
@@ -172,7 +171,10 @@ def _opened_model(
             yield settings, owned, cluster, cluster.text
         return
     placed = place_training(settings, workload, data.computed_tokens, device, observer)
-    settings = _as_placed(settings, placed)
+    assert isinstance(placed.workload, TrainingWorkload)
+    if placed.workload.step.checkpointing != settings.train.gradient_checkpointing:
+        train = settings.train.model_copy(update={"gradient_checkpointing": True})
+        settings = settings.model_copy(update={"train": train})
     if resume and settings.lora.changes_base:  # the checkpoint has it, so it is not recomputed
         start = start_of(checkpoint_folders(Path(settings.output.dir)))
         adapter = placed.layout.adapter
@@ -182,15 +184,6 @@ def _opened_model(
     # The largest plan first, since smaller ones reuse its slots.
     model.prepare(settings.rows_at_once, data.length)
     yield settings, model, None, writer_of(model)
-
-
-def _as_placed(settings: Config, placed: Placement) -> Config:
-    """The settings, with gradient checkpointing if the placement needs it."""
-    assert isinstance(placed.workload, TrainingWorkload)
-    if placed.workload.step.checkpointing == settings.train.gradient_checkpointing:
-        return settings
-    train = settings.train.model_copy(update={"gradient_checkpointing": True})
-    return settings.model_copy(update={"train": train})
 
 
 def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:

@@ -48,7 +48,9 @@ def write_page(
     sample = _sample(settings) if with_data else None
     source = OpenedModel.open(base_in(settings))
     if sample is not None:
-        _check_rows(settings, source, sample, max(options.buckets, default=0))
+        length = max(options.buckets, default=0) or settings.data.max_seq_length
+        data = settings.data.model_copy(update={"max_seq_length": length})
+        load_dataset(sample, source.tokenizer, length, how=preparation(data))  # as the page will
     with atomic_folder(out) as unfinished:
         put_page(unfinished)
         if sample is not None:
@@ -67,12 +69,6 @@ def _sample(settings: Config) -> Path:
             f"{path} cannot be included: the page reads files that end in {', '.join(_SAMPLES)}"
         )
     return path
-
-
-def _check_rows(settings: Config, source: OpenedModel, sample: Path, longest: int) -> None:
-    length = longest or settings.data.max_seq_length
-    data = settings.data.model_copy(update={"max_seq_length": length})
-    load_dataset(sample, source.tokenizer, length, how=preparation(data))
 
 
 class SiteServer(socketserver.ThreadingTCPServer):

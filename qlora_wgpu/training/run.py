@@ -47,10 +47,11 @@ from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
 from qlora_wgpu.training.start import (
+    check_resumable,
+    load_run,
     note_total_steps,
     refuse_fewer_steps,
     reset_best_metric,
-    start_or_resume,
 )
 from qlora_wgpu.training.step_queue import StepQueue
 
@@ -205,8 +206,10 @@ class Run:
             overwrite=self._overwrite, resume=self._resume, warn=self.events.warning,
         )  # fmt: skip
         at_end.callback(self.folder.close)
-        if self._resume:
-            start_or_resume(self)
+        if self._resume and check_resumable(path, self.config):
+            load_run(self)
+        elif self._resume:
+            self.folder.begin(self.config.to_yaml())
         self.state.plateau = self.state.plateau or plateau
 
     def _begin(self, evaluator: Evaluator, texts: SampleLogger) -> None:
@@ -322,7 +325,7 @@ class Run:
     def tidy(self) -> None:
         """Removes what a new checkpoint or adapter makes obsolete; a failure is only a warning."""
         try:
-            self.folder.forget_replaced()
+            self.folder.backup.remove()
             self.folder.prune(self.config.output.save_total_limit)
         except CheckpointError as err:
             self.events.warning(f"{err}; it can stay there")
@@ -377,12 +380,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -367,7 +367,7 @@ class RunFolder(RunPaths):
         super().__init__(path)
         self.log = RunLog(self.metrics, warn)
         self.texts = RunLog(self.samples, warn)
-        self._replaced = RunBackup(self)
+        self.backup = RunBackup(self)  # of the run that this one replaces
         self._lock = FileLock(self.lock)
         self._total_steps: int | None = None
         if not (overwrite or resume):
@@ -391,7 +391,7 @@ class RunFolder(RunPaths):
             for part in self.written:
                 recover(part)
             settle_all(self.checkpoints)
-            self._replaced.settle()
+            self.backup.settle()
 
     def begin(self, config_yaml: str) -> None:
         """Clears the folder for a new run and writes its first files.
@@ -400,7 +400,7 @@ class RunFolder(RunPaths):
         """
         with self._explained():
             if exists(self.adapter) or checkpoint_folders(self.path):
-                self._replaced.move_aside()
+                self.backup.move_aside()
             for part in self.written:
                 if part != self.config:  # config.yaml is replaced last, since it marks a run
                     remove(part)
@@ -473,10 +473,6 @@ class RunFolder(RunPaths):
             return
         for old in checkpoint_folders(self.path)[:-keep]:
             remove(old)
-
-    def forget_replaced(self) -> None:
-        """Removes the backup of the run that this one replaces."""
-        self._replaced.remove()
 
 
 def checkpoint_folders(path: Path) -> list[Path]:

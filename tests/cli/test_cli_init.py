@@ -150,7 +150,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     rows = [t["train.per_device_train_batch_size"] for t in totals.values()]
     assert checkpointing == [False, True, True]
     assert rows[0].value > rows[1].value > rows[2].value == 1
-    assert rows[1].why == "fits into it" and rows[2].why.startswith("more than it")
+    assert rows[1].why == "fits into it" and rows[2].why.startswith("needs more than it")
 
 
 @pytest.mark.parametrize(("told", "is_bounded"), [(None, False), (1 << 30, True)])

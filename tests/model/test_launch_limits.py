@@ -155,8 +155,8 @@ def test_weights_beyond_a_binding_are_no_matter_of_the_batch():
     layout = laid_out(config, "workgroup memory", target_modules=["q_proj"])
     said = refused(layout, [layout.step(StepOptions("train", 1, 8, True)).plan])
     assert said == (
-        "model.layers.0.mlp.experts.gate_proj.weight.codes takes 1,073,741,824 bytes in one piece, "
-        "and a card allows 134,217,728: choose a GPU that allows as much (device.gpu), or a "
+        "model.layers.0.mlp.experts.gate_proj.weight.codes needs 1,073,741,824 bytes in one piece, "
+        "but a card allows 134,217,728: choose a GPU with a higher limit (device.gpu), or a "
         "smaller model"
     )
 

@@ -146,7 +146,7 @@ def test_a_replaced_run_stays_until_there_is_something_to_show(tmp_path):
     run = RunFolder(path, "newer", overwrite=True)
     assert tree(run.replaced) == before
     run.checkpoint_folder(1).mkdir()
-    run.forget_replaced()
+    run.backup.remove()
     assert run.kept_run is None and (path / "config.yaml").read_text() == "newer"
     with pytest.raises(ConfigError, match="already contains a run"):
         refuse_existing_run(path)
