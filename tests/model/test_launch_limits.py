@@ -137,15 +137,15 @@ def refused(layout, plans):
 @pytest.mark.parametrize(
     ("kernels", "tokens", "told"),
     [
-        ("workgroup memory", 1024, "4,096 rows takes 469,762,048 bytes"),
-        ("all in textures", 1000, "4,000 rows takes 458,752,000 bytes"),
+        ("workgroup memory", 1024, "4,096 rows needs 469,762,048 bytes"),
+        ("all in textures", 1000, "4,000 rows needs 458,752,000 bytes"),
     ],
 )
 def test_a_tensor_that_has_no_room_is_told_before_weights_are_read(kernels, tokens, told):
     layout = laid_out(WIDE, kernels)
     said = refused(layout, [layout.step(StepOptions("train", 4, tokens, True)).plan])
     assert said.endswith(
-        f"of {told} in one piece, and a card allows 134,217,728: lower the batch size or "
+        f"of {told} in one piece, but a card allows 134,217,728: lower the batch size or "
         "data.max_seq_length"
     )
 
