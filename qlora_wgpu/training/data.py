@@ -59,7 +59,7 @@ def check_unpaired_balance(rows: Dataset, settings: TrainConfig, observer: Obser
         if number and not weight:
             observer.warning(
                 f"train.{kind}_weight is 0: the {number:,} {kind} answers are not trained on, but "
-                "count in the mean of the loss and, with loss_type kto, in its KL term"
+                "count in the average of the loss and, with loss_type kto, in its KL term"
             )
     if not all(number and weight for number, weight, _ in sides) or desirable == undesirable:
         return
