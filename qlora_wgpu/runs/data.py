@@ -62,14 +62,7 @@ def prepare(
     held_out: bool = False,
     overrides: tuple[str, ...] = (),
 ) -> PreparedData:
-    """Reads and encodes the data of a run as ``train`` does, without weights and without a GPU.
-
-    Args:
-        config: A ``Config``, a YAML file's path, or a mapping.
-        observer: Gets notes, warnings and progress.
-        held_out: Whether to read ``data.eval`` instead of ``data.train``.
-        overrides: Strings such as ``"data.packing=true"``, for a YAML file.
-    """
+    """Reads and encodes the data of a run as ``train`` does, without weights and without a GPU."""
     settings = as_config(config, overrides)
     observer = observer or Unwatched()
     warn_of_cache(observer)

@@ -181,17 +181,12 @@ Callback = Callable[[Step], object]
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that are called between two steps.
+    """Functions that are called between two steps."""
 
-    Attributes:
-        on_step: After each step.
-        on_evaluate: After each evaluation, including the one before the first step.
-        on_save: After a checkpoint or the adapter is written.
-    """
-
-    on_step: Callback | None = None
+    on_step: Callback | None = None  # after each step
+    # After each evaluation, including the one before the first step
     on_evaluate: Callback | None = None
-    on_save: Callback | None = None
+    on_save: Callback | None = None  # after a checkpoint or the adapter is written
 
     def check(self) -> None:
         """Raises a ConfigError if one is not callable."""

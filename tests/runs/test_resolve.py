@@ -92,7 +92,9 @@ def test_a_base_that_was_moved(place):
 
 def test_a_path_of_windows(place):
     settings = load_config(place / "run" / "config.yaml", {"model.path": r"C:\models\base"})
-    with pytest.raises(ConfigError, match=r"model folder C:.*base does not exist: write / between folders$"):
+    with pytest.raises(
+        ConfigError, match=r"model folder C:.*base does not exist: write / between folders$"
+    ):
         base_in(settings)
 
 
@@ -105,7 +107,9 @@ def test_a_name_without_its_owner(place):
 def test_a_base_that_is_a_link_to_nothing(place):
     (place / "base").rename(place / "moved")
     (place / "base").symlink_to("gone")
-    with pytest.raises(ConfigError, match=r"base does not exist: it is a link to gone, which leads nowhere$"):
+    with pytest.raises(
+        ConfigError, match=r"base does not exist: it is a link to gone, which leads nowhere$"
+    ):
         base_in(load_config(place / "run" / "config.yaml"))
 
 
@@ -113,7 +117,9 @@ def test_a_configuration_whose_base_was_moved(place):
     settings = load_config(place / "run" / "config.yaml")
     assert base_in(settings) == str(place / "base")
     (place / "base").rename(place / "moved")
-    with pytest.raises(ConfigError, match=r"base does not exist: if it has moved, set model.path to its"):
+    with pytest.raises(
+        ConfigError, match=r"base does not exist: if it has moved, set model.path to its"
+    ):
         base_in(settings)
     typed = on_command_line("qlora-wgpu eval run")
     with typed, pytest.raises(ConfigError, match=r"it has moved, add model.path=FOLDER$"):
