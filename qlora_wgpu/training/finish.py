@@ -100,7 +100,7 @@ def _adopt_best(run: Run) -> None:
             run.events.warning("the best adapter was not kept: the final adapter is the last one")
         return
     state, best = run.state, run.best
-    state.best_loss, state.best_figure, state.best_step = best.loss, best.figure, best.step
+    state.best_loss, state.best_figure, state.best_step = best.loss, best.metric, best.step
     if run.best.step == 0:
         run.events.warning(
             "no evaluation was better than the one before training: the final adapter is the "
