@@ -17,7 +17,7 @@ from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import FoundAdapter, cards, installed_backends, list_adapters, no_gpu
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
-from qlora_wgpu.runs.estimation import of_several, what_it_means
+from qlora_wgpu.runs.estimation import several_gpus_hint, training_summary
 from qlora_wgpu.runs.machine_report import machine_facts, machine_report
 from qlora_wgpu.runs.opening import faster_through_dawn
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks
@@ -103,11 +103,11 @@ def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None
     else:
         doing = "measuring how fast it trains"
         with console.status(doing), under_way(doing):
-            meaning = what_it_means(device)
+            meaning = training_summary(device)
         console.print(f"\n{meaning}", style="bold")
     if text := faster_through_dawn(device, backend):
         console.print(text, style="yellow")
-    if text := of_several(len(cards())):
+    if text := several_gpus_hint(len(cards())):
         console.print(text)
 
 

@@ -37,17 +37,17 @@ def test_what_fits(monkeypatch, gib, largest):
 def test_a_gpu_is_told_with_its_memory(monkeypatch):
     monkeypatch.setattr(sizes, "_own_memory", lambda name: 3 << 30)
     monkeypatch.setattr(estimation, "largest_model", lambda target, room: f"{room / 2**30:.1f}B")
-    assert "A card with 3 GiB: QLoRA" in estimation.what_it_means(card())
-    assert "up to 2.7B parameters fits" in estimation.what_it_means(card())
+    assert "A card with 3 GiB: QLoRA" in estimation.training_summary(card())
+    assert "fits for models of up to 2.7B parameters" in estimation.training_summary(card())
     monkeypatch.setattr(sizes, "_own_memory", lambda name: None)
-    assert "does not tell its memory" in estimation.what_it_means(card())
+    assert "does not report its memory" in estimation.training_summary(card())
     # One that has no memory of its own shares the machine's.
     assert estimation.memory_size(card(kind="IntegratedGPU")) > 2**29
 
 
 def test_the_processor_is_told_with_a_time(monkeypatch):
     monkeypatch.setattr(estimation, "training_speed", lambda config, device: 123.4)
-    text = estimation.what_it_means(card(kind="CPU"))
+    text = estimation.training_summary(card(kind="CPU"))
     assert "You have no GPU" in text and "about 120 tokens/s" in text and "27 minutes" in text
 
 
@@ -76,7 +76,7 @@ def test_a_quick_doctor_measures_nothing_and_says_so(monkeypatch):
     def measured(device):
         raise AssertionError("it takes a while")
 
-    monkeypatch.setattr("qlora_wgpu.cli.doctor.what_it_means", measured)
+    monkeypatch.setattr("qlora_wgpu.cli.doctor.training_summary", measured)
     done = CliRunner().invoke(doctor, ["--quick"])
     assert done.exit_code == 0, done.output
     assert "skipped with --quick: " in done.output and "You have" not in done.output

@@ -57,6 +57,6 @@ def test_what_is_due_is_done_after_a_step(stalled):
         told.append(list(done))
         done.clear()
     if stalled:
-        assert "no longer falls, in 2 evaluations" in told[0][1] and "saved" not in told[0]
+        assert "no longer falls, for 2 evaluations" in told[0][1] and "saved" not in told[0]
         return
     assert told == [["measured", "saved"], ["texts", "little room"], []]
