@@ -1,4 +1,4 @@
-"""Arcee's foundation models (2025): as Llama, with a plain MLP and the square of a ReLU."""
+"""Arcee's foundation models (2025): as Llama, with a plain MLP and squared ReLU."""
 
 from qlora_wgpu.families import parts
 

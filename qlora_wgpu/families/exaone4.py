@@ -1,4 +1,4 @@
-"""EXAONE 4 (LG AI Research, 2025): norms after each half; only layers with a window rotate."""
+"""EXAONE 4 (LG AI Research, 2025): post-norms; only layers with a sliding window use RoPE."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def read_attentions(
     read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
 ) -> list[parts.Attention]:
-    """Three layers of four slide where nothing says otherwise; without a window, all rotate."""
+    """By default, three of four layers slide; without a window, all use RoPE."""
     read.no_dropout("attention_dropout")
     rope = parts.read_rope(read.config, dimensions.head_dim)
     attention = parts.Attention(dimensions, rope, qk_norm=parts.QKNorm(eps))

@@ -1,4 +1,4 @@
-"""Qwen 3.5 with images: its text part, which is what a text adapter is for."""
+"""Qwen 3.5 with images: its text part."""
 
 from qlora_wgpu.families import parts, qwen3_5_text
 

@@ -25,7 +25,7 @@ class Moments(ABC):
     """An optimizer's moments."""
 
     vectors: tuple[ShardedVector, ...]  # AdamW's m and v; Lion's m alone
-    blocks: BlockTable | None = None  # where each tensor's blocks lie, in 8 bits
+    blocks: BlockTable | None = None  # each tensor's blocks, for 8-bit moments
 
     @property
     def nbytes(self) -> int:
@@ -34,7 +34,7 @@ class Moments(ABC):
 
     @property
     def nbytes_beside(self) -> int:
-        """Bytes that stay on the device even where the moments are offloaded."""
+        """Bytes that stay on the device even if the moments are offloaded."""
         return 0 if self.blocks is None else self.blocks.table.nbytes
 
     @property
@@ -49,10 +49,7 @@ class Moments(ABC):
 
     @abstractmethod
     def split(self, values: Sequence[Array]) -> dict[str, Array]:
-        """Their tensors by name, as a checkpoint keeps them, from the device's vectors.
-
-        The tensors may be views.
-        """
+        """The device's vectors as tensors by name, as in a checkpoint; they may be views."""
 
     @abstractmethod
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
@@ -121,7 +118,7 @@ class EightBitMoments(Moments):
             part, _, name = key.partition(".")
             by_name.setdefault(name, {})[part] = array
         if unknown := sorted(set(by_name) - set(self._names)):
-            raise CheckpointError(f"the optimizer has {unknown[0]!r}, which this model has not")
+            raise CheckpointError(f"the optimizer's {unknown[0]!r} is unknown to this model")
         for name, tensor in zip(self._names, self.blocks.tensors, strict=True):
             own = by_name.get(name, {})
             try:
@@ -138,13 +135,13 @@ def _span(place: Place) -> Span:
 
 
 def most_words(place: Place) -> int:
-    """Words of a tensor's moment in the form that takes the most."""
+    """Words of a tensor's moment in its largest form."""
     tensor = TensorMoments(_span(place), 0, 0)
     return max(place.size, tensor.blocks * tensor.block_words)
 
 
 def moments_of(flat: FlatVector, forms: AdapterDtypes, cuts: Sequence[int] = ()) -> Moments:
-    """An adapter's moments in the form that its optimizer keeps them in."""
+    """An adapter's moments, as its optimizer stores them."""
     if forms.optimizer == "adamw_8bit":
         return EightBitMoments(flat, cuts)
     return Float32Moments(flat, cuts, count=1 if forms.optimizer == "lion" else 2)

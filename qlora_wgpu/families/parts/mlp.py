@@ -1,4 +1,4 @@
-"""The MLP of a layer: gated in two layers or one, or plain; and how each is traced."""
+"""The MLP of a layer: gated, with gate and up separate or fused, or plain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ XIELU = "xielu"
 
 
 def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidden_act") -> str:
-    """The activation that a key names, which must be one that is computed."""
+    """The activation that a key names, which must be a supported one."""
     name: str = read.choice(key, tuple(ACTIVATIONS), default)
     return name
 
@@ -45,7 +45,7 @@ class GatedMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        """Applies it to x; the result is that of ``LayerOps.linear_out``."""
         *names, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         ops.group(x, dict.fromkeys(names, False))
         gate, up = (ops.linear(x, name) for name in names)
@@ -60,7 +60,7 @@ class FusedGatedMLP:
     dimensions: Dimensions  # the decoder's dimensions
     activation: str  # the gate's activation
     name: str = "mlp"  # the module's name within a layer
-    # The names of gate and up together, and of down.
+    # The names of the fused gate and up, and of down.
     leaves: tuple[str, str] = ("gate_up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
@@ -73,7 +73,7 @@ class FusedGatedMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        """Applies it to x; the result is that of ``LayerOps.linear_out``."""
         inner = self.dimensions.intermediate_size
         fused, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         gate_up = ops.linear(x, fused)
@@ -84,7 +84,7 @@ class FusedGatedMLP:
 
 @dataclass(frozen=True)
 class PlainMLP:
-    """down(activation(up(x))); of xIELU with scalars that are stored with the model."""
+    """down(activation(up(x))); xIELU has scalars that are stored with the model."""
 
     dimensions: Dimensions  # the decoder's dimensions
     activation: str  # between the two
@@ -104,7 +104,7 @@ class PlainMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        """Applies it to x; the result is that of ``LayerOps.linear_out``."""
         up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
         y = ops.linear(x, up)
         is_plain = self.activation != XIELU
