@@ -130,8 +130,8 @@ class Attention:
     softcap: float | None = None  # scores s become softcap · tanh(s / softcap), if given
     query_rope: Rope | None = None  # the queries' RoPE, if different from the keys'
     output: str = "o_proj"  # the name of the output projection
-    # Whether q_proj also computes, next to each head's query, a gate whose sigmoid the head's output
-    # is multiplied by.
+    # Whether q_proj also computes, next to each head's query, a gate whose sigmoid multiplies the
+    # head's output.
     gated: bool = False
     sinks: bool = False  # whether each head has a learned logit without a value, ``sinks``
     # The epsilon of a norm of each head's values, without a weight; None without a norm.
