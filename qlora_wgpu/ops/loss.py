@@ -126,7 +126,7 @@ class _Loss:
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The factors of label rows, and d hidden of the losses' sum if requested."""
+        """Computes the losses; returns d hidden of their sum if requested, and row factors."""
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
