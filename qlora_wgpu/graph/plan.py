@@ -61,7 +61,7 @@ class Plan:
         return total
 
     def storage_bytes(self, beside: Plan | None = None) -> Counter[str]:
-        """Bytes by kind that stay on the device between runs, without storages of ``beside``."""
+        """Bytes by kind that stay on the device between runs, without those of another plan."""
         total: Counter[str] = Counter()
         known = set() if beside is None else set(beside.storages)
         for storage in self.storages:

@@ -201,8 +201,8 @@ def fit_to_budget(
     """Lays a model out in the cheapest way with which its longest training step fits a budget.
 
     A budget of None is unlimited; ``accumulation`` is the number of micro-batches per optimizer
-    step. The device's approximate speed weighs recomputation against transfers. ``beside`` gives
-    the run's memory besides a step that is planned this way.
+    step. The device's approximate speed weighs recomputation against transfers. The last argument
+    gives the run's memory besides a step that is planned this way.
     """
     rates = flops_per_second, bytes_per_second
     return Search(layout, options, accumulation, rates).within(budget, beside)

@@ -1,4 +1,4 @@
-"""Matrix products: their problem, the variants that solve it, and what a tuner may try."""
+"""Matrix products: the problem, its variants and tunables."""
 
 from __future__ import annotations
 
