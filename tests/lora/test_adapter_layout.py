@@ -217,7 +217,7 @@ def test_targets(targets, count):
     ("targets", "message"),
     [
         (["q_prj"], "did you mean 'q_proj'"),
-        (["proj"], "no adaptable layer is called 'proj'"),
+        (["proj"], "unknown layer 'proj'"),
         (["lm_head"], "lm_head"),
         (["q_proj", "zzz"], "'zzz'; this model has"),
         (["_proj"], "_proj"),

@@ -247,5 +247,5 @@ def test_a_start_of_something_else_than_pairs(tmp_path):
     magnitude = {tensor_name(ATTENTION, MAGNITUDE): random(HIDDEN)}
     told = {"kind": "pissa", "r": 1, "lora_alpha": 3, "rank_pattern": {}, "alpha_pattern": {}}
     write_safetensors(tmp_path / WEIGHTS, magnitude, {STARTED: json.dumps(told)})
-    with pytest.raises(CheckpointError, match="is no pair of two halves"):
+    with pytest.raises(CheckpointError, match="does not consist of two halves"):
         started_in(tmp_path, magnitude, CONFIG)
