@@ -53,7 +53,6 @@ def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBl
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     first, every = read.count("moe_layer_start_index", 1), read.integer("moe_layer_interval", 1)
     last = read.config.get("moe_layer_end_index", -1)
     if type(last) is not int or not last >= -1:

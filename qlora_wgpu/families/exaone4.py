@@ -6,7 +6,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A gated MLP in every layer."""
     read = read.with_defaults(sliding_window=4096)
     dimensions = parts.Dimensions.read(read)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))

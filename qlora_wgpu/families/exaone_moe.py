@@ -29,7 +29,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     types = read.config.get("mlp_layer_types")
     if types is None:
         return [i >= read.count("first_k_dense_replace", 1) for i in range(layers)]

@@ -35,20 +35,16 @@ class Stacking:
     router: tuple[str, str] = ("", "")  # suffixes of its module in files and in transformers
 
     def in_files(self, at: str) -> str:
-        """The name of an experts' module in files, by its name in transformers."""
         return at.removesuffix(self.held) + self.named if at.endswith(self.held) else at
 
     def in_memory(self, at: str) -> str:
-        """Its name in transformers, by its name in files."""
         return at.removesuffix(self.named) + self.held if at.endswith(self.named) else at
 
     def router_in_files(self, at: str) -> str:
-        """The name of a router in files, by its name in transformers."""
         named, held = self.router
         return at.removesuffix(held) + named if at.endswith(held) else at
 
     def router_in_memory(self, at: str) -> str:
-        """Its name in transformers, by its name in files."""
         named, held = self.router
         return at.removesuffix(named) + held if at.endswith(named) else at
 
@@ -60,7 +56,6 @@ class Stacking:
 
     @classmethod
     def from_json(cls, text: str) -> Stacking:
-        """Reads ``to_json``'s value."""
         try:
             told = json.loads(text)
             gate, up, down = map(str, told["leaves"])
@@ -123,7 +118,6 @@ class ExpertSpec:
 
     @property
     def linears(self) -> list[LinearSpec]:
-        """Each expert's layer."""
         return [
             LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features, self.bias)
             for i in range(self.experts)
@@ -234,7 +228,6 @@ class Architecture(Weights):
 
     @property
     def stacking(self) -> Stacking:
-        """How transformers stacks a layer's experts."""
         return self.experts[0].stacking if self.experts else PLAIN
 
     @property
@@ -250,23 +243,19 @@ class Architecture(Weights):
 
     @property
     def router_shapes(self) -> dict[str, tuple[int, int]]:
-        """Shapes of the routers' matrices, by tensor name."""
         return {f"{s.name}.weight": (s.out_features, s.in_features) for s in self.routers}
 
     def offset_of(self, name: str) -> float:
-        """The offset of a norm's stored tensor."""
         is_offset = name.endswith("weight") and name not in self.as_stored
         return self.norm_offset if is_offset else 0.0
 
     @property
     def stored_norms(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of ``norms`` in files."""
         parts = (stored_parts(name, shape) for name, shape in self.norm_shapes.items())
         return {name: shape for part in parts for name, shape in part}
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the normalization weights, by tensor name."""
         return {n: (size,) if isinstance(size, int) else size for n, size in self.norms.items()}
 
 
@@ -292,7 +281,6 @@ class Modules:
         head: Lora | None,
         embedding: Lora | None,
     ) -> Modules:
-        """The same weights with the pairs of another adapter, by layer name."""
         linears, routers = (
             {n: replace(layer, lora=loras.get(n)) for n, layer in layers.items()}
             for layers in (self.linears, self.routers)
@@ -368,7 +356,6 @@ def known_families() -> list[str]:
 
 
 def built_in_family(model_type: str) -> Family | None:
-    """The built-in family of this name, if there is one."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", model_type):
         return None
     path = f"{__package__}.{model_type}"

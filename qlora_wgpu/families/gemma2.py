@@ -39,7 +39,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def read_score_scale(read: parts.ConfigReader) -> float:
-    """The scores' scale, 1 / √``query_pre_attn_scalar``."""
     scalar = read.number("query_pre_attn_scalar", 256.0)
     if scalar == 0:
         raise UnsupportedModelError("config.json: query_pre_attn_scalar must not be 0")

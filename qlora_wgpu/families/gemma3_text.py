@@ -46,6 +46,5 @@ def _notes(read: parts.ConfigReader) -> tuple[str, ...]:
 
 
 def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.Rope]:
-    """RoPE of layers with full attention, and of those that slide."""
     near = read.number("rope_local_base_freq", 10_000.0)
     return parts.read_ropes_of_layers(read.config, head_dim, 1_000_000.0, near)

@@ -225,7 +225,6 @@ def _inputs(
 def _mixture(
     read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
 ) -> parts.MixtureBeside | None:
-    """The experts next to each layer's MLP."""
     if not read.flag("enable_moe_block"):
         return None
     count, top = read.integer("num_experts"), read.integer("top_k_experts")

@@ -24,7 +24,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     if read.config.get("mlp_layer_types") is None:
         return [i > 0 for i in range(layers)]
     types = read.layer_kinds("mlp_layer_types", ("dense", "sparse"), layers)

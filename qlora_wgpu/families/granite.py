@@ -5,7 +5,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A gated MLP, and RoPE in every layer."""
     dimensions = parts.Dimensions.read(read)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
     return compose_with(read, dimensions, mlp, parts.read_rope(read.config, dimensions.head_dim))

@@ -7,7 +7,6 @@ from qlora_wgpu.families.granite import compose_with
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Every layer has experts."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
     decoder = compose_with(read, dimensions, read_experts(read, dimensions), rope)
@@ -37,7 +36,6 @@ def read_experts(
 
 
 def shared_mlp(dimensions: parts.Dimensions, size: int, activation: str) -> parts.FusedGatedMLP:
-    """The MLP next to the experts, or instead of them."""
     return parts.FusedGatedMLP(
         replace(dimensions, intermediate_size=size),
         activation,

@@ -24,7 +24,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _check_attending(read: parts.ConfigReader, layers: int) -> None:
-    """Refuses state-space layers."""
     types = read.config.get("layer_types", read.config.get("layers_block_type"))
     if not parts.name_kinds(types, ("attention", "full_attention"), layers):
         raise UnsupportedModelError(

@@ -8,7 +8,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A gated MLP in every layer."""
     dimensions = parts.Dimensions.read(read)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     return compose_with(read, dimensions, [mlp] * dimensions.num_hidden_layers)

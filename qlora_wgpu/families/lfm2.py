@@ -18,7 +18,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def gated_mlp(dimensions: parts.Dimensions) -> parts.GatedMLP:
-    """The MLP with LFM2's names."""
     return parts.GatedMLP(dimensions, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
 
 
@@ -28,7 +27,6 @@ def compose_with(
     attends: Sequence[bool],
     mlps: Sequence[parts.Half],
 ) -> parts.Decoder:
-    """The decoder, each layer with attention or a convolution."""
     if dimensions.hidden_size % 8:
         raise UnsupportedModelError(
             f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' must be a multiple of 8"
@@ -72,7 +70,6 @@ def _intermediate_size(read: parts.ConfigReader) -> int:
 
 
 def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has attention."""
     if read.config.get("layer_types") is None:
         chosen = read.config.get("full_attn_idxs")
         if chosen is None:
@@ -86,6 +83,5 @@ def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
 
 
 def attending_types(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has attention, by ``layer_types``."""
     types = read.layer_kinds("layer_types", ("conv", "full_attention"), layers)
     return [kind == "full_attention" for kind in types]

@@ -50,7 +50,6 @@ def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.R
 
 
 def _flat(parameters: Any) -> dict[str, Any]:
-    """A copy of ``rope_parameters`` if they are not by kind of layer; else empty."""
     if not isinstance(parameters, Mapping) or {"full_attention", "sliding_attention"} & {
         *parameters
     }:

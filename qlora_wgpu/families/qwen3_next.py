@@ -32,7 +32,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def compose_hybrid(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: list[parts.Half], *, fused: bool
 ) -> parts.Decoder:
-    """A decoder of delta nets and gated attention."""
     eps = read.number("rms_norm_eps", 1e-6)
     norm = parts.RMSNorm(eps, offset=1.0)
     attention = parts.read_attention(

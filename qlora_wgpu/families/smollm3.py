@@ -7,7 +7,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Layers differ in RoPE and window."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=2_000_000.0)
     attention = parts.read_attention(read, dimensions, rope)

@@ -115,13 +115,11 @@ def _is_before_zen_5(subgroup_size: int) -> bool:
 
 
 def _family_of_amd() -> int:
-    """The family of an AMD processor; 0 for any other, or if unknown."""
     cpu = _cpu()
     return max(map(int, _FAMILY.findall(cpu)), default=0) if "AuthenticAMD" in cpu else 0
 
 
 def _processors() -> int:
-    """The number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -134,7 +132,6 @@ def _gains_by_512_bits() -> bool:
 
 
 def _cpu() -> str:
-    """Linux's description of the processors."""
     try:
         return file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore")
     except OSError:
@@ -170,17 +167,14 @@ class FoundAdapter:
 
     @property
     def name(self) -> str:
-        """The driver's name for it."""
         return str(self.raw.info["device"])
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a software GPU."""
         return bool(self.raw.info["adapter_type"] == "CPU")
 
     @property
     def slowness(self) -> tuple[int, bool]:
-        """Sort key of adapters, the fastest kind first."""
         kind = _TYPE_ORDER.get(self.raw.info["adapter_type"], 2)
         return kind, self.is_cpu and _FASTEST_SOFTWARE not in self.name.lower()
 

@@ -48,7 +48,6 @@ class Backend(ABC):
         return list(self.module.gpu.enumerate_adapters_sync())
 
     def features_of(self, adapter: Any) -> dict[str, tuple[str, ...]]:
-        """The used features that an adapter has."""
         return {
             name: own
             for name, own in self.features.items()
@@ -77,11 +76,9 @@ class Backend(ABC):
         return code
 
     def compile(self, device: Any, code: str, label: str) -> Any:
-        """A shader module."""
         return device.create_shader_module(code=code, label=label)
 
     def record(self, compute_pass: Any, dispatches: Iterable[Dispatch]) -> None:
-        """Encodes dispatches in order."""
         current = None
         for pipeline, group, workgroups in dispatches:
             if pipeline is not current:
@@ -109,7 +106,6 @@ def checks_everything() -> bool:
 
 
 def explain_refusal(adapter: Any, error: Exception) -> DeviceError:
-    """The error if an adapter gives no device."""
     return DeviceError(
         f"cannot open the GPU {adapter.info['device']} ({error}): update its driver, or choose "
         "another GPU with device.gpu"

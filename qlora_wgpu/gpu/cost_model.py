@@ -33,7 +33,6 @@ class CostModel:
 
     @classmethod
     def of_kind(cls, kind: str, limit: float) -> CostModel:
-        """A guess by a GPU's kind."""
         return cls(*_GUESSES.get(kind, _SLOWEST), limit)
 
     @property
@@ -42,12 +41,10 @@ class CostModel:
         return math.isfinite(self.flops_per_second)
 
     def seconds(self, path: str, flops: int, nbytes: int) -> float:
-        """The estimated time of a launch."""
         measured, guessed = self._seen.get(path, (1.0, 1.0))
         return _LAUNCH + self._guess(flops, nbytes) * measured / guessed
 
     def learn(self, path: str, flops: int, nbytes: int, seconds: float) -> None:
-        """Records how long a launch took; arguments as for ``seconds``."""
         guess = self._guess(flops, nbytes)
         if seconds < _TELLING or guess <= 0.0:
             return

@@ -58,7 +58,6 @@ class Dawn(Backend):
     }
 
     def load(self) -> Any:
-        """Imports wgpudawn and enables its experimental features."""
         import wgpudawn
         from wgpudawn.backends.dawn import extras
 
@@ -120,7 +119,6 @@ class Dawn(Backend):
 
 
 def _known(extras: Any, toggles: tuple[str, ...]) -> tuple[str, ...]:
-    """The toggles that this version of Dawn supports."""
     return tuple(name for name in toggles if name in extras.all_toggles())
 
 
@@ -153,7 +151,6 @@ def _rank(shape: MatrixShape, *, few_registers: bool = False) -> tuple[int, ...]
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Discards native code's output to stderr."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

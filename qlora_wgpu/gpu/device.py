@@ -78,7 +78,6 @@ class MemoryCounter:
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds."""
         return sum(self.by_kind.values())
 
 
@@ -86,7 +85,6 @@ UPLOAD_CHUNK = 16 << 20  # bytes per write: unsubmitted writes accumulate in hos
 
 
 def bytes_of(data: npt.NDArray[Any] | bytes) -> npt.NDArray[np.uint8]:
-    """The bytes of host data, in row-major order."""
     if isinstance(data, np.ndarray):
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
@@ -271,19 +269,16 @@ class Device(Transfers):
             self.profile = self._choose_profile()
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """The context for every call into the driver that may wait or fail; ``what`` names it."""
         refuse_inherited(self._process, self.name)
         return driver_call(self.name, what, self.timeout)
 
     @property
     def adapter(self) -> Any:
-        """The former name of ``gpu``."""
         warnings.warn("Device.adapter was renamed to Device.gpu", DeprecationWarning, stacklevel=2)
         return self.gpu
 
     @property
     def name(self) -> str:
-        """The GPU's name."""
         return str(self.gpu.info["device"])
 
     @property
@@ -388,7 +383,6 @@ class Device(Transfers):
         return memory
 
     def pipeline(self, shader: Shader) -> Any:
-        """Compiles a shader, once."""
         pipeline = self._pipelines.get(shader.label)
         if pipeline is None:
             with self.driver_call(f"compiling {shader.label}"):

@@ -44,7 +44,6 @@ def overdue_call() -> str | None:
 
 @contextmanager
 def driver_call(gpu: str, what: str, timeout: float = float("inf")) -> Iterator[None]:
-    """Times the calls within, and converts a driver's errors."""
     global _present
     outer, _present = _present, _Call(what, time.monotonic(), timeout)
     try:
@@ -77,7 +76,6 @@ def _reason(error: Exception) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of the WebGPU module means that the device has no memory left."""
     text = f"{type(error).__name__} {error}".lower()
     return "not enough memory" in text or "out of memory" in text or "outofmemory" in text
 
@@ -89,7 +87,6 @@ _processes: set[int] = set()  # with an open device: this one, and those it was 
 
 
 def note_opened() -> None:
-    """Notes that this process has opened a device."""
     _processes.add(os.getpid())
 
 

@@ -135,12 +135,10 @@ class Profile:
 
     @property
     def textures(self) -> bool:
-        """Whether kernels read their operands from textures."""
         return self.subgroup_size > 0
 
     @property
     def is_software(self) -> bool:
-        """Whether it is for software GPUs."""
         return self.name == CPU_PROFILE.name
 
     @property
@@ -158,13 +156,11 @@ class Profile:
         return "float16" if self.saturates and dtype == "bfloat16" else dtype
 
     def tile_on_matrix_units(self) -> MatrixTile:
-        """The tile of a workgroup on matrix units."""
         m, n, k, threads = self.matrix
         shape = MatrixShape(m, n, k, threads, self.matrix_element)
         return MatrixTile(shape, *self.matrix_tile, self.matrix_deep).within(self.limits)
 
     def for_products(self, size_class: str) -> Profile:
-        """The profile for products of a class of sizes."""
         changes: Mapping[str, Any] = dict(dict(self.products).get(size_class, ()))
         return replace(self, **changes) if changes else self
 
@@ -225,7 +221,6 @@ def cpu_profile(
     in_textures: bool = False,
     short_loops: bool = False,
 ) -> Profile:
-    """The profile of a software GPU."""
     if not subgroup_size:
         return CPU_PROFILE
     return replace(

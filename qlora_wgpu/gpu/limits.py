@@ -20,7 +20,6 @@ _FREE_ROWS = 8192  # the maximum height that every device supports
 
 
 def buffer_bytes(nbytes: int) -> int:
-    """Bytes that a buffer of this size takes on the device."""
     return max(nbytes + -nbytes % 4, 16)
 
 
@@ -36,7 +35,6 @@ def texture_bytes(nbytes: int) -> int:
 
 
 def memory_bytes(nbytes: int, *, texture: bool) -> int:
-    """Bytes that a buffer or a texture of this size takes on the device."""
     return texture_bytes(nbytes) if texture else buffer_bytes(nbytes)
 
 
@@ -77,7 +75,6 @@ def most_invocations(limits: Mapping[str, int]) -> int:
 
 
 def most_bytes(limits: Mapping[str, int], *, in_textures: bool) -> int:
-    """The maximum bytes of a binding."""
     most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
     if in_textures:
         most = min(most, TEXTURE_ROW * limits["max-texture-dimension-2d"])

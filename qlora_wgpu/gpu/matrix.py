@@ -25,7 +25,6 @@ class Limits:
     workgroup_bytes: int = 16_384  # of workgroup memory
 
     def within(self, others: Limits) -> bool:
-        """Whether these are within the other limits."""
         return (
             self.invocations <= others.invocations
             and self.workgroup_bytes <= others.workgroup_bytes
@@ -72,12 +71,10 @@ class MatrixTile:
 
     @property
     def rows(self) -> int:
-        """Rows of results."""
         return self.groups_m * self.fragments_m * self.shape.m
 
     @property
     def columns(self) -> int:
-        """Columns of results."""
         return self.groups_n * self.fragments_n * self.shape.n
 
     @property
@@ -87,7 +84,6 @@ class MatrixTile:
 
     @property
     def invocations(self) -> int:
-        """Invocations of the workgroup."""
         return self.groups_m * self.groups_n * self.shape.threads
 
     @property
@@ -118,7 +114,6 @@ class MatrixTile:
         return taken.within(limits)
 
     def of_rows(self, most: int) -> MatrixTile:
-        """The same subgroups over at most ``most`` rows."""
         tile = self
         while tile.rows > most and tile.groups_m > 1:
             tile = replace(tile, groups_m=tile.groups_m // 2, groups_n=tile.groups_n * 2)

@@ -60,7 +60,6 @@ def room(device: Device) -> int | None:
 
 
 def room_of(free: int) -> int:
-    """Bytes that training may use of ``free`` bytes on a GPU."""
     return max(int(_SHARE * free) - _RESERVE, 1)
 
 
@@ -165,7 +164,6 @@ def _own_memory(name: str) -> int | None:
 
 
 def _own_heap(name: str) -> _Heap | None:
-    """The largest heap of the GPU of this name, by Vulkan."""
     try:
         vulkan = ctypes.CDLL(_VULKAN.get(sys.platform, ""))
         instance = ctypes.c_void_p()
@@ -198,7 +196,6 @@ def _name_of(vulkan: ctypes.CDLL, gpu: int) -> str:
 
 
 def _largest_heap(vulkan: ctypes.CDLL, gpu: int) -> _Heap:
-    """The largest heap that is device-local."""
     budget = _Budget(kind=_BUDGET)  # stays 0 if the driver does not report it
     found = _Properties2(kind=_PROPERTIES_2, next=ctypes.addressof(budget))
     vulkan.vkGetPhysicalDeviceMemoryProperties2(ctypes.c_void_p(gpu), ctypes.byref(found))

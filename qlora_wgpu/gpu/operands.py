@@ -139,7 +139,6 @@ class Operand:
     def code(
         self, bound: Bound | None, *, accumulate: bool, before: bool = False
     ) -> tuple[str, str]:
-        """The declaration of a bound tensor, and its access functions."""
         value = _VALUE[self.width]
         if bound is None:
             return "", f"fn load_{self.name}(i: u32) -> {value} {{ return {_ZERO[self.width]}; }}"
@@ -198,7 +197,6 @@ class Operand:
         return self._declaration(bound, stored), code
 
     def halves(self, bound: Bound) -> str:
-        """``halves_x`` and ``beyond_x``."""
         name, stored = self.name, _STORED[bound.dtype]["8"]
         same = bound.dtype == "float16"
         halves = "raw" if same else f"f16_of_eight(unpack_{name}(raw))"
@@ -209,7 +207,6 @@ class Operand:
         )
 
     def rounded(self, bound: Bound) -> str:
-        """``rounded_y``."""
         value, types = _VALUE[self.width], (_PACKED[bound.dtype], _UNPACKED[bound.dtype])
         packed, unpacked = (each[self.width] for each in types)
         body = "" if bound.dtype == "float32" else f"let raw = {packed}; return {unpacked};"
@@ -244,7 +241,6 @@ class Operand:
         )
 
     def store_small(self, bound: Bound) -> str:
-        """``store_small_y``."""
         body = self._stored(bound, _SMALL_PACKED[bound.dtype], accumulate=False)
         return f"fn store_small_{self.name}(i: u32, v: Eight) {{ {body} }}"
 

@@ -83,7 +83,6 @@ class Source:
     measures: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def expand(self, path: str) -> str:
-        """A file's code, followed by its includes and its operands' functions."""
         code = self._file(path)
         bare = without_comments(code)
         for name, where in self.conditions.items():

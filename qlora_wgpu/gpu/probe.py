@@ -98,7 +98,6 @@ def matrix_units(device: Device) -> MatrixUnits:
 
 
 def _problem(device: Device, shape: MatrixShape) -> str:
-    """What is wrong with the tile for products on these units, if anything."""
     if shape.problem:
         return shape.problem
     few, deep = has_few_registers(device.gpu.info), takes_deep_tiles(device.gpu.info)
@@ -158,7 +157,6 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
 def _run(
     device: Device, shader: Shader, given: dict[str, Any], sizes: dict[str, int]
 ) -> dict[str, memoryview]:
-    """Runs one workgroup of a shader with plain buffers; returns its outputs by name."""
     buffers = {name: device.buffer(array.nbytes, "probe") for name, array in given.items()}
     for name, array in given.items():
         device.write(buffers[name], array)
@@ -187,7 +185,6 @@ def try_subgroups(device: Device) -> tuple[int, str]:
 
 
 def try_matrix_units(device: Device) -> MatrixUnits:
-    """A GPU's usable matrix units."""
     tried = f"matrix units {_driver(device)}"
     if has_crashed(tried):
         return MatrixUnits(None, "the driver crashed when they were tested")

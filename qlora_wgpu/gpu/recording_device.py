@@ -64,32 +64,26 @@ class RecordingDevice(Device):
 
     @property
     def name(self) -> str:
-        """What stands in messages in place of a GPU's name."""
         return "a browser"
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a software GPU, which it is not."""
         return False
 
     @property
     def max_binding(self) -> int:
-        """The largest number of bytes that one binding may show to a shader."""
         return self._max_binding
 
     @property
     def max_buffer(self) -> int:
-        """The largest number of bytes of a buffer."""
         return self._max_binding
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """Calls no driver."""
         return nullcontext()
 
     def buffer(
         self, nbytes: int, kind: str, label: str = "", *, bound: bool = True
     ) -> RecordedBuffer:
-        """Notes a buffer."""
         nbytes = buffer_bytes(nbytes)
         made = RecordedBuffer(len(self.buffers), label, kind, nbytes)
         self._allocate(lambda: made, nbytes, self._max_binding, kind, label)
@@ -103,28 +97,22 @@ class RecordingDevice(Device):
         offset: int = 0,
         read: Callable[[npt.NDArray[Any]], None] = require_whole,
     ) -> None:
-        """Hands on what a buffer is filled with."""
         raw = bytes_of(data)
         read(raw)
         self._filled(buffer, offset, raw)
         let_go(raw)
 
     def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Hands on what a buffer is filled with."""
         self.write(buffer, data, offset)
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
-        """Refuses."""
         raise DeviceError("results of a browser export cannot be read")
 
     def submit(self, *commands: Any) -> None:
-        """Refuses."""
         raise DeviceError("a browser export cannot be run here")
 
     def pipeline(self, shader: Shader) -> Shader:
-        """The shader itself."""
         return shader
 
     def bind_group(self, shader: Shader, windows: dict[str, tuple[Any, int, int]]) -> Any:
-        """The windows themselves."""
         return windows

@@ -31,7 +31,6 @@ class Readback:
         *,
         counts: bool = True,
     ) -> None:
-        """Allocates the copies."""
         usage = device.backend.module.BufferUsage
         flags = usage.COPY_DST | usage.MAP_READ
         self._device = device
@@ -47,7 +46,6 @@ class Readback:
             device.memory.add("inputs", nbytes, buffer)
 
     def __len__(self) -> int:
-        """Number of copies in flight."""
         return len(self._pending)
 
     @property
@@ -79,7 +77,6 @@ _TICK_BYTES = 8
 
 
 def has_timestamps(device: Device) -> bool:
-    """Whether the GPU supports timestamps."""
     return "timestamp-query" in device.features
 
 

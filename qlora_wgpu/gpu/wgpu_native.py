@@ -26,7 +26,6 @@ class WgpuNative(Backend):
     }
 
     def load(self) -> Any:
-        """Imports wgpu."""
         import wgpu
         from wgpu.backends import wgpu_native
 

@@ -33,7 +33,6 @@ Workgroups = tuple[int, int, int]
 
 
 def is_within_limits(workgroups: Workgroups) -> bool:
-    """Whether a grid can be dispatched directly."""
     return max(workgroups) <= MAX_WORKGROUPS
 
 
@@ -165,7 +164,6 @@ class Shader:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """The bindings that are not optional."""
         return frozenset(name for name, binding in self.bindings.items() if not binding.optional)
 
 
@@ -206,7 +204,6 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
 
 @cache
 def shader_source(path: str) -> str:
-    """The text of a file of the shader folder."""
     try:
         return file_text(shader_folder() / path, MIB)
     except OSError as err:
@@ -284,7 +281,6 @@ def _check_once(label: str, operand: Operand, operands: list[Operand]) -> None:
 
 
 def _dtypes(element: str) -> frozenset[str]:
-    """The possible element types of a plain array."""
     if element.endswith(("i32", "i32>")):
         return frozenset({"int32"})
     if "u32" in element:

@@ -27,7 +27,6 @@ class Tape:
     recomputation: CheckpointPolicy  # what is recomputed in the backward pass
 
     def __init__(self) -> None:
-        """Starts an empty tape."""
         self._ops: list[tuple[Sequence[Tensor], JointVJP]] | None = []
         self._gradients: dict[Tensor, Tensor] = {}
         self._holders: Counter[Tensor] = Counter()
@@ -132,7 +131,6 @@ class Tape:
         return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """The gradient of a tensor accumulated so far."""
         return self._gradients[tensor]
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:

@@ -63,23 +63,18 @@ class Graph(Tape):
 
     @property
     def weight_dtype(self) -> str:
-        """Element type of frozen weights that products read."""
         return self.profile.weight_dtype(self.dtype)
 
     def weight(self, name: str, rows: int, columns: int) -> Tensor:
-        """An intermediate matrix of frozen weights, in the type of weights."""
         return matrix(name, rows, columns, self.weight_dtype)
 
     def float32(self, name: str, rows: int, columns: int) -> Tensor:
-        """An intermediate float32 matrix."""
         return matrix(name, rows, columns, "float32")
 
     def float_vector(self, name: str, length: int) -> Tensor:
-        """An intermediate float32 vector."""
         return vector(name, length, "float32")
 
     def integers(self, name: str, length: int) -> Tensor:
-        """An intermediate uint32 vector."""
         return vector(name, length, "uint32")
 
     def constant(self, name: str, array: npt.NDArray[np.float32]) -> Tensor:

@@ -49,7 +49,6 @@ class DiskReadStats:
     seconds: float = 0.0  # the time that the host waited
 
     def add(self, path: str, nbytes: int, seconds: float) -> None:
-        """Counts a part of a file."""
         self.path = path
         self.nbytes += nbytes
         self.seconds += seconds
@@ -59,7 +58,6 @@ class OffloadEngine:
     """The host's part of all programs of a model, which run one at a time."""
 
     def __init__(self, device: Device) -> None:
-        """Moves nothing yet."""
         self._device = device
         self._stream_buffers: dict[WeightStream, list[Any]] = {}
         self._present: dict[tuple[WeightStream, int], WeightGroup] = {}
@@ -72,13 +70,11 @@ class OffloadEngine:
     # -- what a program needs to know --------------------------------------------------------
 
     def window(self, storage: Storage, offset: int, nbytes: int) -> tuple[Any, int, int]:
-        """The window of a streamed storage."""
         group = storage.group
         assert group is not None
         return self._buffers(group.stream)[group.buffer_index], storage.first_byte + offset, nbytes
 
     def steps(self, launches: Sequence[Launch]) -> list[HostCallback]:
-        """The host's actions in a run of these launches, in order."""
         needed = groups_needed(launches)
         following = [group for _, group in needed[1:] + needed[:1]]
         steps = [
@@ -120,7 +116,6 @@ class OffloadEngine:
         uploads.request()
 
     def _read(self, chunk: npt.NDArray[Any]) -> None:
-        """Reads a part of a file and records the time."""
         if (path := path_of(chunk)) is None:
             return
         require_whole(chunk)
@@ -129,7 +124,6 @@ class OffloadEngine:
         self.reading.add(path, chunk.nbytes, time.perf_counter() - begin)
 
     def _save(self, source: Storage, offloaded: OffloadedTensor) -> None:
-        """Queues the download of a tensor."""
         readback = self._download(source)
         while readback.full:
             self._receive()
@@ -149,7 +143,6 @@ class OffloadEngine:
             self._receive()
 
     def _receive(self) -> None:
-        """Takes the oldest download."""
         readback, offloaded = self._awaited.pop(0)
         if offloaded.data is None:
             offloaded.data = np.empty(offloaded.nbytes, np.uint8)
@@ -181,7 +174,6 @@ class OffloadEngine:
 
 
 def transfer_bytes(plan: Plan) -> int:
-    """Bytes of host memory for a plan's transfers."""
     groups = [stream.buffer_bytes for stream in plan.streams]
     up = [p.nbytes for launch in plan.launches for p in launch.fetches.values()]
     down = {

@@ -111,11 +111,9 @@ class Launch:
 
     @property
     def has_parts(self) -> bool:
-        """Whether its grid may be dispatched in parts."""
         return bool(self.shader.params) and math.prod(self.workgroups) > 1
 
     def part(self, first: Workgroups, size: Workgroups) -> Launch:
-        """The launch of a part of its grid."""
         place = dict(zip(PART_FIELDS, (*first, *self.workgroups), strict=True))
         share = math.prod(size) / math.prod(self.workgroups)
         return replace(
@@ -139,12 +137,10 @@ class Launch:
         return again
 
     def accumulate(self) -> None:
-        """Makes it add to its output."""
         self.constants["ACCUMULATE"] = True
         self.specialize()
 
     def written(self) -> list[Tensor]:
-        """The tensors this launch may write."""
         return [t for n, t in self.tensors.items() if self.shader.bindings[n].writable]
 
     def _check(self) -> None:

@@ -30,19 +30,16 @@ class WeightStream:
     groups: list[WeightGroup] = field(default_factory=list)  # in the order of the forward pass
 
     def new_group(self, label: str) -> WeightGroup:
-        """Adds a group behind the others."""
         group = WeightGroup(label, self, len(self.groups) % NUM_BUFFERS)
         self.groups.append(group)
         return group
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of one of the buffers."""
         return max((group.nbytes for group in self.groups), default=0)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of all buffers."""
         return min(len(self.groups), NUM_BUFFERS) * self.buffer_bytes
 
 
@@ -58,7 +55,6 @@ class WeightGroup:
     chunks: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
 
     def storage(self, label: str, nbytes: int) -> Storage:
-        """Adds a storage at its end."""
         storage = Storage(label, "base", nbytes, group=self, first_byte=self.nbytes)
         self.nbytes += -(-nbytes // WINDOW) * WINDOW
         return storage
@@ -136,13 +132,11 @@ class StagingBuffers:
     incoming: list[Storage] = field(default_factory=list)  # written by the host, in turn
 
     def download_buffer(self, nbytes: int) -> Storage:
-        """The buffer for downloading a tensor."""
         if self.outgoing is None or self.outgoing.nbytes < nbytes:
             self.outgoing = Storage("what goes to the host", "staging", nbytes)
         return self.outgoing
 
     def upload_buffer(self, nbytes: int, turn: int) -> Storage:
-        """The buffer for uploading tensor number ``turn``."""
         if not self.incoming or self.incoming[0].nbytes < nbytes:
             self.incoming = [
                 Storage("what comes from the host", "staging", nbytes) for _ in range(NUM_BUFFERS)

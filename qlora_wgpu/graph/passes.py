@@ -143,7 +143,6 @@ class _Copies:
         self._copies: dict[Tensor | Storage, Tensor] = {}
 
     def place(self, launch: Launch) -> None:
-        """Appends a launch, preceded by the copies that it needs."""
         tensors, first_texels = {}, {}
         for name, tensor in launch.tensors.items():
             binding = launch.shader.bindings[name]
@@ -194,7 +193,6 @@ class _Copies:
         )
 
     def _forget(self, written: Tensor) -> None:
-        """Drops copies of an overwritten tensor."""
         self._copies.pop(written, None)
         if written.storage is not None:
             self._copies.pop(written.storage, None)

@@ -33,13 +33,11 @@ class Plan:
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of all slots."""
         each = zip(self.slots, self.textures, strict=True)
         return sum(memory_bytes(nbytes, texture=texture) for nbytes, texture in each)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all products."""
         return sum(launch.times * launch.flops for launch in self.launches)
 
     @property
@@ -49,7 +47,6 @@ class Plan:
 
     @property
     def uniform_bytes(self) -> int:
-        """Bytes of its launches' parameters."""
         return ALIGNMENT * sum(launch.times for launch in self.launches if launch.params)
 
     def bytes_by_kind(self) -> Counter[str]:
@@ -71,7 +68,6 @@ class Plan:
 
     @property
     def streams(self) -> list[WeightStream]:
-        """The streams of the weights that its launches read."""
         groups = (storage.group for storage in self.storages)
         return list(dict.fromkeys(each.stream for each in groups if each is not None))
 
@@ -86,7 +82,6 @@ class Plan:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes of offloaded activations."""
         return sum(offloaded.nbytes for each in self.launches for offloaded in each.saves.values())
 
 
@@ -180,7 +175,6 @@ class _IntervalTree:
         self._some = [0] * (2 * self._leaves)  # added to some launch below a node
 
     def add(self, first: int, last: int, bits: int) -> None:
-        """Adds to every launch from ``first`` to ``last``."""
         whole, some = self._whole, self._some
         left, right = first + self._leaves, last + self._leaves + 1
         ends = left, right - 1

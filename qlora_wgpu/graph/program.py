@@ -34,7 +34,6 @@ class BufferPool:
     """The memory for the slots of all plans of a model, which run one at a time and share it."""
 
     def __init__(self, device: Device) -> None:
-        """Starts with no buffer."""
         self.traffic = OffloadEngine(device)  # the transfers between host and device
         self._device = device
         self._buffers: list[Any] = []
@@ -121,7 +120,6 @@ class Program:
     """
 
     def __init__(self, device: Device, plan: Plan, pool: BufferPool) -> None:
-        """Allocates memory, compiles shaders and creates bind groups."""
         if any(launch.times > 1 for launch in plan.launches):
             raise GraphError("a plan traced for its sizes cannot run")
         self.plan = plan
@@ -145,7 +143,6 @@ class Program:
             self._submits = list(self._in_order(whole, math.inf))
 
     def _bound(self, launches: Sequence[Launch]) -> list[Dispatch]:
-        """The dispatches of launches; their parameters share a buffer."""
         uniforms = self._upload_params(launches)
         self._uniforms.append(uniforms)
         offset = 0
@@ -262,7 +259,6 @@ class Program:
     def _in_order(
         self, pieces: Sequence[TimedDispatch], limit: float
     ) -> Iterator[list[Dispatch] | HostCallback]:
-        """Submits, and the host's actions in between."""
         for begin, end, steps in self._spans():
             yield from steps
             here = [piece for piece in pieces if begin <= piece.index < end]
@@ -277,7 +273,6 @@ class Program:
             yield begin, end, [step for step in self._host_steps if step.before == begin]
 
     def _pieces(self, index: int, seconds: float) -> Iterator[TimedDispatch]:
-        """A launch's dispatches: one, or several if it takes too long."""
         launch = self.plan.launches[index]
         count = parts_needed(seconds, self._device.pace.limit) if launch.has_parts else 1
         dispatches = [self.dispatches[index]] if count == 1 else self._in_parts(index, count)

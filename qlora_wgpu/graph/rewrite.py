@@ -22,7 +22,6 @@ class Uses:
     """How often launches bind each tensor, and which tensors replace others."""
 
     def __init__(self, launches: Sequence[Launch], outputs: Sequence[Tensor]) -> None:
-        """Counts the traced launches' bindings; outputs are read after the run."""
         self._bound = Counter(t for launch in launches for t in launch.tensors.values())
         self._bound.update(outputs)
         self._outputs = frozenset(outputs)
@@ -40,7 +39,6 @@ class Uses:
         return True
 
     def renamed(self, launch: Launch) -> Launch:
-        """A launch with its tensors replaced."""
         if self._replaced.keys().isdisjoint(launch.tensors.values()):
             return launch
         tensors = {name: self._replaced.get(t, t) for name, t in launch.tensors.items()}

@@ -30,17 +30,14 @@ class ShardedVector:
 
     @property
     def dtype(self) -> str:
-        """Element type."""
         return self.shards[0].dtype
 
     @property
     def columns(self) -> int:
-        """Number of elements."""
         return sum(shard.columns for shard in self.shards)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return sum(shard.nbytes for shard in self.shards)
 
     @property
@@ -52,7 +49,6 @@ class ShardedVector:
 
     @property
     def storages(self) -> list[Storage]:
-        """The storage of each shard."""
         return [shard.storage for shard in self.shards if shard.storage is not None]
 
     def numbered(self) -> Iterator[tuple[int, Tensor]]:
@@ -61,7 +57,6 @@ class ShardedVector:
         return zip(accumulate(lengths, initial=0), self.shards, strict=False)
 
     def find(self, begin: int) -> tuple[Tensor, int]:
-        """The shard of an element, and the element's place in it."""
         first, shard = next(
             (first, shard)
             for first, shard in self.numbered()
@@ -70,7 +65,6 @@ class ShardedVector:
         return shard, begin - first
 
     def part(self, begin: int, count: int) -> Tensor:
-        """A view of ``count`` elements, which must be in one shard."""
         shard, first = self.find(begin)
         if first + count > shard.columns:
             raise GraphError(f"{count} elements from {begin} on are not in one shard ({shard})")
@@ -79,5 +73,4 @@ class ShardedVector:
 
 
 def as_sharded(x: Tensor | ShardedVector) -> ShardedVector:
-    """A vector as a sharded one."""
     return x if isinstance(x, ShardedVector) else ShardedVector((x,))

@@ -36,7 +36,6 @@ class ProfiledSubmission:
     """Runs dispatches in submits, waits for each, and updates the cost model."""
 
     def __init__(self, device: Device, record: Callable[[list[Dispatch]], Any], launches: int):
-        """Runs nothing yet."""
         self.took = [0.0] * launches  # seconds per launch so far
         self._device, self._record = device, record
         self._most = min(device.dispatches_per_submit, _MOST_TIMED)
@@ -54,7 +53,6 @@ class ProfiledSubmission:
         self._waiting.append(timed)
 
     def run(self) -> None:
-        """Runs what is queued."""
         queued, self._waiting = self._waiting, []
         for timed, seconds in zip(queued, self._seconds(queued), strict=True):
             self.took[timed.index] += seconds
@@ -76,7 +74,6 @@ class ProfiledSubmission:
         return [whole * each / sum(planned) for each in planned]
 
     def _planned(self, timed: TimedDispatch) -> float:
-        """The current estimate of a dispatch's time."""
         return self._device.pace.seconds(timed.path, timed.flops, timed.nbytes)
 
     def _wait(self) -> None:
@@ -84,7 +81,6 @@ class ProfiledSubmission:
 
 
 def encode(device: Device, dispatches: Sequence[Dispatch]) -> Any:
-    """Dispatches as commands for one submit."""
     with device.driver_call("recording work"):
         encoder = device.raw.create_command_encoder()
         compute = encoder.begin_compute_pass()
@@ -114,7 +110,6 @@ def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
 
 
 def parts_needed(seconds: float, limit: float) -> int:
-    """The number of dispatches that a launch is split into."""
     return math.ceil(seconds / limit) if seconds > _TOLERATED * limit else 1
 
 

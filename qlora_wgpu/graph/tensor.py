@@ -48,12 +48,10 @@ def padded(columns: int) -> int:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The quotient rounded up."""
     return -(-a // b)
 
 
 def round_up(number: int, unit: int) -> int:
-    """The next multiple of ``unit``."""
     return ceil_div(number, unit) * unit
 
 
@@ -117,7 +115,6 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, padding included."""
         return self.rows * self.stride * ITEM_SIZE[self.dtype]
 
     def units(self, elements: int) -> int:
@@ -131,7 +128,6 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.rows, self.columns
 
     def __repr__(self) -> str:
@@ -154,7 +150,6 @@ def matrix(
 def vector(
     name: str, length: int, dtype: str, storage: Storage | None = None, offset: int = 0
 ) -> Tensor:
-    """A vector without padding."""
     texture = storage is not None and storage.texture
     return Tensor(name, 1, length, dtype, length, storage, offset, texture=texture)
 

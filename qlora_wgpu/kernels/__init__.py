@@ -14,12 +14,10 @@ from qlora_wgpu.kernels.common import Kernel, Tunable
 
 
 def kernels() -> list[Kernel[Any]]:
-    """All families with variants."""
     return [kernel for module in _modules() for kernel in getattr(module, "KERNELS", ())]
 
 
 def tunables() -> list[Tunable]:
-    """Everything that the tuner may change."""
     return [tunable for module in _modules() for tunable in getattr(module, "TUNABLES", ())]
 
 

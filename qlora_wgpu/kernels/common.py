@@ -37,7 +37,6 @@ class Kernel(Generic[ProblemT]):
     variants: tuple[Variant[ProblemT], ...]  # the first that fits runs
 
     def launch(self, g: Graph, problem: ProblemT) -> None:
-        """Adds the launches of the first variant that fits."""
         for variant in self.variants:
             if variant.fits(problem, g.profile):
                 variant.launch(g, problem)
@@ -62,7 +61,6 @@ _MOST_THREADS = 1024  # per workgroup, if the GPU supports them
 
 
 def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
-    """The constants of ``common/row_reduce.wgsl`` and its users."""
     threads = g.profile.threads_per_row
     if columns >= _LONG_ROW and threads > 1 and not g.profile.textures:
         allowed = min(g.profile.limits.invocations, _MOST_THREADS)
@@ -93,7 +91,6 @@ def held_row(g: Graph, units: int) -> dict[str, Constant]:
 
 
 def row_workgroups(g: Graph, rows: int, each: Constant = 1) -> Workgroups:
-    """Workgroups for ``rows`` rows, ``each`` at a time."""
     return (ceil_div(rows, g.profile.rows_per_group * int(each)), 1, 1)
 
 
@@ -115,7 +112,6 @@ class DropoutMask:
 
 
 def dropout_params(mask: DropoutMask | None) -> dict[str, int | float]:
-    """The uniform fields that ``common/dropout.wgsl`` reads."""
     if mask is None:
         return {"module_key": 0, "keep_below": 0, "keep_scale": 1.0}
     kept = 1 - mask.probability
@@ -162,7 +158,6 @@ def expert_constants(
 
 
 def expert_count(expert_rows: Tensor | None) -> int:
-    """The number of experts of a reduction over rows."""
     return 1 if expert_rows is None else expert_rows.columns // 2
 
 

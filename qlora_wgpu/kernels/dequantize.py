@@ -77,7 +77,6 @@ class QuantizedView:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of all, and columns."""
         return sum(self.rows), self.columns
 
 
@@ -99,7 +98,6 @@ class GroupDequantization:
     group: QuantizedView
 
     def launch(self, g: Graph) -> None:
-        """Adds the launch."""
         w, form = self.w, self.group.form
         firsts = [sum(self.group.rows[:n]) * w.units(8) for n in range(MOST_TOGETHER + 1)]
         tensors = {
@@ -130,7 +128,6 @@ class GroupDequantization:
 
 
 def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
-    """The kernels' constants of a format."""
     return {
         "NESTED": form.nested_blocksize is not None,
         "BLOCKSIZE": form.blocksize,
@@ -250,7 +247,6 @@ def shared_constants(
 
 
 def _tile(profile: Profile) -> int:
-    """Units per workgroup of that kernel."""
     return profile.flat_group * _TURNS
 
 

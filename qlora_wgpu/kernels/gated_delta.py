@@ -33,33 +33,27 @@ class GatedDelta:
     chunk: int = CHUNK  # tokens of a chunk: 16, 32 or 64
 
     def __post_init__(self) -> None:
-        """Checks shapes."""
         if self.key_dim > _STATE or self.chunk not in (16, 32, 64):
             raise GraphError(f"gated_delta_rule: {self.key_dim} rows, chunks of {self.chunk}")
 
     @property
     def rows(self) -> int:
-        """Tokens."""
         return self.q.rows
 
     @property
     def seq(self) -> int:
-        """Tokens of a sequence."""
         return self.rows // self.batch
 
     @property
     def chunks(self) -> int:
-        """Chunks of a sequence."""
         return ceil_div(self.seq, self.chunk)
 
     @property
     def group(self) -> int:
-        """Value heads of a key head."""
         return self.value_heads // (self.q.columns // self.key_dim)
 
     @property
     def value_heads(self) -> int:
-        """Heads of v."""
         return self.v.columns // self.value_dim
 
 
@@ -79,7 +73,6 @@ class _Block:
 
     @property
     def params(self) -> dict[str, int | float]:
-        """Parameters of all kernels."""
         p = self.problem
         return {
             "seq": p.seq,
@@ -96,11 +89,9 @@ class _Block:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """Constants of all kernels."""
         return {"CHUNK": self.problem.chunk, "PAIRS": self.pairs}
 
     def of_chunks(self) -> tuple[int, int, int]:
-        """A workgroup for each chunk of each head."""
         return self.problem.chunks, self.heads, self.problem.batch
 
     def of_pairs(self) -> dict[str, Constant]:

@@ -59,7 +59,6 @@ class Lora:
 
     @property
     def mask(self) -> DropoutMask | None:
-        """The dropout of its input, if any."""
         return DropoutMask(self.dropout, self.key) if self.dropout > 0 else None
 
 
@@ -122,7 +121,6 @@ def _down_shared(g: Graph, problem: LoraA) -> None:
 
 
 def _down_gemm(g: Graph, problem: LoraA) -> None:
-    """An ordinary product of few columns."""
     lora = problem.lora
     gemm = Gemm(
         x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling,
@@ -205,7 +203,6 @@ def _up_grad_shared(g: Graph, problem: LoraBGradInput) -> None:
 
 
 def _up_grad_gemm(g: Graph, problem: LoraBGradInput) -> None:
-    """An ordinary product of few columns."""
     lora = problem.lora
     gemm = Gemm(
         x=problem.dy, w=lora.b, y=problem.du, with_rows=False, scale=lora.scaling,
@@ -305,12 +302,10 @@ class LoraWeightGrad:
 
     @property
     def columns(self) -> int:
-        """Columns of all x."""
         return self.x.columns + sum(other.columns for other in self.others)
 
     @property
     def r(self) -> int:
-        """Ranks of a layer."""
         return self.u.columns // (1 + len(self.others))
 
     def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
@@ -332,11 +327,9 @@ class LoraWeightGrad:
         return 2 * self.x.rows * self.columns * self.r
 
     def _groups(self, unit: int, ranks: int, cut: dict[str, Constant]) -> tuple[int, int]:
-        """Workgroups along the columns and along the ranks."""
         return ceil_div(self.columns, unit * int(cut["THREADS"])), ceil_div(self.r, ranks)
 
     def _bound(self, unit: int) -> tuple[dict[str, Tensor | None], dict[str, int | float]]:
-        """The kernels' bindings and parameters."""
         others, layers = further_layers("x", self.x, self.others, unit, unit)
         tensors: dict[str, Tensor | None] = {
             "x": self.x,
@@ -422,7 +415,6 @@ def _both_shared(g: Graph, problem: BothGrads) -> None:
 
 
 def _one_by_one(g: Graph, problem: BothGrads) -> None:
-    """A launch for each."""
     FACTOR_GRAD.launch(g, problem.b)
     FACTOR_GRAD.launch(g, problem.a)
 

@@ -27,7 +27,6 @@ class Rope:
     y1: Tensor | None = None  # like x1
 
     def __post_init__(self) -> None:
-        """Checks shapes."""
         for x, y in ((self.x, self.y), (self.x1, self.y1)):
             if x is not None and (
                 y is None
@@ -45,7 +44,6 @@ class Rope:
 
     @property
     def tensors(self) -> dict[str, Tensor | None]:
-        """The kernels' bindings."""
         return {
             "positions": self.positions,
             "table": self.table,
@@ -57,7 +55,6 @@ class Rope:
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Elements of a row of x and of x1."""
         return self.x.stride, self.x1.stride if self.x1 is not None else 0
 
 

@@ -142,7 +142,6 @@ def rows_for(
 
 
 def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Array]) -> int:
-    """Rows of matrices that were trained whole, if they have more than the base's; else 0."""
     rows = {module: len(matrix) for module, matrix in of_kind(tensors, WHOLE).items()}
     larger = {count for count in rows.values() if count > architecture.vocab_size}
     if not larger:

@@ -197,7 +197,6 @@ def _pair(of_experts: Mapping[int, Mapping[str, Float32Array]]) -> Pair:
 
 
 def layer_name(at: str, expert: int, kind: str, stacking: Stacking) -> str:
-    """The name in files of an expert's layer."""
     return f"{at}.{expert}.{stacking.leaves[KINDS.index(kind)]}"
 
 
@@ -230,14 +229,12 @@ def _sorted_out(
 
 
 def alpha_for(scaling: float, rank: int, config: AdapterConfig) -> int | float:
-    """The alpha that gives this scaling in PEFT."""
     alpha = scaling * (math.sqrt(rank) if config.use_rslora else rank)
     near = (config.lora_alpha, 2 * config.lora_alpha, round(alpha))
     return next((value for value in near if math.isclose(alpha, value, rel_tol=1e-12)), alpha)
 
 
 def _modules_of(kept: Mapping[str, Any]) -> list[str]:
-    """The modules other than those that hold experts."""
     found = {m for m, leaf in parsed_names(kept) if RANK_AXIS.get(leaf) == 0}
     return sorted(module for module in found if not module.endswith(HOLDERS))
 
@@ -362,7 +359,6 @@ def _wrapped(
 
 
 def _by_expert(tensors: Mapping[str, Float32Array], module: str, rank: int, where: object) -> Pair:
-    """(experts, r, in) and (experts, out, r)."""
     try:
         a, b = (tensors[tensor_name(module, leaf)] for leaf in (LORA_A, LORA_B))
     except KeyError as err:

@@ -29,7 +29,6 @@ class AdapterDtypes:
 
     @classmethod
     def of(cls, settings: Config) -> AdapterDtypes:
-        """The types that a run's settings ask for."""
         return cls(settings.optim.name, settings.train.gradient_dtype)
 
 
@@ -63,7 +62,6 @@ class Place:
         return (self.rows, self.columns) if self.rows else (self.columns,)
 
     def view(self, flat: Float32Array) -> Float32Array:
-        """The tensor within the flat vector."""
         values = flat[self.offset : self.offset + self.size]
         if not self.rows:
             return values[: self.columns]
@@ -103,23 +101,19 @@ class FlatVector(dict[str, Place]):
     slack = 0  # floats behind the last one
 
     def append(self, name: str, rows: int, columns: int) -> None:
-        """Gives a tensor its place after all others."""
         self[name] = Place(self.end, rows, columns)
         self.end += aligned(self[name].size)
 
     @property
     def length(self) -> int:
-        """Floats of all."""
         return self.end + self.slack
 
     @property
     def names(self) -> list[str]:
-        """PEFT's names of the tensors."""
         return list(self)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors' shapes as PEFT has them."""
         return {name: place.shape for name, place in self.items()}
 
     @property
@@ -128,15 +122,12 @@ class FlatVector(dict[str, Place]):
         return sum(map(math.prod, self.shapes.values()))
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """A flat vector as tensors by name."""
         return {name: view.copy() for name, view in self.views(flat).items()}
 
     def views(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """The same as views of it."""
         return {name: place.view(flat) for name, place in self.items()}
 
     def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:
-        """Tensors by name as a flat vector."""
         odd = sorted(set(tensors) ^ set(self))
         if odd:
             found = "is missing" if odd[0] in self else "is unknown to this model"

@@ -200,7 +200,6 @@ class AdapterLayout(FlatVector):
         forms: AdapterDtypes = FLOAT32,
         max_binding: int | None = None,
     ) -> AdapterLayout:
-        """Lays out an adapter for a whole model."""
         return cls(
             config,
             architecture.linears,
@@ -243,7 +242,6 @@ class AdapterLayout(FlatVector):
     # -- tensors by their places, in the pieces of both vectors ----------------------------
 
     def _pair(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
-        """A layer's pair, or the first of a stack of experts'."""
         return Lora(
             r=self.peft.rank_of(spec.name),
             scaling=self.peft.scaling_of(spec.name),
@@ -322,7 +320,6 @@ class AdapterLayout(FlatVector):
                 yield (first - place.offset) // stride, rows
 
     def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
-        """Floats from one expert's A or B to the next one's."""
         if stack is None or stack.experts == 1:
             return 0
         first, second = (self.place(spec.name, leaf).offset for spec in stack.linears[:2])
@@ -335,7 +332,6 @@ class AdapterLayout(FlatVector):
 
     @property
     def first_moment(self) -> ShardedVector:
-        """The first of the optimizer's moments."""
         return self.moments.vectors[0]
 
     @property
@@ -351,7 +347,6 @@ class AdapterLayout(FlatVector):
 
     @property
     def piece_lengths(self) -> list[int]:
-        """Floats of each piece of the flat vectors."""
         return [end - begin for begin, end in pairwise([0, *self.cuts, self.length])]
 
     def beyond_a_binding(self, max_binding: int) -> tuple[str, int] | None:
@@ -379,7 +374,6 @@ class AdapterLayout(FlatVector):
         return layers, self.config.use_dora, self.config.lora_dropout
 
     def place(self, module: str, leaf: str) -> Place:
-        """Where a layer's A, B or magnitude lies in the flat vectors."""
         return self[tensor_name(module, leaf)]
 
     def initial(self, seed: int) -> Float32Array:

@@ -29,7 +29,6 @@ class Moments(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
         return sum(each.nbytes for each in self.vectors)
 
     @property
@@ -43,7 +42,6 @@ class Moments(ABC):
         return [piece.columns for piece in self.vectors[0].shards]
 
     def zeros(self) -> Array:
-        """A moment before the first step."""
         first = self.vectors[0]
         return np.zeros(first.columns, first.dtype)
 
@@ -60,7 +58,6 @@ class Float32Moments(Moments):
     """Float32 vectors of the adapter's layout: AdamW's two, or Lion's one."""
 
     def __init__(self, flat: FlatVector, cuts: Sequence[int] = (), count: int = 2) -> None:
-        """Gives them their places."""
         self._labels = _LABELS[:count]
         self._flat = flat
         lengths = [end - begin for begin, end in pairwise([0, *cuts, flat.length])]
@@ -78,7 +75,6 @@ class Float32Moments(Moments):
         }
 
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """A flat vector of each."""
         return [
             self._flat.join(
                 {n.removeprefix(f"{x}."): a for n, a in tensors.items() if n.startswith(f"{x}.")}
@@ -91,7 +87,6 @@ class EightBitMoments(Moments):
     """Blocks of codes, as bitsandbytes has them."""
 
     def __init__(self, flat: FlatVector, cuts: Sequence[int] = ()) -> None:
-        """Gives them their places."""
         self._names = list(flat)
         spans = [_span(flat[name]) for name in self._names]
         self.blocks = BlockTable(spans, MOMENT_VALUES, cuts)
@@ -110,7 +105,6 @@ class EightBitMoments(Moments):
         }
 
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """Two vectors of words."""
         assert self.blocks is not None
         values = [self.zeros(), self.zeros()]
         by_name: dict[str, dict[str, Array]] = {}
@@ -141,7 +135,6 @@ def most_words(place: Place) -> int:
 
 
 def moments_of(flat: FlatVector, forms: AdapterDtypes, cuts: Sequence[int] = ()) -> Moments:
-    """An adapter's moments, as its optimizer stores them."""
     if forms.optimizer == "adamw_8bit":
         return EightBitMoments(flat, cuts)
     return Float32Moments(flat, cuts, count=1 if forms.optimizer == "lion" else 2)

@@ -57,7 +57,6 @@ class StoredRows:
 
 
 def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> list[StoredRows]:
-    """The trained rows of an adapter that ``load_adapter`` has read."""
     found, indices = of_kind(tensors, TOKENS), config.trainable_token_indices or []
     if isinstance(indices, list):
         return [StoredRows(module, indices, rows) for module, rows in found.items()]
@@ -144,7 +143,6 @@ def load_adapter(
 
 
 def require_adapter_files(folder: str | PathLike[str]) -> Path:
-    """The folder of an adapter."""
     folder = Path(folder).expanduser()
     if not is_dir(folder):
         raise CheckpointError(f"the adapter folder '{folder}' does not exist")
@@ -169,7 +167,6 @@ def require_adapter_files(folder: str | PathLike[str]) -> Path:
 
 
 def _adapted(folder: Path, names: list[str]) -> list[str]:
-    """The full names of the layers that have a pair."""
     if not names:
         raise CheckpointError(f"{folder / WEIGHTS} contains no tensors")
     return sorted({module for module, leaf in parsed_names(names) if leaf in RANK_AXIS})
@@ -238,7 +235,6 @@ def _is_head(module: str) -> bool:
 
 
 def _is_saved(module: str, config: AdapterConfig) -> bool:
-    """Whether the settings say that a module was trained whole, as PEFT reads them."""
     if module.endswith(_COPIES):  # without the matrix itself
         return False
     names = config.modules_to_save or []
@@ -248,7 +244,6 @@ def _is_saved(module: str, config: AdapterConfig) -> bool:
 
 
 def _check(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Checks that tensors fit each other and the settings, and are finite."""
     for module in of_kind(tensors, WHOLE):
         if not _is_saved(module, config):
             raise UnsupportedModelError(

@@ -71,7 +71,6 @@ def parsed_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def of_kind(tensors: Mapping[str, Float32Array], leaf: str) -> dict[str, Float32Array]:
-    """An adapter's tensors of one kind by their modules."""
     parsed = ((parse_name(name), array) for name, array in tensors.items())
     return {each[0]: array for each, array in parsed if each is not None and each[1] == leaf}
 
@@ -79,7 +78,6 @@ def of_kind(tensors: Mapping[str, Float32Array], leaf: str) -> dict[str, Float32
 def pair_shapes(
     spec: LinearSpec, rank: int, leaves: tuple[str, str] = (LORA_A, LORA_B)
 ) -> dict[str, tuple[int, int]]:
-    """The shapes of a layer's pair, by name."""
     a, b = (tensor_name(spec.name, leaf) for leaf in leaves)
     return {a: (rank, spec.in_features), b: (spec.out_features, rank)}
 
@@ -100,7 +98,6 @@ class AdaptedLayer:
 
 
 def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer]:
-    """The layers of an adapter that ``load_adapter`` has read."""
     for module, a in of_kind(tensors, LORA_A).items():
         b, magnitude = tensors[tensor_name(module, LORA_B)], tensor_name(module, MAGNITUDE)
         yield AdaptedLayer(module, a, b, tensors.get(magnitude))
@@ -109,14 +106,12 @@ def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer
 
 
 def bias_name(module: str) -> str:
-    """The name of a module's bias among an adapter's tensors."""
     return f"{_PREFIX}{module}.bias"
 
 
 def split_biases(
     tensors: Mapping[str, Float32Array],
 ) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
-    """An adapter's tensors without biases, and its biases by their modules."""
     pairs, biases = {}, {}
     for name, array in tensors.items():
         if match := _BIAS.fullmatch(name):

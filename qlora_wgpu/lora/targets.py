@@ -75,7 +75,6 @@ def _fitting_name(linears: Sequence[LinearSpec], target: str) -> set[str]:
 
 
 def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
-    """Checks that either all or none of a layer's experts are adapted."""
     for stack in experts:
         missing = [s.name for s in stack.linears if s.name not in names]
         if missing and len(missing) < stack.experts:
@@ -143,7 +142,6 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
 def bare_parameters(
     config: LoraConfig, adapted: Collection[str], routers: Sequence[RouterSpec]
 ) -> frozenset[str]:
-    """The adapted routers that are bare parameters in transformers."""
     bare = [s.name for s in routers if s.name in adapted and not s.is_module]
     if bare and config.use_dora:
         raise ConfigError(
@@ -159,7 +157,6 @@ def check_start(
     targets: Sequence[LinearSpec],
     stacks: Sequence[ExpertSpec],
 ) -> None:
-    """Checks that an adapter can be initialized from the weights of these layers."""
     if kind in ("default", "gaussian"):
         return
     if config.use_dora:
@@ -200,7 +197,6 @@ def peft_config(
     experts: Sequence[ExpertSpec] = (),
     within: str = "",
 ) -> AdapterConfig:
-    """The contents of adapter_config.json, without the base model's name."""
     names = config.target_modules
     if names == ALL_LINEAR:
         leaves = {stack.leaf for stack in experts}

@@ -31,7 +31,6 @@ class Vocabulary:
 
     @classmethod
     def of(cls, architecture: Architecture) -> Vocabulary:
-        """A model's."""
         return cls(
             architecture.embed_name.removesuffix(".weight"),
             architecture.head_name.removesuffix(".weight"),
@@ -45,7 +44,6 @@ class Vocabulary:
 
     @property
     def head_layer(self) -> LinearSpec:
-        """The head as a layer."""
         return LinearSpec(self.head, self.rows, self.columns)
 
     @property
@@ -123,7 +121,6 @@ def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
 def check_ends(
     config: LoraConfig, vocabulary: Vocabulary, adapted: set[str], *, trains_rows: bool
 ) -> None:
-    """Checks that embedding and head can be adapted if they are targets."""
     ends = [name for name in (vocabulary.embedding, vocabulary.head) if name in adapted]
     if not ends:
         return

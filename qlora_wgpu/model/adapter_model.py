@@ -90,14 +90,12 @@ class AdapterModel:
         return self
 
     def __reduce__(self) -> Any:
-        """Refuses to be pickled or copied."""
         raise TypeError(
             "a model is on a GPU and cannot be pickled or copied: pass the path of its run or "
             "adapter, and open that with open_adapter"
         )
 
     def __exit__(self, *exception: object) -> None:
-        """Closes it."""
         self.close()
 
     if not TYPE_CHECKING:  # else a checker would take any name for an attribute
@@ -111,7 +109,6 @@ class AdapterModel:
             )
 
     def __repr__(self) -> str:
-        """Base, adapter and device in one line."""
         if not vars(self):
             return f"{type(self).__name__}(closed)"
         lora = self.adapter
@@ -240,7 +237,6 @@ class AdapterModel:
         self.biases.take(biases)
 
     def _tied_copy(self, tensors: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-        """A tied head that is trained whole, which PEFT writes as well as the embedding."""
         of = self.architecture
         name = tensor_name(of.embed_name.removesuffix(".weight"), WHOLE)
         if not of.tied or name not in tensors:

@@ -69,7 +69,6 @@ class AdapterSignature:
 
     @property
     def adapter(self) -> AdapterLayout:
-        """The layout of the parameters."""
         return self.programs.plan.adapter
 
     def logits(self, batch: int, seq: int) -> LogitsPrograms:
@@ -94,7 +93,6 @@ class AdapterSet:
     """A model's adapters by name, in the order in which they were added."""
 
     def __init__(self, held: HeldAdapter, device: Device, biases: AdapterBiases) -> None:
-        """Starts with the model's first adapter, which is on the device."""
         self._device = device
         self._biases = biases
         self._held = {DEFAULT: held}
@@ -102,11 +100,9 @@ class AdapterSet:
 
     @property
     def active(self) -> HeldAdapter:
-        """The active adapter."""
         return self._held[self.active_name]
 
     def told(self) -> dict[str, LoadedAdapter]:
-        """All of them, for users."""
         told = {}
         for name, held in self._held.items():
             adapter = held.signature.adapter
@@ -116,13 +112,11 @@ class AdapterSet:
         return told
 
     def named(self, name: str) -> HeldAdapter:
-        """The adapter of this name; raises a ``ConfigError`` if there is none."""
         if name not in self._held:
             raise ConfigError(f"unknown adapter {name!r} (loaded: {', '.join(self._held)})")
         return self._held[name]
 
     def require_new(self, name: object) -> None:
-        """Refuses a name that is taken or invalid."""
         if not isinstance(name, str) or not name:
             raise ConfigError(f"an adapter's name must be a non-empty string, got {name!r}")
         if name in self._held:
@@ -184,7 +178,6 @@ class AdapterSet:
         del self._held[name]
 
     def _signature_of(self, plan: ModelPlan) -> AdapterSignature:
-        """The signature of a layout's adapter, whose device memory is allocated at once."""
         own: npt.NDArray[Any] | tuple[Any, ...] = plan.adapter.shape
         for held in self._held.values():
             if held.signature.adapter.shape == own:

@@ -114,7 +114,6 @@ def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-    """Overwrites a vector."""
     assert tensor.storage is not None
     if tensor.storage.on_host is not None:
         tensor.storage.on_host[:] = values
@@ -172,7 +171,6 @@ def neutral_parameters(programs: Programs) -> FloatArray:
 
 
 def norms_graph(plan: ModelPlan, name: str) -> tuple[Graph, Tensor]:
-    """The norms of the rows of a base's layer."""
     weight, graph = plan.modules.linears[name].weight, plan.new_graph()
     norms = graph.float_vector("norms", weight.rows)
     for row0, w in weight.shards(graph):
@@ -275,7 +273,6 @@ class AdapterBiases:
     """The base's biases that an adapter from a file replaces."""
 
     def __init__(self, programs: Programs) -> None:
-        """Replaces nothing yet."""
         self._modules, self._device = programs.plan.modules, programs.device
         self._taken: dict[str, FloatArray] = {}
         self._base: dict[str, FloatArray] = {}
@@ -287,16 +284,13 @@ class AdapterBiases:
 
     @property
     def taken(self) -> Mapping[str, FloatArray]:
-        """The replacements by layer."""
         return self._taken
 
     def check(self, biases: Mapping[str, FloatArray]) -> None:
-        """Checks that the base has biases of these layers and sizes."""
         for name, array in biases.items():
             self._place(name, array)
 
     def tensors(self) -> dict[str, FloatArray]:
-        """The replacements by the names of an adapter's tensors."""
         return {bias_name(module): array for module, array in self._taken.items()}
 
     def take(self, biases: Mapping[str, FloatArray]) -> None:
@@ -312,7 +306,6 @@ class AdapterBiases:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Within the context, the base has its own biases."""
         taken = self._taken
         self.take({})
         try:

@@ -24,7 +24,6 @@ IntArray = npt.NDArray[np.int64]
 
 
 def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
-    """Token ids as an int64 array (batch, seq)."""
     ids = _integers("input_ids", input_ids)
     if ids.ndim != 2 or not ids.size:
         raise ShapeError(f"input_ids must have shape (batch, seq), got {ids.shape}")
@@ -37,7 +36,6 @@ def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
 
 
 def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:
-    """Labels as an int64 array of the ids' shape."""
     array = _integers("labels", labels)
     if array.shape != shape:
         raise ShapeError(f"labels must have input_ids' shape {shape}, got {array.shape}")
@@ -71,7 +69,6 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
 
 
 def checked_weights(weights: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """The targets' loss weights as a float32 array of the ids' shape."""
     array = np.asarray(weights, np.float32)
     if array.shape != shape:
         raise ShapeError(f"weights must have input_ids' shape {shape}, got {array.shape}")

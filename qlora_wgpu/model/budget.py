@@ -38,7 +38,6 @@ class Fit:
 
     @property
     def offload(self) -> OffloadPlan:
-        """What is offloaded to host memory."""
         return self.layout.offload
 
     @property
@@ -48,7 +47,6 @@ class Fit:
 
     @property
     def total(self) -> int:
-        """Bytes on the device."""
         return sum(self.memory.values())
 
     def in_words(self) -> str:
@@ -124,7 +122,6 @@ class Candidate:
 
     @property
     def cost(self) -> tuple[float, int]:
-        """What candidates are compared by."""
         return self.seconds, self.total
 
     @property
@@ -144,7 +141,6 @@ class Overhead:
         self._plain = self.taken(plain) - plain.total
 
     def taken(self, found: Fit) -> int:
-        """Bytes of the whole run."""
         if self._beside is None:
             return found.total
         key = found.offload, found.options
@@ -158,7 +154,6 @@ class Overhead:
         self._noted[candidate.kind] = max(wrong, self._noted.get(candidate.kind, wrong))
 
     def reckoned(self, candidate: Candidate) -> int:
-        """An estimate of the bytes of the whole run."""
         return candidate.total + self._noted.get(candidate.kind, self._plain)
 
 
@@ -176,7 +171,6 @@ def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[
 
 
 def _stream_bytes(groups: list[int]) -> int:
-    """Bytes of the buffers that weight groups share."""
     return min(len(groups), NUM_BUFFERS) * max(groups, default=0)
 
 
@@ -347,7 +341,6 @@ class Search:
         )
 
     def _grown(self, found: Fit, budget: int, more: Overhead) -> Fit:
-        """The same plan with more layers kept, if they fit after all."""
         offload, options = found.offload, found.options
         while self._may_keep(offload, options) and (
             offload.kept_layers < self._layout.num_layers - 1
@@ -360,7 +353,6 @@ class Search:
         return found
 
     def _bases(self, *, streamed: bool) -> Iterator[Kind]:
-        """All combinations that have to be traced; cheaper ones come first."""
         embedding = streamed and self._layout.tied
         # If layers are kept, GPUs always rematerialize cheap outputs.
         plain = _KEPT[:1] if self._layout.profile.remakes else _KEPT

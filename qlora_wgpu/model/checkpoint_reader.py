@@ -35,7 +35,6 @@ from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 
 def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> str:
-    """The name of a model's tensor in its files."""
     return with_prefixes(folder, architecture.stored_prefixes, name)
 
 
@@ -83,19 +82,16 @@ class Requantization:
     whole: float = 0.0  # sum of the squared weights
 
     def since(self, before: Requantization) -> Requantization:
-        """The difference from an earlier state."""
         return Requantization(
             self.count - before.count, self.moved - before.moved, self.whole - before.whole
         )
 
     def add(self, other: Requantization) -> None:
-        """Counts what was quantized elsewhere."""
         self.count += other.count
         self.moved += other.moved
         self.whole += other.whole
 
     def quantize(self, weight: npt.NDArray[np.float32], quant: QuantConfig) -> QuantizedWeight:
-        """A weight in NF4; errors as for ``quantize_nf4``."""
         quantized = quantize_nf4(weight, quant.blocksize, quant.double_quant)
         difference = (quantized.dequantize() - weight).reshape(-1)
         self.count += 1
@@ -109,7 +105,6 @@ class Requantization:
         return math.sqrt(self.moved / self.whole) if self.whole else 0.0
 
     def warn(self) -> None:
-        """Warns once of how much all of them changed, if there were any."""
         if self.count:
             warnings.warn(
                 f"{self.count} linear layers are stored in a format that no kernel supports and "
@@ -128,7 +123,6 @@ class CheckpointReader:
     """The files of a model, or none for a plan."""
 
     def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
-        """Reads nothing yet; ``quant`` is for layers that are not quantized in the files."""
         self.folder = folder
         self.prefixes: tuple[tuple[str, str], ...] = ()  # of names here and in the files
         # Rows in the files of matrices that get more rows; the new ones start as their mean.
@@ -149,11 +143,9 @@ class CheckpointReader:
         self._parts_hash = hashlib.sha256(adapter.start.data).hexdigest()
 
     def stored(self, name: str) -> str:
-        """The name of a tensor in the files."""
         return name if self.folder is None else with_prefixes(self.folder, self.prefixes, name)
 
     def find(self, name: str) -> StoredWeight | None:
-        """A weight as stored; None without files."""
         return None if self.folder is None else self.folder.find(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
@@ -199,7 +191,6 @@ class CheckpointReader:
         return bits_of(name, self.read(name, shape), dtype)
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        """A quantized matrix: as stored, or quantized here."""
         stored = self._folder[self.stored(name)]
         quantized = stored.quantized()
         if quantized is not None:
@@ -211,7 +202,6 @@ class CheckpointReader:
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
-        """Refuses files with a bias of a layer that has none by config.json."""
         if self.folder is not None and self.find(f"{layer}.bias") is not None:
             raise CheckpointError(
                 f"{self.folder.path}: the weights contain {layer}.bias, but config.json says that "
@@ -233,7 +223,6 @@ class CheckpointReader:
 
 
 def mean_row(matrix: FloatArray) -> FloatArray:
-    """The mean of a matrix's rows, with which rows of new tokens are initialized."""
     mean: FloatArray = matrix.mean(axis=0, dtype=np.float64).astype(np.float32)
     return mean
 
@@ -252,7 +241,6 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
 def keep_originals(
     trained: TrainableTokens | None, bits: npt.NDArray[Any], columns: int, dtype: str
 ) -> None:
-    """Stores the initial values of a matrix's trained rows."""
     if trained is not None:
         own = np.ascontiguousarray(bits[list(trained.indices)])
         floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)

@@ -70,7 +70,6 @@ class DequantizedWeights:
 
 
 def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
-    """Whether a matrix is quantized and always on the device."""
     if not isinstance(weight, QuantizedMatrix):
         return False
     storage = weight.codes.storage
@@ -78,7 +77,6 @@ def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
 
 
 def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:
-    """A model's quantized matrices that are always on the device."""
     of_layers = [layer.weight for layer in modules.linears.values()]
     yield from filter(stays, of_layers)
     of_experts = [layer.weight for layer in modules.experts.values()]

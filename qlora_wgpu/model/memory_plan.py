@@ -20,7 +20,6 @@ KeepDequantized = bool | Literal["auto"]
 
 
 def with_kept(plan: ModelPlan, *, kept: bool = True) -> ModelPlan:
-    """The same unloaded model, with or without dequantized weights."""
     return plan.changed(offload=replace(plan.offload, dequantized=kept))
 
 

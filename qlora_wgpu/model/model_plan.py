@@ -82,7 +82,6 @@ class ModelPlan:
         forms: AdapterDtypes = FLOAT32,
         keep: bool = False,
     ) -> None:
-        """Lays everything out; no weight is read."""
         self.pretrained = pretrained
         self.quant = quant
         self.compute_dtype = compute_dtype
@@ -160,7 +159,6 @@ class ModelPlan:
     def new_graph(
         self, staging: StagingBuffers | None = None, *, sized: bool = False, kept: bool = False
     ) -> Graph:
-        """An empty graph for this element type and profile."""
         staging = staging or self._staging
         if not self.offload.offload_layer_inputs:
             staging = None
@@ -196,7 +194,6 @@ class ModelPlan:
         return trace_step(graph, self.pretrained, self.modules, options, self.stats)
 
     def _keeps_layers(self, options: StepOptions) -> bool:
-        """Whether a step keeps some layers' intermediates for the backward pass."""
         return not options.checkpointing or self.offload.kept_layers > 0
 
     def total(self, options: StepOptions) -> int | None:
@@ -273,7 +270,6 @@ class ModelPlan:
 
     @cached_property
     def dequantize_plan(self) -> Plan | None:
-        """The plan that dequantizes the kept weights; it runs once, before all others."""
         if not self.offload.dequantized:
             return None
         graph = self.new_graph()
@@ -300,7 +296,6 @@ class ModelPlan:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
         return self.pretrained.architecture.num_layers
 
     @property
@@ -312,7 +307,6 @@ class ModelPlan:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding."""
         return self.pretrained.architecture.tied
 
     @property
@@ -324,18 +318,15 @@ class ModelPlan:
 
     @property
     def embedded_row_bytes(self) -> int:
-        """Bytes of a row of the embedding."""
         return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
 
     @property
     def moments_passing(self) -> int:
-        """Bytes of the buffers through which offloaded moments pass."""
         moments = self.adapter.moments
         return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
 
     @property
     def weight_dtype(self) -> str:
-        """Element type of frozen weights that products read."""
         return self.profile.weight_dtype(self.compute_dtype)
 
     @property
@@ -349,7 +340,6 @@ class ModelPlan:
         return kept_bytes(self.modules, self.weight_dtype)
 
     def weights_on_host(self) -> Counter[str]:
-        """Bytes of host memory by kind of weights and their transfers."""
         memory = self.placement.host_bytes()
         memory["transfers"] = self.placement.stream.device_bytes
         return +memory

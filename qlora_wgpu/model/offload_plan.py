@@ -38,7 +38,6 @@ class OffloadPlan:
 
     @property
     def saves_memory(self) -> bool:
-        """Whether any measure saves memory."""
         return replace(self, kept_layers=0, dequantized=False) != RESIDENT
 
     def in_words(self, layers: int) -> list[tuple[str, str]]:

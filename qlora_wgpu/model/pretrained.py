@@ -63,7 +63,6 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes in files of all tensors of a base, by Hugging Face's names."""
     size = (architecture.vocab_size, architecture.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
     if not architecture.tied:
@@ -91,7 +90,6 @@ class QuantizationPolicy:
         folder: ModelFolder | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Looks at what the folder holds."""
         self._scheme, self._own = quant.scheme, nf4_format(quant.blocksize, quant.double_quant)
         self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
@@ -131,7 +129,6 @@ def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[s
 
 
 def planned_formats(config: Mapping[str, Any], architecture: Architecture) -> list[str]:
-    """The names of the linear layers' formats by config.json."""
     plan = config.get("quantization_config")
     if not isinstance(plan, Mapping):
         return []
@@ -166,7 +163,6 @@ class Pretrained:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Pretrained:
-        """Opens a Hugging Face folder or a model on the Hub."""
         folder = ModelFolder.open(str(path))
         pretrained = cls.from_folder(folder, str(path))
         check_stored_shapes(folder, pretrained.architecture)
@@ -174,7 +170,6 @@ class Pretrained:
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:
-        """A folder that is open already."""
         family = find_family(folder.config)
         architecture = family.read(folder.config)
         notes = list(folder.notes)
@@ -202,7 +197,6 @@ class Pretrained:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:
-        """A model without files, for plans."""
         family = find_family(config)
         architecture = family.read(config)
         stored_as = ", ".join(planned_formats(config, architecture))
@@ -217,7 +211,6 @@ class Pretrained:
         return replace(self, architecture=replace(self.architecture, new_tokens=()))
 
     def for_adapter(self, stored: AdapterConfig, tensors: Mapping[str, Float32Array]) -> Pretrained:
-        """The same base with the tokens that an adapter from a file has added."""
         rows = rows_for(self.architecture, stored, tensors)
         return self if rows == self.architecture.vocab_size else self.resized(rows)
 

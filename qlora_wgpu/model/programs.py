@@ -57,7 +57,6 @@ class DecodePrograms:
         return values.reshape(self.kept.rows, -1)[:, : self.vocab]
 
     def _note_seen(self, place: int, ids: Sequence[int], settings: Settings) -> None:
-        """Uploads which tokens a sequence has, and their logit biases."""
         seen = self.choices.seen
         assert seen.storage is not None
         words = seen_words(ids, self.vocab, settings.logit_bias)
@@ -90,7 +89,6 @@ class DecodePrograms:
         return self._chosen((first[:, None] + np.arange(count)) % DECODE_STEPS_AHEAD)
 
     def write_prefill_inputs(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
-        """Writes prompts for ``hidden``, which stores their keys and values."""
         count, length = self.batch.batch, self.batch.seq
         ids, mask = np.zeros((2, count, length), np.int64)
         for row, prompt in enumerate(prompts):
@@ -116,7 +114,6 @@ class DecodePrograms:
         return [each[0] for each in self._chosen(none)]
 
     def _write_choices(self, choices: Sequence[Choice], first: IntArray | int) -> None:
-        """Writes the sampling settings, with steps counted from the first positions."""
         own = self.choices.settings.storage
         assert own is not None
         settings, seeds, steps = zip(*choices, strict=True)
@@ -174,7 +171,6 @@ class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
     def __init__(self, plan: ModelPlan, device: Device, beside: Programs | None = None) -> None:
-        """Makes none yet."""
         self.plan = plan
         self.device = device
         self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
@@ -182,7 +178,6 @@ class Programs:
 
     @property
     def traffic(self) -> OffloadEngine:
-        """The transfers between host and device while they run."""
         return self._pool.traffic
 
     def from_graph(
@@ -199,7 +194,6 @@ class Programs:
                 Program(self.device, self.plan.dequantize_plan, self._pool).run()
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
-        """A step's inputs and its program."""
         with self.device.in_turn:
             if options not in self._steps:
                 planned = self.plan.step(options)
@@ -223,7 +217,6 @@ class Programs:
             )  # fmt: skip
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
-        """New programs for a batch, which may have a KV cache."""
         with self.device.in_turn:
             hidden, graph, logits = self.plan.logits_graphs(batch)
             self._fill_strips()
@@ -232,7 +225,6 @@ class Programs:
             return LogitsPrograms(self.device, batch, first, head, logits)
 
     def _fill_strips(self) -> None:
-        """Packs the weights that traced graphs read and that are not packed yet."""
         if self.plan.packed_weights.needs_fill:
             graph = self.plan.new_graph()
             self.plan.packed_weights.fill(graph)

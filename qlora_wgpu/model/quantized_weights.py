@@ -63,7 +63,6 @@ def lay_out(
 
 
 def quantized_matrix(name: str, quantized: QuantizedWeight, *, textures: bool) -> QuantizedMatrix:
-    """A quantized matrix with its bytes, allocated with the plan that uses it."""
     form, codebook = quantized.format, None
     if textures and fits_words(form, quantized.shape[1]):
         codebook = codebook_tensor(form, Storage)
@@ -117,7 +116,6 @@ def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
 def stacked_arrays(
     stored: Sequence[QuantizedWeight], name: str, folder: object
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays to upload for one matrix, or for several stacked ones."""
     if len(stored) == 1:
         return device_arrays(stored[0])
     if len({q.format.key for q in stored}) > 1:

@@ -43,7 +43,6 @@ class StepOptions:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the loss is computed per sample."""
         return self.objective.preference is not None or self.kind in ("sums", "divergence")
 
 
@@ -86,7 +85,6 @@ class PreferenceInputs:
 
     @classmethod
     def plain(cls, count: int) -> PreferenceInputs:
-        """Samples without any such inputs."""
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
 
 
@@ -139,7 +137,6 @@ class PlannedStep:
 def trace_step(
     graph: Graph, base: Pretrained, modules: Modules, options: StepOptions, stats: Tensor
 ) -> PlannedStep:
-    """Traces and plans a step over a base's weights, which adds to ``stats``."""
     trains, of = options.kind == "train", base.architecture
     coefficient = of.balance_coefficient(options.router_aux_loss_coef)
     batch = make_batch_buffers(
@@ -177,7 +174,6 @@ def trace_step(
 
 
 def write_trained(g: Graph, modules: Modules) -> None:
-    """Writes the trained rows and matrices into those that the forward pass reads."""
     for weight in dict.fromkeys((modules.embedding, modules.head)):
         if isinstance(weight, DenseMatrix) and weight.trained is not None:
             overwrite(g, weight.trained, weight.resident)
@@ -186,7 +182,6 @@ def write_trained(g: Graph, modules: Modules) -> None:
 
 
 def head_of(architecture: Architecture, modules: Modules) -> Head:
-    """A model's head with its scale, softcap and bias."""
     bias = modules.norms[architecture.head_bias] if architecture.head_bias else None
     return Head(
         modules.head, architecture.logit_scale, architecture.logit_softcap, modules.head_lora, bias

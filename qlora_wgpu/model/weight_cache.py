@@ -57,24 +57,20 @@ class FlatLayer:
         return storage
 
     def _together(self, nbytes: int, most: int) -> Storage:
-        """A storage with room for ``nbytes`` more."""
         if self.together is None or self.together.nbytes + nbytes > most:
             self.together = Storage(f"layer {self.number}", "base", 0)
         return self.together
 
     @cached_property
     def begins(self) -> dict[Storage, int]:
-        """Where each storage begins; called after all were added."""
         return {storage: begin for begin, storage in self.parts}
 
     @property
     def table(self) -> list[tuple[int, str, int]]:
-        """The offset, label and length of each storage."""
         return [(begin, storage.label, storage.nbytes) for begin, storage in self.parts]
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device, if it stays there."""
         if self.group is not None:
             return 0
         wholes = dict.fromkeys(storage.whole for _, storage in self.parts)
@@ -82,7 +78,6 @@ class FlatLayer:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that it takes without a cache file."""
         if self.group is None:
             return 0
         return self.copied if self.as_stored else self.nbytes
@@ -130,7 +125,6 @@ class WeightCache:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder exists."""
         return is_own(self.folder)
 
     def make_room(self, images: Iterable[FlatLayer]) -> bool:
@@ -203,7 +197,6 @@ class WeightCache:
         return self.folder / f"layer-{image.number:04}.bin"
 
     def _name(self, image: FlatLayer) -> str:
-        """The identity of a layer in its file."""
         return f"{self.folder.name}/{image.number}"
 
     def _fail(self, reason: str) -> None:
@@ -215,7 +208,6 @@ class WeightCache:
 
 
 def _content(start: bytes) -> bytes:
-    """The header's JSON."""
     length = int.from_bytes(start[8:16], "little")
     if start[:8] != _MAGIC or length > len(start) - 16:
         raise ValueError

@@ -56,7 +56,6 @@ class WeightPlacement:
     def __init__(
         self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
     ) -> None:
-        """Has nothing yet."""
         self.stream = WeightStream()
         self.waiting: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
         self._reader = reader
@@ -68,7 +67,6 @@ class WeightPlacement:
         self._being_made: tuple[FlatLayer, npt.NDArray[np.uint8]] | None = None
 
     def layer_of(self, module: str) -> FlatLayer | None:
-        """A module's layer; None outside of layers."""
         number = layer_number(module)
         if number is None:
             return None
@@ -89,17 +87,14 @@ class WeightPlacement:
         return layer.storage(label, nbytes, most)
 
     def dense_storage(self, name: str, nbytes: int) -> Storage:
-        """Memory for a matrix that is not quantized."""
         if self._textures:  # a texture cannot be a window of a buffer
             return Storage(name, "base", nbytes, texture=True)
         return self.storage(name, name, nbytes)
 
     def dense_layer_of(self, name: str) -> FlatLayer | None:
-        """The layer that a matrix in floats is stored with."""
         return None if self._textures else self.layer_of(name)
 
     def expect_load(self, nbytes: int) -> None:
-        """Notes how much host memory reading one weight takes temporarily."""
         self._largest_load = max(self._largest_load, nbytes)
 
     # -- reading -------------------------------------------------------------------------------
@@ -183,12 +178,10 @@ class WeightPlacement:
 
     @property
     def _made_here(self) -> list[FlatLayer]:
-        """Layers that are quantized here because the files have them in another form."""
         return [layer for layer in self._layers.values() if not layer.as_stored]
 
     @cached_property
     def _cache(self) -> WeightCache | None:
-        """The cache of layers that are quantized here; None if it is not used."""
         if sum(layer.nbytes for layer in self._made_here) < _LEAST_KEPT:
             return None
         made_from = self._reader.made_from(self._kept_as) if self._kept_as else None
@@ -213,7 +206,6 @@ class WeightPlacement:
 
     @property
     def group_bytes(self) -> list[int]:
-        """Bytes of each layer's weight group."""
         return [group.nbytes for group in self._groups]
 
     @property
@@ -223,7 +215,6 @@ class WeightPlacement:
 
     @property
     def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of a streamed head."""
         layers = self._groups
         return [each.nbytes for each in self.stream.groups if each not in layers]
 
@@ -234,13 +225,11 @@ class WeightPlacement:
 
     @property
     def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken temporarily while weights are read."""
         if not self._is_kept:
             return self._largest_load
         return self._largest_load + max((each.nbytes for each in self._made_here), default=0)
 
     def host_bytes(self) -> Counter[str]:
-        """Bytes by kind of the weights that stay in host memory."""
         waiting = self.waiting.items()
         memory = Counter({kind: each.nbytes for kind, each in waiting if not each.as_stored})
         memory["streamed weights"] = self._streamed_bytes
@@ -248,7 +237,6 @@ class WeightPlacement:
 
     @property
     def _streamed_bytes(self) -> int:
-        """Bytes of host memory that the streamed layers take."""
         layers = (i for i in self._layers.values() if i.as_stored or not self._is_kept)
         return sum(layer.host_bytes for layer in layers)
 
@@ -260,13 +248,11 @@ class WeightPlacement:
 
 
 def layer_number(module: str) -> int | None:
-    """The number of a module's layer, by its name; None outside of layers."""
     found = re.search(r"\.(\d+)\.", module)
     return None if found is None else int(found[1])
 
 
 def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """``(first row, count)`` of pieces of at most ``most`` rows."""
     for row0 in range(0, rows, most):
         yield row0, min(most, rows - row0)
 

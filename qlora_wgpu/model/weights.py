@@ -88,7 +88,6 @@ class WeightLayout:
     keep: bool = False  # whether streamed layers that are quantized here are cached on disk
 
     def __post_init__(self) -> None:
-        """Has an empty table."""
         self.table: list[Weight] = []
         self.weight_dtype = self.weight_dtype or self.dtype
         self._policy = QuantizationPolicy(self.quant, self.folder, self.config)
@@ -162,7 +161,6 @@ class WeightLayout:
     def _ends(
         self, of: Architecture, adapter: AdapterLayout
     ) -> tuple[Matrix | HostEmbedding, Matrix]:
-        """Embedding and head, which may be one matrix."""
         vocab, hidden, tied = of.vocab_size, of.hidden_size, of.tied
         name = stored_embedding(self._reader.folder, of)
         head_name = name if tied else of.head_name
@@ -195,7 +193,6 @@ class WeightLayout:
         return self._dense(name, vocab, hidden, self.dtype, own, matrix, called=of.embed_name), head
 
     def _form(self, names: Sequence[str], columns: int) -> WeightFormat | None:
-        """The quantized format of tensors that are one matrix; None for floats."""
         return self._policy.of([self._reader.stored(name) for name in names], columns)
 
     def _experts(self, stack: ExpertSpec, adapter: AdapterLayout) -> ExpertLinear:
@@ -321,7 +318,6 @@ class WeightLayout:
     def _quantized(
         self, name: str, shape: Shape, form: WeightFormat, names: Sequence[str]
     ) -> QuantizedMatrix:
-        """One matrix, or the stacked matrices of all ``names``."""
         codebook, key = None, form.quant_map.tobytes()
         if self.textures and fits_words(form, shape[1]):
             if key not in self._codebooks:
@@ -356,7 +352,6 @@ class WeightLayout:
         return self._host(name, name, name, held)
 
     def _streamed_head(self, name: str, called: str, host: HostEmbedding) -> StreamedMatrix:
-        """A head whose blocks are streamed."""
         stream, most = self.placement.stream, self.max_binding
         held = streamed_matrix(name, host, stream, most, self.head_block)
         self._host("lm_head", name, called, host, held)

@@ -17,7 +17,6 @@ from qlora_wgpu.ops.tensor import converted
 def append(
     g: Graph, pair: tuple[Tensor, Tensor], layer: tuple[Tensor, Tensor], batch: BatchBuffers
 ) -> None:
-    """Appends keys and values of new tokens to their sequences."""
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
         raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")
@@ -139,7 +138,6 @@ def attention(
 def _stored(
     g: Graph, k: Tensor, v: Tensor, batch: BatchBuffers, cache: CacheView
 ) -> tuple[Tensor, Tensor]:
-    """All keys and values so far; appends k and v unless an earlier layer did."""
     layer = cache.stored(k)
     if layer is None:
         most_texture = g.max_binding if g.profile.textures else 0

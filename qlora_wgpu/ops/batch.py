@@ -105,7 +105,6 @@ class BatchBuffers:
 
     @property
     def packed_weights(self) -> PackedWeightCache | None:
-        """The packed weights for decoding, if there are any."""
         return None if self.cache is None else self.cache.packed_weights
 
     @property
@@ -115,7 +114,6 @@ class BatchBuffers:
 
     @property
     def span(self) -> int:
-        """The number of possible positions of its tokens."""
         return self.seq if self.cache is None else self.cache.capacity
 
     def angles_of(self, rotation: Rotation) -> HostRows:
@@ -138,7 +136,6 @@ class BatchBuffers:
 
     @property
     def embedded_bytes(self) -> int:
-        """Bytes of the rows that the host looks up."""
         return sum(rows.table.nbytes for rows in self.embedded.values())
 
     def _row_numbers(self) -> Tensor:
@@ -158,7 +155,6 @@ def make_batch_buffers(
     drops: bool = False,
     sampled: bool = False,
 ) -> BatchBuffers:
-    """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None

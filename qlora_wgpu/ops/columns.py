@@ -78,7 +78,6 @@ class HeadPart:
     width: int  # number of columns taken
 
     def fits(self, heads: int) -> bool:
-        """Whether x has these columns for ``heads`` heads."""
         room = self.group or self.x.columns
         own = self.group * heads == self.x.columns if self.group else True
         return own and self.first >= 0 and self.width > 0 and self.first + self.width <= room

@@ -187,7 +187,6 @@ def _keep(
     shape: dict[str, int],
     constants: dict[str, Constant],
 ) -> None:
-    """Stores what later tokens need of the last ones."""
     tensors = {"segments": batch.segments, **batch.texts, "x": x, "state": state}
     units = x.rows * shape["hidden"]
     g.launch(

@@ -47,7 +47,6 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
 def expert_linear(
     g: Graph, x: Tensor, layer: ExpertLinear, routing: Routing, batch: BatchBuffers
 ) -> Tensor:
-    """Applies each expert's layer to its rows."""
     weight, lora, tiles = layer.weight, layer.lora, routing.tiles
     if x.rows != routing.rows or x.columns != weight.columns:
         raise GraphError(

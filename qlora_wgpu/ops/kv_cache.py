@@ -37,7 +37,6 @@ class CacheView:
     """A cache while a batch is traced with it, layer by layer."""
 
     def __init__(self, cache: KVCache) -> None:
-        """Starts at the first layer."""
         self.capacity = cache.capacity
         self.texts = cache.texts
         self.packed_weights: PackedWeightCache | None = None
@@ -48,7 +47,6 @@ class CacheView:
         self._next_state = 0
 
     def next_layer(self, dtype: str, columns: int, most_texture: int = 0) -> tuple[Tensor, Tensor]:
-        """The keys and values of the next layer."""
         if self._next == len(self._cache.layers):
             pair = tuple(
                 _kept(name, self.texts * self.capacity, columns, dtype, most_texture)
@@ -66,11 +64,9 @@ class CacheView:
         return self._stored.get(keys)
 
     def note_stored(self, keys: Tensor, layer: tuple[Tensor, Tensor]) -> None:
-        """Records the layer that stored new keys, for layers that share them."""
         self._stored[keys] = layer
 
     def norm(self, name: str, length: int) -> Tensor:
-        """The float32 vector of DoRA norms of that name."""
         if name not in self._cache.norms:
             storage = Storage(name, "kv cache", 4 * length)
             self._cache.norms[name] = vector(name, length, "float32", storage)

@@ -56,7 +56,6 @@ def transposed(
 
 
 def row_words(x: Tensor) -> int:
-    """The stride of a matrix in words of 16 bytes."""
     return x.stride * ITEM_SIZE[x.dtype] // TEXEL
 
 

@@ -126,7 +126,6 @@ class _Product:
     inverse: Tensor | None = None  # DoRA's 1 / ‖W + s·B·A‖
 
     def add(self, g: Graph, x: Tensor, float32: Sequence[bool]) -> list[Tensor]:
-        """Adds the launches and their VJP; returns each layer's result."""
         ys = [
             (g.float32 if flag else g.operand)(layer.name, x.rows, layer.weight.rows)
             for layer, flag in zip(self.layers, float32, strict=True)

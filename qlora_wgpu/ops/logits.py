@@ -20,7 +20,6 @@ _VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of th
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
-    """Number of rows whose logits exist at once."""
     fitting = min(g.profile.logits_bytes, g.max_binding) // (4 * vocab)
     return min(max(fitting // _LEAST_ROWS * _LEAST_ROWS, _LEAST_ROWS), rows)
 

@@ -164,18 +164,15 @@ class LoraHead:
     of_b: Tensor  # accumulates the gradient of B
 
     def __init__(self, g: Graph, hidden: Tensor, lora: Lora, batch: BatchBuffers) -> None:
-        """Makes u."""
         self._g, self._hidden, self._lora, self._batch = g, hidden, lora, batch
         self.u = g.float32("lora u", hidden.rows, lora.r)
         DOWN.launch(g, LoraA(hidden, lora, self.u, batch.info))
 
     @classmethod
     def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> LoraHead | None:
-        """The adapter of a head, if it has one."""
         return None if head.pair is None else cls(g, hidden, head.pair, batch)
 
     def begin(self) -> None:
-        """Zeroes the gradients."""
         g, lora = self._g, self._lora
         self.du = g.float32("d u of the head", self._batch.rows, lora.r)
         fill_zero(g, self.du)
@@ -192,7 +189,6 @@ class LoraHead:
         return [self.du]
 
     def chunk(self, count: int) -> Tensor:
-        """Accumulates du of some label rows."""
         return self._g.float32("d u of rows", count, self._lora.r)
 
     def take(
@@ -217,11 +213,9 @@ class LoraHead:
         GEMM.launch(g, product)
 
     def put(self, chunk: Tensor, first: int) -> None:
-        """Scatters du of some label rows, starting at ``first``."""
         scatter(self._g, chunk, self.du, first, self._batch)
 
     def end(self, factors: Tensor | None) -> None:
-        """Adds the gradients."""
         g, lora, hidden = self._g, self._lora, self._hidden
         if factors is not None:
             scale_label_rows(g, self.du, factors, self._batch)

@@ -120,7 +120,6 @@ class _Loss:
 
     @property
     def has_own(self) -> bool:
-        """Whether the head has trained parameters."""
         return self.pair is not None or self._whole is not None
 
     def compute(
@@ -194,7 +193,6 @@ class _Loss:
         return dhidden
 
     def total(self, stats: Tensor) -> Tensor | None:
-        """Adds the losses, their number and the correct predictions to the micro-batches' sums."""
         given, objective = (self._g, self.losses, self._batch, stats), self._objective
         if objective.preference is not None:
             return preference(*given, objective.preference)
@@ -264,12 +262,10 @@ class _Loss:
         return dhidden
 
     def _gradient_rows(self, count: int) -> list[Tensor]:
-        """Accumulators of gradients of some label rows: of hidden, and of the pair's u."""
         dchunk = self._g.float32("d hidden rows", count, self._hidden.columns)
         return [dchunk] if self.pair is None else [dchunk, self.pair.chunk(count)]
 
     def _put(self, made: Sequence[Tensor], dhidden: Tensor, first: int) -> None:
-        """Scatters the gradients of some label rows."""
         scatter(self._g, made[0], dhidden, first, self._batch)
         if self.pair is not None:
             self.pair.put(made[1], first)

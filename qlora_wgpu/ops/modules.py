@@ -46,7 +46,6 @@ class DenseMatrix:
     whole: SavedModule | None = None  # the same if all rows are trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Yields the resident shards."""
         yield from self.resident
 
 
@@ -63,11 +62,9 @@ class HostEmbedding:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in host memory."""
         return matrix("", self.rows, self.columns, self.dtype).nbytes
 
     def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
-        """Rows (len(ids), padded columns)."""
         assert self.values is not None
         require_whole(self.values)
         rows: npt.NDArray[Any] = self.values[ids]
@@ -90,7 +87,6 @@ class StreamedMatrix:
         return self.host.trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Yields the blocks."""
         for row0, block in self.blocks:
             yield row0, self.brought(g, row0, block)
 
@@ -105,12 +101,10 @@ class StreamedMatrix:
 
 
 def trained_whole(weight: Matrix | HostEmbedding) -> SavedModule | None:
-    """An embedding or head as a parameter, if it is trained whole."""
     return weight.whole if isinstance(weight, DenseMatrix) else None
 
 
 def trained_rows(weight: Matrix | HostEmbedding) -> TrainableTokens | None:
-    """The trained rows of an embedding or head, if any."""
     if isinstance(weight, DenseMatrix | HostEmbedding | StreamedMatrix):
         return weight.trained
     return None
@@ -158,7 +152,6 @@ class DenseExperts:
     resident: tuple[tuple[int, int, Tensor], ...]  # of each shard
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields the resident shards."""
         yield from self.resident
 
 

@@ -35,7 +35,6 @@ class Span:
 
     @property
     def elements(self) -> int:
-        """Elements, padding not counted."""
         return self.rows * self.columns
 
 
@@ -54,7 +53,6 @@ class TensorMoments:
 
     @property
     def in_codes(self) -> bool:
-        """Whether its moments are in 8 bits."""
         return self.span.elements >= _LEAST
 
     @property
@@ -64,7 +62,6 @@ class TensorMoments:
 
     @property
     def block_words(self) -> int:
-        """Words of a block."""
         return _CODE_WORDS + 1 if self.in_codes else BLOCK
 
     def _view(self, words: Words) -> Words:
@@ -81,7 +78,6 @@ class TensorMoments:
         return {f"state{number}": codes[:count].copy(), f"absmax{number}": scales}
 
     def join(self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """The inverse of ``split``."""
         state = _checked(
             parts, f"state{number}", np.uint8 if self.in_codes else np.float32, self.span.elements
         )
@@ -136,7 +132,6 @@ class BlockTable:
         values: Sequence[npt.NDArray[np.float32]],
         cuts: Sequence[int] = (),
     ) -> None:
-        """Lays out the blocks of tensors, in this order."""
         self.tensors: list[TensorMoments] = []
         self.blocks = self.words = 0
         for span in spans:
@@ -166,7 +161,6 @@ class BlockTable:
         return [BlockRange(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
 
     def new_moment(self, label: str) -> ShardedVector:
-        """Allocates a moment."""
         lengths = [shard.end_word - shard.word for shard in self.shards]
         return ShardedVector.laid_out(label, "optimizer", "uint32", lengths)
 
@@ -282,12 +276,10 @@ def _cuts(
 
 
 def _part(lengths: Sequence[int]) -> int:
-    """Words of the largest part."""
     return min(_PART, max(lengths))
 
 
 def passing_parts(lengths: Sequence[int], blocks: BlockTable | None = None) -> int:
-    """Number of parts of offloaded moments, given the shards' lengths in words."""
     return sum(len(cuts) - 1 for cuts in _cuts(lengths, _part(lengths), blocks))
 
 

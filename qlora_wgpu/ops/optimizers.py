@@ -122,7 +122,6 @@ def _rates(config: OptimizerConfig) -> dict[str, int | float]:
 def _bound(
     state: OptimizerState, part: UpdatedPart
 ) -> tuple[dict[str, Tensor], dict[str, Constant]]:
-    """Bindings and constants of all updates."""
     p, gradient, *moments = part.tensors
     in_halves = gradient.dtype == "bfloat16"
     return {
@@ -137,7 +136,6 @@ def _bound(
 def _update(
     g: Graph, path: str, state: OptimizerState, part: UpdatedPart, rates: dict[str, int | float]
 ) -> None:
-    """Updates a part with float32 moments."""
     tensors, constants = _bound(state, part)
     units = tensors["p"].units(4)
     split = units if state.split is None else max(state.split - part.begin, 0) // 4
@@ -156,7 +154,6 @@ def _update_8bit(
     rates: dict[str, int | float],
     blocks: BlockTable,
 ) -> None:
-    """Updates a part with 8-bit moments."""
     tensors, halves = _bound(state, part)
     constants, count = row_constants(g), len(blocks.tensors)
     if not g.profile.textures:

@@ -51,7 +51,6 @@ class Preference:
 
     @property
     def has_reference(self) -> bool:
-        """Whether it uses a reference model."""
         return self.objective != "orpo"
 
     @property
@@ -119,7 +118,6 @@ def preference(
 
 
 def divergence(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> None:
-    """Adds the divergence from the reference over a batch's answers to ``stats``."""
     tensors = {
         "sums": summed_logps(g, losses, batch),
         "samples": _samples(batch).table,

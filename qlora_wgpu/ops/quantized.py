@@ -80,17 +80,14 @@ class QuantizedMatrix:
         return _cut(self.experts, max(min(max_binding, _EXPERT_BYTES) // one, 1))
 
     def fill(self, g: Graph) -> None:
-        """Adds the launches that fill the kept operands."""
         for first, w in self.kept:
             self._put(g, w, first)
 
     def _put(self, g: Graph, w: Tensor, first: int) -> None:
-        """Dequantizes into ``w`` from a row, or from an expert if there are several."""
         self._launch(g, w, *((0, first) if self.experts == 1 else (first, 0)))
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """Its tensors by the kernels' names."""
         parts = {
             "codes": self.codes,
             "absmax": self.absmax,
@@ -104,7 +101,6 @@ class QuantizedMatrix:
         self._launch(g, w, 0, 0, among=row0)
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
-        """Dequantizes some experts at a time, stacked."""
         for first, kept in self.kept:
             yield first, kept.rows // self.rows, kept
         if self.kept:
@@ -126,8 +122,6 @@ class QuantizedMatrix:
     def _launch(
         self, g: Graph, w: Tensor, expert: int, row0: int, among: int | None = None
     ) -> None:
-        """Dequantizes from an expert or a row."""
-
         def rest_of(part: Tensor) -> Tensor:
             skipped = expert * self._stride(part)
             rest = part.columns - skipped
@@ -232,13 +226,11 @@ class PackedWeightCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all packed weights so far."""
         tensors = [t for s in self._made.values() for t in (s.words, s.scales, s.minima)]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
     def needs_fill(self) -> bool:
-        """Whether packed weights that launches read are not filled yet."""
         return bool(self._fills)
 
     def fill(self, g: Graph) -> None:

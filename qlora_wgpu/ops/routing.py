@@ -81,13 +81,11 @@ def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
 def assigned(
     g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int, tile: int = EXPERT_TILE
 ) -> Routing:
-    """Assigns slots to selected experts, in tiles of ``tile`` rows."""
     slots, assignments, tiles, rows = _assign_slots(g, ids, experts, tile)
     return Routing(top_k, ids, weights, slots, assignments, tiles, rows)
 
 
 def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
-    """Copies each row, of any type, to the slots of its assignments."""
     if x.rows != routing.weights.rows:
         raise GraphError(f"permute: {x} does not have the rows of {routing.weights}")
     words = row_words(x)
@@ -151,7 +149,6 @@ def most_rows(assignments: int, experts: int, tile: int = EXPERT_TILE) -> int:
 def _chosen(
     g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: float
 ) -> tuple[dict[str, int | float], dict[str, Tensor]]:
-    """Launches the selection; returns its parameters and tensors."""
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
     params = {
@@ -270,7 +267,6 @@ class Scoring:
     pairs: bool = False  # whether groups are ranked by their two best scores instead of the best
 
     def fits(self, experts: int, top_k: int) -> bool:
-        """Whether ``top_k`` of ``experts`` experts can be selected."""
         if not 0 < self.top_groups <= self.groups <= MOST_GROUPS or experts % self.groups:
             return False
         size = experts // self.groups

@@ -72,13 +72,11 @@ def _words_of_text(vocab: int) -> int:
 
 
 def make_seen(texts: int, vocab: int) -> Tensor:
-    """Space for the ``seen_words`` of sequences."""
     count = texts * _words_of_text(vocab)
     return vector("seen tokens", count, "uint32", Storage("seen tokens", "kv cache", 4 * count))
 
 
 def make_choices(rows: int, seen: Tensor) -> SamplerState:
-    """Space for the settings and tokens of ``rows`` rows."""
     words = _WORDS * rows
     settings = Storage("choices", "inputs", 4 * words)
     chosen = Storage("chosen tokens", "inputs", 4 * rows * DECODE_STEPS_AHEAD)
@@ -132,7 +130,6 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState)
 def encode_choices(
     settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
 ) -> npt.NDArray[np.uint32]:
-    """Encodes the settings of rows."""
     words = np.zeros((len(settings), _WORDS), np.uint32)
     floats = words.view(np.float32)
     for row, (own, seed, step) in enumerate(zip(settings, seeds, steps, strict=True)):

@@ -13,7 +13,6 @@ from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 
 def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
-    """Zeroes y."""
     for shard in as_sharded(y).shards:
         units = ceil_div(shard.nbytes, 16)
         g.launch("tensor/fill.wgsl", units, {"y": shard})
@@ -102,7 +101,6 @@ def cast(g: Graph, x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def as_float32(g: Graph, x: Tensor) -> Tensor:
-    """An operand as float32, differentiable."""
     return cast(g, x, "float32")
 
 

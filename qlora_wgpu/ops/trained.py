@@ -43,7 +43,6 @@ class TrainableTokens:
         self.slots = _table(f"places of rows of {self.name}", slots)
 
     def within(self, row0: int, count: int) -> bool:
-        """Whether any of them is among these rows of the matrix."""
         return any(row0 <= index < row0 + count for index in self.indices)
 
 

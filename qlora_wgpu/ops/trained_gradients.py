@@ -55,7 +55,6 @@ class HeadGradient:
     """
 
     def __init__(self, g: Graph, trained: TrainableTokens, batch: BatchBuffers) -> None:
-        """Starts with zeros."""
         self._g, self._trained, self._batch = g, trained, batch
         self.columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
         fill_zero(g, self.columns)
@@ -89,7 +88,6 @@ class HeadGradient:
         )
 
     def add(self, hidden: Tensor, factors: Tensor | None = None) -> None:
-        """Adds the gradient: products with the hidden states."""
         g, rows = self._g, self._trained.rows
         gradient = g.float32(f"d {self._trained.name}", *rows.shape)
         fill_zero(g, gradient)

@@ -54,7 +54,6 @@ class GgmlFormat:
 
     @property
     def name(self) -> str:
-        """ggml's name."""
         return self.form.name
 
 
@@ -319,7 +318,6 @@ def _empty(form: GgmlFormat, shape: tuple[int, int]) -> QuantizedWeight:
 def _put(
     form: GgmlFormat, weight: QuantizedWeight, blocks: npt.NDArray[np.uint8], first: int
 ) -> None:
-    """Writes stored blocks, starting with number ``first``."""
     parts = form.take_apart(blocks)
     codes = pack_nibbles(parts.codes) if form.form.bits == 4 else parts.codes.reshape(-1)
     per_block = codes.size // len(blocks)

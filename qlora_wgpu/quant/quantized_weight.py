@@ -247,7 +247,6 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         arrays = (self.codes, self.format.quant_map, self.absmax)
         nested = (self.nested_absmax, self.nested_quant_map)
         return sum(a.nbytes for a in arrays) + sum(a.nbytes for a in nested if a is not None)

@@ -66,7 +66,6 @@ def fp4_weight(
 
 
 def _even_first(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Bytes with their nibbles swapped."""
     flat = codes.reshape(-1)
     return flat << np.uint8(4) | flat >> np.uint8(4)
 
@@ -75,7 +74,6 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word for each of its ei
 
 
 def group_format(name: str, bits: int, columns: int, group_size: int) -> WeightFormat:
-    """The format of a matrix of AWQ or GPTQ."""
     group = WHOLE if group_size == -1 else group_size
     return WeightFormat(
         name,

@@ -83,7 +83,6 @@ def last_state(
 def _states(
     k: Array, v: Array, decay: Array, beta: Array, segments: Segments, heads: Heads
 ) -> list[Array | None]:
-    """The state after each token; None for padding."""
     k, seq = _normalized(k, heads), segments.shape[1]
     states = list[Array | None]()
     for row, segment in enumerate(segments.reshape(-1)):

@@ -50,7 +50,6 @@ def weights_of(
     at_least: bool = False,
     scale: float = 1.0,
 ) -> Array:
-    """The weights (rows, top) of selected experts."""
     chosen = np.take_along_axis(scores_of(logits, sigmoids=sigmoid), ids, 1)
     if not normalized:
         return scale * chosen

@@ -61,7 +61,6 @@ def random_bits(
 
 
 def mixed(v: Bits) -> Bits:
-    """The device's hash function."""
     v = (v ^ (v >> np.uint32(16))) * np.uint32(0x7FEB352D)
     v = (v ^ (v >> np.uint32(15))) * np.uint32(0x846CA68B)
     result: Bits = v ^ (v >> np.uint32(16))

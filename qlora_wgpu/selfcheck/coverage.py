@@ -39,7 +39,6 @@ class Footprint(NamedTuple):
 
     @classmethod
     def of(cls, launches: Iterable[Launch]) -> Footprint:
-        """That of some launches."""
         shaders = {launch.shader.label: launch.shader for launch in launches}
         parts = (_statements(shader.path, shader.code) for shader in shaders.values())
         lengths = {label: len(shader.code) for label, shader in shaders.items()}
@@ -47,7 +46,6 @@ class Footprint(NamedTuple):
 
     @property
     def paths(self) -> set[str]:
-        """The shaders' files."""
         return {path for path, _ in self.statements} - {_OPERANDS}
 
 

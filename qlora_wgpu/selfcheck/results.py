@@ -35,7 +35,6 @@ _CUTS = 32  # number of profiles in the cache
 
 
 def cache_file() -> Path:
-    """The file of results: ``qlora-wgpu/checked.json`` in the cache folder."""
     return cache_path("checked.json")
 
 
@@ -64,7 +63,6 @@ def keep_wrong(kind: str) -> None:
 
 
 def key(parts: Iterable[object]) -> str:
-    """A short hash of some values."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:16]
 
 
@@ -126,19 +124,16 @@ def _of_kind(profile: Profile, kind: str) -> Profile:
 
 
 def num_checks(device: Device) -> int:
-    """The number of results of ``check_device``."""
     return len(variants(device)) * len(DTYPES) * len(checks())
 
 
 def check_device(device: Device) -> Iterator[Result]:
-    """Runs all checks of all variants in both types."""
     for variant in variants(device):
         for dtype in DTYPES:
             yield from check_variant(device, variant, dtype)
 
 
 def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
-    """Runs all checks of one variant in one type."""
     profile = variants(device)[variant]
     cases = cases_of(device, profile, dtype)
     for name in checks():
@@ -147,7 +142,6 @@ def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
 
 
 def num_own_cases(device: Device) -> int:
-    """The number of results of ``check_own_cases``."""
     return len(DTYPES) * len(cases_for(device.profile))
 
 
@@ -192,7 +186,6 @@ def cases_of_launches(
     launches: Iterable[Launch],
     new: Statements | None = None,
 ) -> list[Case]:
-    """The checks that ``check_launches`` runs."""
     needed = Footprint.of(launches)
     missing = needed.statements if new is None else new
     paths = {path for path, _ in missing}

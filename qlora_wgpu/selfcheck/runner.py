@@ -61,7 +61,6 @@ class Runner:
     def __init__(
         self, device: Device, profile: Profile, dtype: str, *, in_textures: bool = False
     ) -> None:
-        """Starts an empty graph."""
         self.device = device
         self.dtype = dtype
         self._in_textures = in_textures and profile.textures
@@ -73,7 +72,6 @@ class Runner:
 
     @property
     def shaders(self) -> set[str]:
-        """The files of the shaders that ran."""
         return {launch.path for launch in self.launches}
 
     def rounded(self, array: Array) -> Array:
@@ -85,15 +83,12 @@ class Runner:
         return rounded(array, self.graph.weight_dtype)
 
     def float32(self, array: Array, *, grad: bool = False) -> Tensor:
-        """A float32 tensor with these values."""
         return self._given(np.asarray(array, np.float32), "float32", grad)
 
     def operand(self, array: Array, *, grad: bool = False) -> Tensor:
-        """A matmul operand with these values."""
         return self._given(np.asarray(array, np.float32), self.dtype, grad)
 
     def weight(self, array: Array) -> Tensor:
-        """Frozen weights with these values."""
         return self._given(np.asarray(array, np.float32), self.graph.weight_dtype, False)
 
     def _given(self, array: npt.NDArray[np.float32], dtype: str, grad: bool) -> Tensor:
@@ -116,7 +111,6 @@ class Runner:
         weights: npt.NDArray[np.float32] | None = None,
         samples: PreferenceInputs | None = None,
     ) -> BatchBuffers:
-        """A batch of these inputs."""
         buffers = make_batch_buffers(
             *mask.shape,
             noise=noise,
@@ -131,7 +125,6 @@ class Runner:
         return buffers
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
-        """The gradients of some inputs."""
         self.graph.add_gradient(output, cotangent)
         self.graph.backward()
         return [self.graph.gradient_of(x) for x in of]
@@ -183,7 +176,6 @@ class Runner:
 
     @staticmethod
     def _rows(program: Program, tensor: Tensor) -> npt.NDArray[np.float32]:
-        """A tensor's rows with padding."""
         raw = program.read(tensor)
         return stored_floats(raw, tensor.dtype).reshape(tensor.rows, tensor.stride)
 
@@ -245,7 +237,6 @@ def _counts(profile: Profile) -> Tensor | None:
 
 
 def new_counts() -> Tensor:
-    """A counter of values that kernels clamp."""
     storage = Storage("saturated", "check", 16, np.zeros(4, np.uint32))
     return vector("saturated", 4, "uint32", storage)
 
@@ -258,7 +249,6 @@ class Tracer(Runner):
     """Records a check's launches, and ends it before it runs."""
 
     def run(self, *outputs: Tensor) -> list[Array]:
-        """Records the launches."""
         self._plan(outputs)
         raise TracingDone
 

@@ -177,13 +177,13 @@ def test_one_pair_for_both_is_not_merged(place, whole, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"lora": {"use_dora": True}}, r"use_dora cannot adapt model\.embed_tokens"),
+        ({"lora": {"use_dora": True}}, r"use_dora is not supported for model\.embed_tokens"),
         (
             {"lora": {"init_lora_weights": "pissa", "lora_dropout": 0.0}},
-            r"cannot begin an adapter of model\.embed_tokens",
+            r"is not supported for model\.embed_tokens",
         ),
-        ({"lora": {"trainable_token_indices": [1]}}, r"names model\.embed_tokens, and rows of tok"),
-        ({"model": {"add_tokens": ["<new>"]}}, r"names model\.embed_tokens, and rows of tokens"),
+        ({"lora": {"trainable_token_indices": [1]}}, r"names model\.embed_tokens while rows"),
+        ({"model": {"add_tokens": ["<new>"]}}, r"names model\.embed_tokens while rows of tokens"),
         (
             {"lora": {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}},
             "one pair for both is not supported",

@@ -266,7 +266,7 @@ def test_an_adapter_of_another_base_names_both(place, tmp_path):
     for changes, reason in (
         ({"hidden_size": 60}, "has shape (36, 4), this model expects (60, 4)"),
         ({"num_hidden_layers": 1}, "it adapts model.layers.1."),
-        ({"num_hidden_layers": 3}, "it has nothing for model.layers.2."),
+        ({"num_hidden_layers": 3}, "it has no weights for model.layers.2."),
     ):
         other = tmp_path / "-".join(changes) / str(*changes.values())
         write_model(other, **changes)

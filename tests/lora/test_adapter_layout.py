@@ -135,8 +135,8 @@ def test_tied_matrices_are_stored_once(tmp_path):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("model.embed_tokens.weight", "lack model.embed_tokens.weight.*tie_word_embeddings"),
-        ("lm_head.weight", "no tensor 'lm_head.weight'"),
+        ("model.embed_tokens.weight", "embed_tokens.weight is missing.*tie_word"),
+        ("lm_head.weight", "tensor 'lm_head.weight' is missing"),
     ],
 )
 def test_an_untied_matrix_has_no_other_name(tmp_path, missing, message):

@@ -73,7 +73,7 @@ def test_a_part_of_a_vector_lies_in_one_piece():
     assert part.storage is second.storage and part.offset == 4 * count and part.columns == count
     with pytest.raises(GraphError, match="not in one shard"):
         vector.part(begin - count, 2 * count)
-    with pytest.raises(GraphError, match="pieces"):
+    with pytest.raises(GraphError, match="16 shards"):
         _ = vector.whole
 
 

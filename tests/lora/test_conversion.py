@@ -68,5 +68,5 @@ def test_what_is_no_pair_of_two_halves_is_refused(tmp_path, wrong):
 def test_damaged_metadata_are_told(tmp_path, text):
     tensors, plain, _ = converted(started())
     save_file(tensors, tmp_path / "adapter_model.safetensors", {STARTED: text})
-    with pytest.raises(CheckpointError, match="its metadata init_lora_weights are damaged"):
+    with pytest.raises(CheckpointError, match="metadata init_lora_weights is damaged"):
         started_in(tmp_path, tensors, plain)

@@ -162,7 +162,7 @@ def test_dense_layers_beside_experts_are_named_in_full():
     assert opened.names == adapter.names
     assert adapter.is_written_together and adapter.peft_differences == []
     [text] = AdapterLayout(LoraConfig(use_dora=True), MIXED, [STACK]).peft_differences
-    assert "takes model.layers.0.mlp.up_proj (1 such layers) for experts" in text
+    assert "treats model.layers.0.mlp.up_proj (1 such layers) as experts" in text
 
 
 def test_layers_that_have_tensors_tell_what_names_mean():
@@ -255,14 +255,14 @@ def test_dora():
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
 def test_a_pattern_for_no_adapted_layer_is_an_error(key):
     for pattern in ("qproj", "up_proj"):  # misspelt; of a layer without an adapter
-        with pytest.raises(ConfigError, match=f"lora.{key}: no adapted layer fits '{pattern}'"):
+        with pytest.raises(ConfigError, match=f"lora.{key}: '{pattern}' matches no adapted layer"):
             names(target_modules=["q_proj", "v_proj"], **{key: {"v_proj": 2, pattern: 4}})
 
 
 @pytest.mark.parametrize(("lora", "told"), [
-    ({"use_dora": True}, "use_dora cannot adapt embed_tokens"),
-    ({"init_lora_weights": "pissa"}, "pissa cannot begin an adapter of embed_tokens"),
-    ({"trainable_token_indices": [1]}, "names embed_tokens, and rows of tokens are trained"),
+    ({"use_dora": True}, "use_dora is not supported for embed_tokens"),
+    ({"init_lora_weights": "pissa"}, "pissa is not supported for embed_tokens"),
+    ({"trainable_token_indices": [1]}, "names embed_tokens while rows of tokens are trained"),
     ({"ensure_weight_tying": True}, "one pair for both is not supported"),
 ])  # fmt: skip
 def test_what_a_pair_on_an_embedding_cannot_be_with(lora, told):

@@ -30,7 +30,7 @@ def test_a_layer_that_stays_frozen_here_may_be_of_the_right_model():
     shapes = {name: array.shape for name, array in own.items()}
     text = told(own | pair(FROZEN, 4, 8), shapes)
     assert f"org/mixture and does not fit base: it adapts {FROZEN} (1 such layers), which" in text
-    assert text.endswith("that it was trained on, or, if it is this one, merge it with PEFT")
+    assert text.endswith("that it was trained on, or merge it with PEFT if that is this model")
     larger = told(pair(LAYER, 6, 9), shapes)
     assert "(2, 9), this model expects (2, 8)" in larger and "PEFT" not in larger
 

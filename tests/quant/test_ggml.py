@@ -56,9 +56,9 @@ def test_what_does_not_fit_is_refused() -> None:
         repack_ggml("Q4_K", raw, (3, 256), "x")
     infinite = raw.copy()
     infinite[:2] = 0x00, 0x7C
-    with pytest.raises(CheckpointError, match="x holds a scale that is NaN or infinite"):
+    with pytest.raises(CheckpointError, match="x contains a scale that is NaN or infinite"):
         repack_ggml("Q4_K", infinite, (2, 256), "x")
     blocks = raw_blocks("MXFP4", 2)
     blocks[1, 0] = 255
-    with pytest.raises(CheckpointError, match="x holds a scale that is NaN or infinite"):
+    with pytest.raises(CheckpointError, match="x contains a scale that is NaN or infinite"):
         repack_ggml("MXFP4", blocks.reshape(-1), (2, 32), "x")

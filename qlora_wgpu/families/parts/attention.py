@@ -61,7 +61,6 @@ class QKNorm:
     after_rope: bool = False  # whether it is applied after RoPE
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
-        """q_norm and k_norm of the attention whose names begin so."""
         query_size, key_size = dimensions.query_size, dimensions.key_value_size
         if self.per_head:
             query_size = key_size = dimensions.head_dim
@@ -86,7 +85,6 @@ class QKLayerNorm:
     after_rope: ClassVar[bool] = False
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
-        """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
         if self.shared:
             leaves = [f"{at}{name}.{leaf}" for name in self.names for leaf in ("weight", "bias")]
             return Weights(norms=dict.fromkeys(leaves, dimensions.head_dim))
@@ -100,7 +98,6 @@ class QKLayerNorm:
         )
 
     def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
-        """Normalizes queries or keys: operands."""
         return ops.qk_layer_norm(x, name, self.eps)
 
 
@@ -142,7 +139,6 @@ class Attention:
     name: str = "self_attn"  # the module's name within a layer
 
     def weights(self, at: str) -> Weights:
-        """The projections and norms of the layer whose names begin so."""
         at += f"{self.name}."
         hidden_size = self.dimensions.hidden_size
         sizes = {name: size for name, (_, size) in self._columns.items()}
@@ -169,7 +165,6 @@ class Attention:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Attends from x; the result is that of ``LayerOps.linear_out``."""
         q, pair, gate = self.project(ops, x, at)
         assert pair is not None  # a decoder that shares keys and values calls ``attend``
         return self.attend(ops, q, pair, at, residual, scale, gate)
@@ -222,21 +217,18 @@ class Attention:
 
     @property
     def _columns(self) -> dict[str, tuple[int, int]]:
-        """The first column and the width of q, k and v in their fused product."""
         wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
         columns = {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
         absent = ("k", "v") if self.shared else ("v",) if self.keys_as_values else ()
         return {name: place for name, place in columns.items() if name not in absent}
 
     def _part(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
-        """q, k or v of their fused product."""
         if self.fused is None or not self.fused.by_head:
             return ops.columns(x, *self._columns[name])
         heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
         return ops.group_columns(x, heads, 3 * size, "qkv".index(name) * size, (size,))
 
     def _query_and_gate(self, ops: LayerOps, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Splits a product into all heads' queries and their gates."""
         if not self.gated:
             return x, None
         heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
@@ -250,7 +242,6 @@ class Attention:
         return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
 
     def _rotated(self, ops: LayerOps, at: str, ys: list[Tensor]) -> list[Tensor]:
-        """Queries, and keys if there are any, normalized and rotated."""
         norm, rope, head_dim = self.qk_norm, self.rope, self.dimensions.head_dim
         if norm is not None and not norm.after_rope:
             ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]

@@ -24,7 +24,6 @@ from qlora_wgpu.limits import (
 
 
 def check_sizes(weights: Weights, embedding: int) -> None:
-    """Refuses sizes far larger than those of any model."""
     sizes = [spec.out_features * spec.in_features for spec in weights.linears]
     stacks = {spec.name: spec.out_features * spec.in_features for spec in weights.experts}
     count = len(sizes) + sum(spec.experts for spec in weights.experts)
@@ -82,7 +81,6 @@ def is_above_zero(value: Any) -> TypeGuard[float]:
 
 
 def name_kinds(types: Any, kinds: tuple[str, ...], layers: int) -> bool:
-    """Whether a list names one of ``kinds`` for each layer."""
     is_whole = isinstance(types, list) and len(types) == layers
     return is_whole and all(isinstance(kind, str) and kind in kinds for kind in types)
 
@@ -95,7 +93,6 @@ class ConfigReader:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Wraps the parsed file."""
         self.config = config
 
     def with_defaults(self, **defaults: Any) -> ConfigReader:
@@ -124,7 +121,6 @@ class ConfigReader:
         return 0 if type(value) is int and value == 0 else self.integer(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """A finite number that is not negative."""
         value = self.config.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise UnsupportedModelError(f"config.json: {key} must be a number, got {brief(value)}")
@@ -157,7 +153,6 @@ class ConfigReader:
         return value
 
     def layer_kinds(self, key: str, kinds: tuple[str, ...], layers: int) -> list[str]:
-        """One of ``kinds`` for each layer."""
         types: Any = self.config.get(key)
         if not name_kinds(types, kinds, layers):
             raise UnsupportedModelError(
@@ -192,7 +187,6 @@ class ConfigReader:
         return float(value)
 
     def no_dropout(self, *keys: str) -> None:
-        """Refuses dropouts, which are not supported."""
         for key in keys:
             self.choice(key, (0, 0.0, None))
 
@@ -273,7 +267,6 @@ class Dimensions:
 
     @classmethod
     def read(cls, read: ConfigReader, head_dim: int | None = None) -> Dimensions:
-        """Reads them."""
         hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
         dimensions = cls(
             num_key_value_heads=read.integer("num_key_value_heads", heads),
@@ -295,10 +288,8 @@ class Dimensions:
 
     @property
     def query_size(self) -> int:
-        """Elements of a token's queries, all heads."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def key_value_size(self) -> int:
-        """Elements of a token's keys, or values, all heads."""
         return self.num_key_value_heads * self.head_dim

@@ -38,7 +38,6 @@ class ResidualOrder:
 
     @property
     def names(self) -> list[str]:
-        """The norms of a layer."""
         norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return [name for name in norms if name is not None]
 
@@ -86,7 +85,6 @@ class Layer:
     residual_scale: float = 1.0  # factor of each half's output
 
     def weights(self, at: str) -> Weights:
-        """The weights of the layer whose names begin so."""
         weights = self.attention.weights(at) + self.mlp.weights(at)
         for name in self.order.names:
             weights += self.norm.weights(at + name, self.attention.dimensions.hidden_size)
@@ -150,7 +148,6 @@ class Decoder:
         return weights + self.norm.weights(name, self.dimensions.hidden_size)
 
     def architecture(self) -> Architecture:
-        """The architecture, which the rest of the package uses."""
         weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         head_bias = "lm_head.bias" if self.head_bias else ""
@@ -183,7 +180,6 @@ class Decoder:
         return self.norm.trace(ops, state[STREAM], f"{self.prefix}{self.final_norm}")
 
     def embedded(self, ops: LayerOps) -> State:
-        """The state before the first layer."""
         return {STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
 
     def within_language_model(self) -> Decoder:
@@ -199,7 +195,6 @@ class Decoder:
 
     @property
     def layer_prefix(self) -> str:
-        """The prefix of a layer's modules, up to the layer's number."""
         return f"{self.prefix}layers."
 
     def _at(self, i: int) -> str:
@@ -232,7 +227,6 @@ class DecoderFamily:
     compose: Callable[[ConfigReader], Decoder]
 
     def read(self, config: Mapping[str, Any]) -> Architecture:
-        """Reads a config.json."""
         for part in (config, config.get("text_config")):
             if isinstance(part, Mapping):
                 ConfigReader(part).choice("is_causal", (True,), True)
@@ -252,5 +246,4 @@ class DecoderFamily:
         *,
         checkpointing: bool,
     ) -> Tensor:
-        """Traces the model up to the final norm."""
         return config.trace(LayerOps(g, modules, batch), checkpointing=checkpointing)

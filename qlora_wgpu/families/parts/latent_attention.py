@@ -41,7 +41,6 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head's query."""
         return self.rope_dim + self.nope_dim
 
     @property
@@ -51,7 +50,6 @@ class LatentAttention:
         return longest + longest % 2
 
     def weights(self, at: str) -> Weights:
-        """The projections and norms of the layer whose names begin so."""
         at += "self_attn."
         hidden, heads = self.dimensions.hidden_size, self.dimensions.num_attention_heads
         queries, latent = heads * self.query_dim, self.kv_rank + self.rope_dim
@@ -73,7 +71,6 @@ class LatentAttention:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Attends from x; the result is that of ``LayerOps.linear_out``."""
         at += "self_attn."
         nope, turned, v_dim = self.nope_dim, self.rope_dim, self.v_dim
         heads, head_dim = self.dimensions.num_attention_heads, self.head_dim
@@ -103,7 +100,6 @@ class LatentAttention:
 def read_latent_attention(
     read: ConfigReader, sizes: Mapping[str, int], q_rank: int
 ) -> LatentAttention:
-    """Attention by DeepSeek's keys of config.json."""
     read = read.with_defaults(q_lora_rank=q_rank)
     kv_rank, nope_dim, rope_dim, v_dim = (read.integer(key, own) for key, own in sizes.items())
     read = ConfigReader({**read.config, "head_dim": rope_dim})

@@ -52,7 +52,6 @@ class LayerOps:
     """Ops by the names of their weights, so that a forward pass reads like the model."""
 
     def __init__(self, g: Graph, modules: Modules, batch: BatchBuffers) -> None:
-        """Wraps what every op needs."""
         self.g = g
         self.batch = batch
         self._modules = modules
@@ -72,7 +71,6 @@ class LayerOps:
     def linear(
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """The layer of that name; see ``ops.linear``."""
         if name in self._made:
             return self._made.pop(name)
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
@@ -94,18 +92,15 @@ class LayerOps:
         return self.linear(x, name, residual, multiplier=scale)
 
     def expert_linear(self, x: Tensor, name: str, routing: Routing) -> Tensor:
-        """The layer of that name of every expert."""
         layer = self._modules.experts[name]
         return expert_linear(self.g, x, layer, routing, self.batch)
 
     def router(self, x: Tensor, name: str, multiplier: float = 1.0) -> Tensor:
-        """The router's float32 logits."""
         layer = self._modules.routers[name]
         return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
 
     @property
     def expert_tile(self) -> int:
-        """Rows of a tile of one expert."""
         return NEW_TOKENS_TILE if self.batch.decodes else EXPERT_TILE
 
     def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
@@ -117,24 +112,19 @@ class LayerOps:
             routers.top_k = routing.top_k
 
     def small(self, name: str) -> Tensor:
-        """The small float32 tensor of that name."""
         return self._modules.norms[name]
 
     def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """A module's small float32 weight and bias."""
         norms = self._modules.norms
         return norms[name + ".weight"], norms.get(name + ".bias")
 
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
-        """RMSNorm with that module's weight."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
 
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """RMSNorm of each head with that module's weight."""
         return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
     def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
-        """RMSNorm of each head without a weight."""
         return qk_norm(self.g, x, self._weight_of_ones(head_dim), eps)
 
     def _weight_of_ones(self, size: int) -> Tensor:
@@ -151,20 +141,16 @@ class LayerOps:
         return qk_layer_norm(self.g, x, weight, eps, bias)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """LayerNorm with that module's weight, and bias if there is one."""
         return layer_norm(self.g, x, *self._weight_and_bias(name), eps)
 
     def plain_layer_norm(self, x: Tensor, eps: float) -> Tensor:
-        """LayerNorm without a weight."""
         return layer_norm(self.g, x, self._weight_of_ones(x.columns), None, eps)
 
     def xielu(self, x: Tensor, name: str) -> Tensor:
-        """xIELU with that module's scalars."""
         stored = (f"{name}.{field.name}" for field in fields(XIELUScalars))
         return xielu(self.g, x, XIELUScalars(*(self._modules.norms[each] for each in stored)))
 
     def scaled(self, x: Tensor, name: str) -> Tensor:
-        """A matrix times the scalar of that name."""
         return scaled(self.g, x, self._modules.norms[name])
 
     def with_rows(self, x: Tensor, name: str, factor: float, rows_factor: float) -> Tensor:
@@ -173,7 +159,6 @@ class LayerOps:
         return weighted_sum(self.g, x, rows, factor, rows_factor)
 
     def short_conv(self, x: Tensor, name: str) -> Tensor:
-        """The gated convolution with that module's weight, and bias if there is one."""
         return short_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def causal_conv(self, x: Tensor, name: str) -> Tensor:
@@ -186,7 +171,6 @@ class LayerOps:
         return gated_delta_gates(self.g, a, b, norms[f"{at}A_log"], norms[f"{at}dt_bias"])
 
     def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
-        """RMSNorm of each head with that module's weight, times SiLU of z."""
         return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)
 
     # -- ops without -----------------------------------------------------------------------
@@ -200,7 +184,6 @@ class LayerOps:
     def ropes(
         self, xs: Sequence[Tensor], rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> list[Tensor]:
-        """``rope`` of queries and keys together."""
         table, rows = self._table(rotation)
         dim = rotation.rotary_dim
         return rope(
@@ -228,16 +211,13 @@ class LayerOps:
         softcap: float | None = None,
         sinks: str | None = None,
     ) -> Tensor:
-        """Causal attention within each sequence, with sinks by name; see ``ops.attention``."""
         of_heads = None if sinks is None else self._modules.norms[sinks]
         return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap, of_heads)
 
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
-        """The named activation of the gate, times up."""
         return glu(self.g, gate, up, name)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x · sigmoid(gate)."""
         return sigmoid_gate(self.g, x, gate)
 
     def gated_delta_rule(
@@ -247,23 +227,18 @@ class LayerOps:
         return gated_delta_rule(self.g, q, k, v, decay, beta, self.batch, *sizes)
 
     def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
-        """gpt-oss's gated unit."""
         return clamped_glu(self.g, gate, up, scalars)
 
     def row_gate(self, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Each row times its gate's sigmoid, plus the residual if there is one."""
         return row_gate(self.g, x, gate, residual)
 
     def activation(self, x: Tensor, name: str) -> Tensor:
-        """The activation of that name."""
         return activation(self.g, x, name)
 
     def clip(self, x: Tensor, limit: float) -> Tensor:
-        """Elements within the limit."""
         return clip(self.g, x, limit)
 
     def columns(self, x: Tensor, first: int, count: int) -> Tensor:
-        """Some columns of a matrix."""
         return columns(self.g, x, first, count)
 
     def group_columns(
@@ -273,11 +248,9 @@ class LayerOps:
         return group_columns(self.g, x, groups, group, first, widths, **options)
 
     def head_parts(self, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
-        """Heads composed of columns of other matrices."""
         return head_parts(self.g, parts, heads, head_dim)
 
     def operand(self, x: Tensor) -> Tensor:
-        """A float32 matrix as an operand."""
         return cast(self.g, x)
 
     # -- layers ----------------------------------------------------------------------------

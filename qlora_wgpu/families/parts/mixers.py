@@ -25,7 +25,6 @@ class DeltaHeads:
 
     @classmethod
     def read(cls, read: ConfigReader) -> DeltaHeads:
-        """Reads ``linear_num_key_heads`` and so on, with Hugging Face's defaults."""
         heads = cls(
             read.integer("linear_num_key_heads", 16),
             read.integer("linear_num_value_heads", 32),
@@ -54,17 +53,14 @@ class DeltaHeads:
 
     @property
     def key_size(self) -> int:
-        """Elements of all queries of a token, or of all keys."""
         return self.key_heads * self.key_dim
 
     @property
     def value_size(self) -> int:
-        """Elements of all values of a token."""
         return self.value_heads * self.value_dim
 
     @property
     def per_key(self) -> int:
-        """Value heads per key head."""
         return self.value_heads // self.key_heads
 
 
@@ -80,7 +76,6 @@ class GatedDeltaNet:
     fused: bool
 
     def weights(self, at: str) -> Weights:
-        """The weights of the layer with the prefix ``at``."""
         at += "linear_attn."
         hidden_size, heads = self.dimensions.hidden_size, self.heads
         channels = 2 * heads.key_size + heads.value_size
@@ -105,7 +100,6 @@ class GatedDeltaNet:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; the result is that of ``LayerOps.linear_out``."""
         at, heads = at + "linear_attn.", self.heads
         mixed, z, b, a = (self._split if self.fused else self._projected)(ops, x, at)
         mixed = ops.causal_conv(mixed, f"{at}conv1d")
@@ -150,7 +144,6 @@ class ShortConv:
     bias: bool = False  # whether the convolution and both projections have biases
 
     def weights(self, at: str) -> Weights:
-        """The projections and the convolution of the layer whose names begin so."""
         at, size = f"{at}conv.", self.dimensions.hidden_size
         in_proj = LinearSpec(f"{at}in_proj", 3 * size, size, self.bias)
         out_proj = LinearSpec(f"{at}out_proj", size, size, self.bias)
@@ -162,6 +155,5 @@ class ShortConv:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; the result is that of ``LayerOps.linear_out``."""
         y = ops.short_conv(ops.linear(x, f"{at}conv.in_proj"), f"{at}conv.conv")
         return ops.linear_out(y, f"{at}conv.out_proj", residual, scale)

@@ -48,18 +48,15 @@ class Router:
     correction_rows: bool = False  # whether files store it as a matrix of one row
 
     def weights(self, at: str, num_experts: int) -> Weights:
-        """The corrections of the layer whose names begin so."""
         size: NormSize = (1, num_experts) if self.correction_rows else num_experts
         norms: Mapping[str, NormSize] = {f"{at}{self.correction}": size}
         return Weights(norms={} if self.correction is None else norms)
 
     @property
     def by_logits(self) -> bool:
-        """Whether the experts with the largest logits are chosen."""
         return self.correction is None and self.scoring.top_groups >= self.scoring.groups
 
     def route(self, ops: LayerOps, logits: Tensor, at: str, top_k: int, scale: float) -> Routing:
-        """Each row's experts and their weights, times scale."""
         scoring = replace(self.scoring, scale=scale * self.scoring.scale)
         bias = None if self.correction is None else ops.small(f"{at}{self.correction}")
         if scoring.sigmoid or not self.by_logits:
@@ -72,7 +69,6 @@ class Router:
 
 
 def softmax_router(*, normalized: bool) -> Router:
-    """The softmax over all experts, or (normalized) over the chosen ones."""
     return Router(Scoring(sigmoid=False, normalized=normalized))
 
 
@@ -98,7 +94,6 @@ class SharedExpert:
     gate: str | None = None
 
     def weights(self, at: str) -> Weights:
-        """The linear layers of the layer whose names begin so."""
         weights = self.mlp.weights(at)
         if self.gate is not None:
             hidden_size = self.mlp.dimensions.hidden_size
@@ -108,7 +103,6 @@ class SharedExpert:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times the output for x to the residual, or returns only that in float32."""
         if self.gate is None:
             return self.mlp.trace(ops, x, at, residual, scale)
         if scale != 1.0:
@@ -120,7 +114,6 @@ class SharedExpert:
 def _gated(
     at: str, leaves: tuple[str, str, str], count: int, inner: int, hidden_size: int, *more: Any
 ) -> tuple[ExpertSpec, ...]:
-    """Gate, up and down of ``count`` experts."""
     gate, up = (ExpertSpec(at, leaf, count, inner, hidden_size, *more) for leaf in leaves[:2])
     return gate, up, ExpertSpec(at, leaves[2], count, hidden_size, inner, *more)
 
@@ -166,7 +159,6 @@ class SparseMoeBlock:
     choice: Router | None = None
 
     def weights(self, at: str) -> Weights:
-        """The router, the experts and the shared expert of the layer with the prefix ``at``."""
         experts, count = f"{at}{self.name}.experts", self.num_experts
         hidden_size, inner = self.hidden_size, self.intermediate_size
         router, bias = f"{at}{self.name}.{self.router}", self.bias
@@ -192,7 +184,6 @@ class SparseMoeBlock:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times the output for x to the residual, or returns only that in float32."""
         if self.shared is not None:
             residual = self.shared.trace(ops, x, at, residual, scale)
         logits = ops.router(x, f"{at}{self.name}.{self.router}")
@@ -207,7 +198,6 @@ class SparseMoeBlock:
 
 
 def read_clamped_glu(read: ConfigReader) -> ClampedGLU:
-    """gpt-oss's ``swiglu_limit`` and ``swiglu_alpha``."""
     return ClampedGLU(read.number("swiglu_limit", 7.0), read.number("swiglu_alpha", 1.702))
 
 
@@ -224,7 +214,6 @@ def read_expert_counts(
 
 
 def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple[str, int]) -> None:
-    """Refuses impossible numbers of experts."""
     if top[1] > experts[1]:
         raise UnsupportedModelError(
             f"config.json: {top[0]} {top[1]} exceeds {experts[0]} {experts[1]}"
@@ -239,7 +228,6 @@ def read_balance_loss(read: ConfigReader, coefficient: float = 0.001) -> Balance
 
 
 def refuse_balance_loss(read: ConfigReader) -> None:
-    """Refuses it for a family without a load-balancing loss in transformers."""
     if read.flag("output_router_logits"):
         raise UnsupportedModelError(
             "config.json: output_router_logits = true is not supported: transformers has no "
@@ -274,7 +262,6 @@ class MixtureBeside:
     after: str = "post_feedforward_layernorm_2"  # the norm of the experts' output
 
     def weights(self, at: str) -> Weights:
-        """The router, the experts and the norms of the layer with the prefix ``at``."""
         count, hidden_size, inner = self.num_experts, self.hidden_size, self.intermediate_size
         more = False, Stacking(self.leaves), False  # no bias, and unknown to PEFT
         weights = Weights(

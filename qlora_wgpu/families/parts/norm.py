@@ -18,7 +18,6 @@ class RMSNorm:
     offset: float = 0.0  # added to the stored weight: 1 if files store weight - 1
 
     def weights(self, name: str, size: int) -> Weights:
-        """The weight of the module of that name."""
         return Weights(norms={f"{name}.weight": size})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
@@ -36,14 +35,12 @@ class LayerNorm:
     weight: bool = True  # whether there is a weight; without one there is no bias either
 
     def weights(self, name: str, size: int) -> Weights:
-        """Weight and bias, if any, of the module of that name."""
         if not self.weight:
             return Weights()
         leaves = ("weight", "bias") if self.bias else ("weight",)
         return Weights(norms={f"{name}.{leaf}": size for leaf in leaves})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
-        """Normalizes x to an operand."""
         if residual is not None:
             raise GraphError(f"{name}: a LayerNorm cannot be a post-norm")
         if not self.weight:

@@ -61,7 +61,6 @@ class RopeParameters:
     rotary_dim: int  # elements of a head that are rotated
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """A number among the values."""
         return float(self.values.get(key) or default)
 
     def frequencies(self, theta: float | None = None) -> FloatArray:
@@ -73,7 +72,6 @@ class RopeParameters:
         return plain
 
     def original_length(self) -> float:
-        """The original maximum of positions, before scaling."""
         key = "original_max_position_embeddings"
         for length in (self.config.get(key), self.values.get(key)):
             if length is not None:
@@ -81,7 +79,6 @@ class RopeParameters:
         return self.longest()
 
     def longest(self) -> float:
-        """The maximum of positions, after scaling."""
         return _above_zero(self.config.get("max_position_embeddings"))
 
 
@@ -285,7 +282,6 @@ class Rope:
         return table if self.factor == 1.0 else table * np.float32(self.factor)
 
     def is_same(self, length: int, other: int) -> bool:
-        """Whether samples of these lengths have the same angles."""
         return np.array_equal(self.frequencies(length), self.frequencies(other))
 
 
@@ -318,7 +314,6 @@ def read_rope(
 def read_ropes_of_layers(
     config: Mapping[str, Any], head_dim: int, theta: float, sliding_theta: float
 ) -> tuple[Rope, Rope]:
-    """RoPE of layers with full attention, and of those that slide."""
     kinds = ("full_attention", "sliding_attention")
     both = config.get("rope_parameters")
     both = {} if both is None else both
@@ -363,7 +358,6 @@ def _kind(values: Mapping[str, Any]) -> str:
 
 
 def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
-    """Checks that the keys are those of the type, and the values positive."""
     keys = {key for key, value in values.items() if value is not None}
     required = KINDS[kind].required
     wrong = (required - keys) | (keys - required - KINDS[kind].optional - _ALWAYS_ALLOWED)
@@ -375,9 +369,9 @@ def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
     for key in sorted(keys - _NOT_NUMBERS):
         numbers = values[key] if key in LISTS else [values[key]]
         if not isinstance(numbers, list) or not all(map(is_above_zero, numbers)):
-            form = "a list of numbers" if key in LISTS else "a number"
+            form = "a list of positive numbers" if key in LISTS else "a positive number"
             raise UnsupportedModelError(
-                f"config.json: RoPE's {key} must be {form} > 0, got {brief(values[key])}"
+                f"config.json: RoPE's {key} must be {form}, got {brief(values[key])}"
             )
 
 

@@ -25,7 +25,6 @@ class PerLayerInputs:
     eps: float  # added under the norms' roots
 
     def weights(self, prefix: str, layers: int) -> Weights:
-        """The table, and the projection of the embedding, of all layers."""
         wide = layers * self.size
         return Weights(
             (LinearSpec(f"{prefix}per_layer_model_projection", wide, self.hidden_size),),
@@ -44,7 +43,6 @@ class PerLayerInputs:
         return ops.with_rows(x, rows, half, half * math.sqrt(self.size))
 
     def layer_weights(self, at: str) -> Weights:
-        """The weights for the input of the layer with the prefix ``at``."""
         gate, projection = f"{at}per_layer_input_gate", f"{at}per_layer_projection"
         linears = (
             LinearSpec(gate, self.size, self.hidden_size),
@@ -82,7 +80,6 @@ class SharingLayer(Layer):
     scalar: str = "layer_scalar"  # the name of the factor
 
     def weights(self, at: str) -> Weights:
-        """The weights of the layer whose names begin so."""
         weights = super().weights(at) + Weights(norms={at + self.scalar: 1})
         if self.mixture is not None:
             weights += self.mixture.weights(at)
@@ -115,13 +112,11 @@ class SharingDecoder(Decoder):
     inputs: PerLayerInputs | None = None  # the layers' own inputs of every token, if any
 
     def weights(self) -> Weights:
-        """All weights except the embedding and the head."""
         if self.inputs is None:
             return super().weights()
         return self.inputs.weights(self.prefix, len(self.layers)) + super().weights()
 
     def embedded(self, ops: LayerOps) -> State:
-        """The state before the first layer."""
         state = super().embedded(ops)
         if self.inputs is not None:
             state[_INPUTS] = self.inputs.trace(ops, state[STREAM], self.prefix)

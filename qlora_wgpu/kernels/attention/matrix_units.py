@@ -100,12 +100,10 @@ class MatrixCut:
 
     @property
     def block(self) -> int:
-        """Rows of a workgroup."""
         return self.strips * self.fragments * self.shape.m
 
     @property
     def threads(self) -> int:
-        """Invocations of a workgroup."""
         return 2 * self.strips * self.shape.threads
 
     @property
@@ -115,7 +113,6 @@ class MatrixCut:
 
     @property
     def mixes(self) -> int:
-        """Number of results."""
         return 2 if self.name == "dkdv" else 1
 
     @property
@@ -152,7 +149,6 @@ class MatrixCut:
         return ceil_div(self.others * self.head_dim // 8, self.threads)
 
     def fits(self, limits: Limits) -> bool:
-        """Whether it is within the limits, and all parts are whole."""
         shape, across = self.shape, max(self.shape.n, self.shape.k)
         whole = self.head_dim % across == 0 and self.others % across == 0
         if not self.is_backward:  # two subgroups share the scores' columns
@@ -165,7 +161,6 @@ class MatrixCut:
         )
 
     def constants(self) -> dict[str, Constant]:
-        """The shader's constants."""
         shape = self.shape
         return {
             "HALF": shape.element == "f16",
@@ -235,7 +230,6 @@ class MatrixTiles(PerHead):
         return takes and all(matrix_cut(profile, problem.head_dim, name) for name in names)
 
     def launch(self, g: Graph, problem: Attention) -> None:
-        """Adds the launches; the forward counts values beyond f16's range."""
         if problem.gradients is not None:
             super().launch(g, problem)
             return

@@ -37,7 +37,6 @@ class Attention:
     gradients: Gradients | None = None  # None in the forward
 
     def __post_init__(self) -> None:
-        """Checks shapes."""
         if (
             self.q.rows % self.batch
             or self.o.shape != self.q.shape
@@ -49,17 +48,14 @@ class Attention:
 
     @property
     def seq(self) -> int:
-        """Tokens of a sequence."""
         return self.q.rows // self.batch
 
     @property
     def heads(self) -> int:
-        """Heads of q."""
         return self.q.columns // self.head_dim
 
     @property
     def kv_heads(self) -> int:
-        """Heads of k and v."""
         return self.k.columns // self.head_dim
 
     @property

@@ -48,7 +48,6 @@ class Blocks(ABC):
     suffix = ""
 
     def launch(self, g: Graph, problem: Attention) -> None:
-        """Adds the launches of the forward, or of the backward."""
         if problem.gradients is None:
             tensors = {"o": problem.o, "lse": problem.lse, "sinks": problem.sinks}
             self._launch(g, problem, "forward", problem.heads, tensors)
@@ -121,7 +120,6 @@ class Blocks(ABC):
         )
 
     def _unit(self, problem: Attention) -> int:
-        """Elements of a head read at a time."""
         return 4 if problem.head_dim % 4 == 0 else 2
 
     @abstractmethod
@@ -135,14 +133,12 @@ class SubgroupTexture(Blocks):
     suffix = "_texture"
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Whether kernels read textures, and heads are whole units of eight."""
         return profile.textures and problem.head_dim % 8 == 0
 
     def _unit(self, problem: Attention) -> int:
         return 8
 
     def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
-        """The number of keys per iteration, and how a subgroup's invocations share them."""
         threads, head = profile.subgroup_size, problem.head_dim // 8
         body = _FORWARD_BODY if problem.gradients is None else _BACKWARD_BODY
         # A broadcast serves two queries if they still fit the first-level cache.
@@ -161,7 +157,6 @@ class Registers(Blocks):
     """Each invocation holds a query or a key and reads the others itself; fits everywhere."""
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Always."""
         return True
 
     def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:

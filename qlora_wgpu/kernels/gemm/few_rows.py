@@ -33,7 +33,6 @@ def launch_few(
     constants: dict[str, Constant],
     together: int | None = None,
 ) -> None:
-    """Launches a kernel with this number of columns per workgroup, and rows together."""
     w = gemm.w
     of_all = bound(gemm, _weights(w))
     together = together or _rows_together(gemm)
@@ -75,7 +74,6 @@ def _insists(gemm: Gemm, profile: Profile) -> bool:
 
 
 def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | None]:
-    """The bindings of a matrix."""
     if isinstance(w, PackedWeights):
         of_codes = {} if w.form is None else {"scales": w.scales, "minima": w.minima}
         return {"w": w.words, **of_codes}
@@ -83,14 +81,12 @@ def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | No
 
 
 def _packed_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
-    """Strides between strips."""
     lanes = profile.subgroup_size
     units = w.words.units(8) if w.form is None else w.columns // CODES
     return {"w_stride": 4 * units * lanes, "scale_stride": w.blocks * lanes}
 
 
 def _codes(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
-    """The constants for decoding a matrix."""
     w = gemm.w
     if isinstance(w, PackedWeights):
         return w.constants()
@@ -125,7 +121,6 @@ def _taken_together(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
 
 
 def packed_weights(g: Graph, gemm: Gemm) -> None:
-    """For software GPUs: with packed copies of matrices."""
     _launch_broadcasting(g, gemm, "few_rows/strips.wgsl")
 
 

@@ -53,12 +53,10 @@ class PackedWeights:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of all, and columns."""
         return self.rows, self.columns
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row."""
         return 0 if self.form is None else self.columns // self.form.blocksize
 
     @property
@@ -67,7 +65,6 @@ class PackedWeights:
         return TEXEL if self.form is not None else 8 * ITEM_SIZE[self.words.dtype]
 
     def constants(self) -> dict[str, Constant]:
-        """Constants for decoding."""
         form = self.form
         if form is None:
             return {"DENSE": True, "STRIPS": True, "MINIMA": False}
@@ -91,7 +88,6 @@ def fits(form: WeightFormat, columns: int) -> bool:
 
 
 def packed_dense(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeights:
-    """Space for ``rows`` rows of operands like these."""
     whole = ceil_div(rows, 4 * lanes) * 4 * lanes
     words = matrix(name, whole, like.columns, like.dtype)
     words.storage, words.texture = Storage(name, PACKED, words.nbytes, texture=True), True
@@ -99,7 +95,6 @@ def packed_dense(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeight
 
 
 def packed_codes(name: str, w: QuantizedView, lanes: int) -> PackedWeights:
-    """Space for the codes and scales of quantized matrices."""
     rows, columns = w.shape
     strips = ceil_div(rows, 4 * lanes)
     codes = _texels(name, strips * 4 * lanes * columns // CODES)
@@ -128,7 +123,6 @@ def copy_rows(g: Graph, x: Tensor, rows: int, packed: PackedWeights, column0: in
 
 
 def copy_scales(g: Graph, w: QuantizedView, packed: PackedWeights) -> None:
-    """Writes float32 scales and minima to the strips."""
     begins = [sum(w.rows[:n]) if n < len(w.rows) else 0xFFFFFFFF for n in (1, 2)]
     for second, y in enumerate((packed.scales, packed.minima)):
         if y is None:

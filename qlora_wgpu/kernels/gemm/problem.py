@@ -24,7 +24,6 @@ class LoraTerm:
     dropout: DropoutMask | None = None  # the mask of u·a, that of the forward's input
 
     def rank(self, *, with_rows: bool) -> int:
-        """Terms per sum."""
         return self.factor.columns if with_rows else self.u.columns
 
 
@@ -110,7 +109,6 @@ class Gemm:
 
     @property
     def dense(self) -> Tensor:
-        """``w`` if it consists of operands."""
         assert isinstance(self.w, Tensor)
         return self.w
 
@@ -121,7 +119,6 @@ class Gemm:
 
     @property
     def mask(self) -> DropoutMask | None:
-        """The dropout mask of x or of the term, if any."""
         return self.lora.dropout if self.lora is not None else self.dropout
 
     @property
@@ -149,7 +146,6 @@ class Gemm:
 
     @property
     def columns(self) -> int:
-        """Columns of the results."""
         return self.own_rows if self.with_rows else self.w.columns
 
     @property
@@ -174,7 +170,6 @@ class Gemm:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations."""
         thin = self.lora is not None and not self.few
         rank = self.lora.rank(with_rows=self.with_rows) if self.lora and thin else 0
         return 2 * self.x.rows * self.columns * (self.depth + rank)

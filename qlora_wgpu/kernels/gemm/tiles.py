@@ -240,7 +240,6 @@ _CHANGES: tuple[Change, ...] = (
 
 
 def _is_allowed(profile: Profile) -> bool:
-    """Whether a profile's tiling of products is within the GPU's limits."""
     if profile.gemm_kind == "matrix":
         tile = profile.tile_on_matrix_units()
         # A tile that may not be deep is already another candidate.

@@ -25,7 +25,6 @@ class Case:
 
 
 def checks() -> dict[str, Callable[..., None]]:
-    """All check functions by name."""
     functions: dict[str, Callable[..., None]] = {}
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         members = vars(importlib.import_module(f"{__name__}.{module}"))

@@ -84,12 +84,10 @@ def filled_adapter(
 
 
 def whole_gradient(adapter: AdapterLayout) -> Tensor:
-    """The flat vector of an adapter's gradients."""
     return matrix("gradient", 1, adapter.length, "float32", adapter.gradient.whole.storage)
 
 
 def joined(adapter: AdapterLayout, gradients: dict[str, Array]) -> Array:
-    """The flat vector of ones with these gradients, by name, added."""
     values = {name: array.astype(np.float32) for name, array in gradients.items()}
     return adapter.join(values)[None].astype(np.float64) + 1.0
 
@@ -109,7 +107,6 @@ Formula = Callable[..., Any]
 
 
 def of_names(parts: Mapping[str, Array], name: str) -> list[Array]:
-    """A module's A, B and, with DoRA, magnitudes."""
     return [part for own, part in parts.items() if name in own]
 
 

@@ -108,7 +108,6 @@ class Experts:
     def op(
         self, g: Graph, x: Tensor, routing: Routing, batch: BatchBuffers, residual: Tensor
     ) -> Tensor:
-        """Adds their outputs for x to the residual."""
         permuted = permute(g, x, routing)
         for layer in self.layers:
             made = expert_linear(g, permuted, layer, routing, batch)

@@ -217,7 +217,6 @@ class Layers:
 
 
 def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, Array]:
-    """A matrix in shards of ``rows`` rows."""
     shards = (
         (i, run.weight(w[i : i + (rows or len(w))])) for i in range(0, len(w), rows or len(w))
     )
@@ -271,7 +270,6 @@ def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Any:
 def adapted(
     run: Runner, s: Sizes, *names: str, has_bias: bool = False, dropout: float = 0.0, **config: Any
 ) -> Layers:
-    """Layers of one size in shards of rows, by module name."""
     weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in names}
     return Layers.of(run, weights, s.r, has_bias=has_bias, lora_dropout=dropout, **config)
 

@@ -75,7 +75,6 @@ def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
 
 @each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False), (3, 6, True), (2, 64, False))
 def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
-    """y and dx of each head."""
     x, weight = uneven("x", _ROWS, heads * head_dim), normal("weight", head_dim)
     compare_op(run, qk_norm, formulas.qk_norm, [x], weight, 1e-5, exact=exact_gradient, by_row=True)
 

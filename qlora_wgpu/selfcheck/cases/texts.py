@@ -241,7 +241,6 @@ def check_choice(run: Runner, vocab: int) -> None:
 def _choices(
     rows: Sequence[Row], seen: Sequence[Any], vocab: int, seeds: list[int], steps: list[int]
 ) -> SamplerState:
-    """The settings of rows, and the words of sequences, as the host writes them."""
     bits = make_seen(len(seen), vocab)
     choices = make_choices(len(rows), bits)
     assert bits.storage is not None and choices.settings.storage is not None
@@ -253,7 +252,6 @@ def _choices(
 def _compare_choice(
     run: Runner, logits: Any, seen: Any, settings: Row, seed: int, step: int, token: int
 ) -> None:
-    """Compares a token's score with the maximum."""
     scores = sampling_reference.scores(
         logits.astype(np.float64), seen, biases=settings.logit_bias,
         temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,

@@ -129,7 +129,6 @@ def _ids_tokens() -> np.ndarray:
 
 
 def _trained(run: Runner, rows: Array) -> TrainableTokens:
-    """The rows, with a gradient of ones."""
     gradient = run.float32(np.ones_like(rows))
     names = tuple(map(int, _TOKENS))
     return TrainableTokens("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
