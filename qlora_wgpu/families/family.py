@@ -156,7 +156,7 @@ class BalanceLoss:
     """The load-balancing loss of experts by config.json."""
 
     coefficient: float  # its factor, ``router_aux_loss_coef``
-    wanted: bool  # whether it is added (``output_router_logits``)
+    enabled: bool  # whether it is added (``output_router_logits``)
 
 
 def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
@@ -218,7 +218,7 @@ class Architecture(Weights):
     def balance_coefficient(self, setting: float | None) -> float:
         """The factor of the load-balancing loss in training; 0 without one."""
         if setting is None:
-            return self.balance.coefficient if self.balance and self.balance.wanted else 0.0
+            return self.balance.coefficient if self.balance and self.balance.enabled else 0.0
         if setting and self.balance is None:
             raise ConfigError(
                 f"train.router_aux_loss_coef = {setting:g} is not supported: transformers has no "

@@ -62,7 +62,7 @@ class Backend(ABC):
         except Exception as err:
             raise explain_refusal(adapter, err) from err
 
-    def let_go(self, device: Any) -> None:
+    def release(self, device: Any) -> None:
         """Breaks a device's reference cycles, so that it is freed with the last reference to it.
 
         Otherwise wgpu-py's devices, and the driver's pools of freed buffers, would live until a

@@ -254,7 +254,7 @@ class Device(Transfers):
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
         note_opened()
-        weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
+        weakref.finalize(self, self.backend.release, self.raw).atexit = False
         self.memory = MemoryCounter()
         self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
         self._pipelines: dict[str, Any] = {}

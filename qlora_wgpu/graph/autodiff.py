@@ -31,7 +31,9 @@ class Tape:
         self._gradients: dict[Tensor, Tensor] = {}
         self._holders: Counter[Tensor] = Counter()
         self._uses: Counter[Tensor] = Counter()  # uses by recorded ops
-        self._wanted: dict[Tensor, str] = {}  # types of gradients that differ from their tensors'
+        self._grad_dtypes: dict[
+            Tensor, str
+        ] = {}  # types of gradients that differ from their tensors'
         self._handed: list[Tensor | None] = []  # the gradients passed to the running VJP
         self._begin = 0  # the running VJP's first launch
         self._remat_rules: dict[Tensor, RematRule] = {}
@@ -50,13 +52,13 @@ class Tape:
         vjp: VJP,
         *,
         trains: bool = False,
-        wanted: str | None = None,
+        grad_dtype: str | None = None,
         remat: RematRule | None = None,
     ) -> None:
         """Records an op: ``vjp`` receives the gradient of its output, of any type.
 
-        ``trains`` is whether the op itself has trained parameters, ``wanted`` the type in which it
-        reads the gradient, if not the output's. ``remat`` recomputes the output bit-exactly in a
+        ``trains`` is whether the op itself has trained parameters, ``grad_dtype`` the type in which
+        it reads the gradient, if not the output's. ``remat`` recomputes the output bit-exactly in a
         cheap launch, from tensors that the VJP reads anyway.
         """
 
@@ -65,7 +67,7 @@ class Tape:
                 if gradient is not None:
                     vjp(gradient)
 
-        self.record_jointly([output], inputs, joint, trains=trains, wanted=wanted)
+        self.record_jointly([output], inputs, joint, trains=trains, grad_dtype=grad_dtype)
         if remat is not None:
             self.set_remat_rule(output, remat)
 
@@ -76,7 +78,7 @@ class Tape:
         vjp: JointVJP,
         *,
         trains: bool = False,
-        wanted: str | None = None,
+        grad_dtype: str | None = None,
     ) -> None:
         """``record`` for an op with several outputs.
 
@@ -88,7 +90,9 @@ class Tape:
         if requires_grad and self._ops is not None:
             self._ops.append((outputs, vjp))
             self._uses.update(inputs)
-            self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
+            self._grad_dtypes.update(
+                dict.fromkeys(outputs, grad_dtype) if grad_dtype is not None else {}
+            )
 
     def set_remat_rule(self, output: Tensor, remat: RematRule) -> None:
         """Sets how the output just recorded is rematerialized; ``remat`` as for ``record``."""
@@ -127,7 +131,7 @@ class Tape:
         """
         dtype = "float32"
         if self._uses[tensor] == 1:
-            dtype = self._wanted.get(tensor, tensor.dtype)
+            dtype = self._grad_dtypes.get(tensor, tensor.dtype)
         return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ def schedule_late(launches: Sequence[Launch], counted: Tensor | None = None) -> 
         made = {_place(tensor) for tensor in launch.written() if tensor is not counted}
         read = {_place(t) for t in launch.tensors.values() if t is not counted} - made
         if _may_wait(launch, made, read):
-            wanted = min([*_found(touched, made), *_found(written, read)], default=index)
-            before[index] = before[wanted]
+            target = min([*_found(touched, made), *_found(written, read)], default=index)
+            before[index] = before[target]
         touched.update(dict.fromkeys(made | read, index))
         written.update(dict.fromkeys(made, index))
     return [launches[i] for i in sorted(range(len(launches)), key=lambda i: (before[i], i))]

@@ -102,18 +102,18 @@ class _Block:
         """Workgroups and tiling of kernels that iterate over chunks."""
         p = self.problem
         lanes = min(_LANES, 1 << (_STATE // p.key_dim).bit_length() - 1)
-        cut: dict[str, Constant] = {
+        tiling: dict[str, Constant] = {
             **self.constants,
             "LANES": lanes,
             "STATE": p.key_dim * lanes,
             "THREADS": 2 * p.chunk // 4 * lanes,
         }
-        return (ceil_div(p.value_dim // 4, lanes), self.heads, p.batch), cut
+        return (ceil_div(p.value_dim // 4, lanes), self.heads, p.batch), tiling
 
-    def turns(self, cut: dict[str, Constant]) -> int:
+    def turns(self, tiling: dict[str, Constant]) -> int:
         """Maximum loop iterations of an invocation that iterates over chunks."""
-        p, threads = self.problem, int(cut["THREADS"])
-        fours = ceil_div(p.key_dim // 4 * int(cut["LANES"]), threads)  # of the state
+        p, threads = self.problem, int(tiling["THREADS"])
+        fours = ceil_div(p.key_dim // 4 * int(tiling["LANES"]), threads)  # of the state
         return p.chunks * (p.key_dim // 4 + p.chunk + fours * (5 + p.chunk // 2))
 
     def flops(self, state: int, keys: int, values: int) -> int:
@@ -161,13 +161,13 @@ def forward(
     p = problem
     for block in _blocks(g, p, gradient=False):
         tokens, pairs = block.prepare(g)
-        workgroups, cut = block.of_states()
+        workgroups, tiling = block.of_states()
         tensors = {"tokens": tokens, "pairs": pairs, "q": p.q, "k": p.k, "v": p.v, "o": o}
         tensors |= {} if last is None or places is None else {"last": last, "places": places}
         flops = block.flops(3, 0, 2)
         g.launch(
-            "gated_delta/states.wgsl", workgroups, tensors, block.params, cut, flops,
-            turns=block.turns(cut),
+            "gated_delta/states.wgsl", workgroups, tensors, block.params, tiling, flops,
+            turns=block.turns(tiling),
         )  # fmt: skip
 
 
@@ -198,16 +198,16 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
     dpairs = block.matrix(g, "d pairs", 2, p.chunk)
     partial = block.matrix(g, "partial", 8)
     dkeys = block.matrix(g, "d keys", 2, p.key_dim)
-    workgroups, cut = block.of_states()
+    workgroups, tiling = block.of_states()
     passed = {"tokens": tokens, "pairs": pairs, "made": made, "states": states, "k": p.k}
     g.launch(
         "gated_delta/states.wgsl",
         workgroups,
         {**passed, "v": p.v},
         params,
-        cut,
+        tiling,
         block.flops(2, 0, 1),
-        turns=block.turns(cut),
+        turns=block.turns(tiling),
     )
     dout = gradients.dout
     g.launch(
@@ -215,9 +215,9 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
         workgroups,
         {**passed, "q": p.q, "dout": dout, "dv": gradients.dv},
         params,
-        cut,
+        tiling,
         block.flops(3, 0, 2),
-        turns=block.turns(cut),
+        turns=block.turns(tiling),
     )
     g.launch(
         "gated_delta/pair_gradients.wgsl",

@@ -77,7 +77,7 @@ class LoraA:
             raise GraphError(f"lora: {self.x}, {self.lora.a} and {self.u} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant], unit: int
+        self, g: Graph, path: str, workgroups: Workgroups, tiling: dict[str, Constant], unit: int
     ) -> None:
         masked = self.lora.mask is not None
         tensors: dict[str, Tensor | None] = {
@@ -86,7 +86,7 @@ class LoraA:
             "u": self.u,
             "batch_info": self.batch_info if masked else None,
         }
-        constants = {"DROPOUT": masked, **expert_constants(self.experts, tensors), **cut}
+        constants = {"DROPOUT": masked, **expert_constants(self.experts, tensors), **tiling}
         g.launch(
             path,
             workgroups,
@@ -108,16 +108,16 @@ def _down_texture(g: Graph, problem: LoraA) -> None:
     threads, r = g.profile.subgroup_size, problem.lora.r
     ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
     workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
-    cut = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
-    problem._launch(g, "lora/down_texture.wgsl", workgroups, cut, 8)
+    tiling = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
+    problem._launch(g, "lora/down_texture.wgsl", workgroups, tiling, 8)
 
 
 def _down_shared(g: Graph, problem: LoraA) -> None:
     """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
     across = ceil_div(problem.lora.r, _RANKS)
-    cut, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
+    tiling, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
     workgroups = (across, ceil_div(problem.x.rows, rows), 1)
-    problem._launch(g, "lora/down.wgsl", workgroups, cut, 4)
+    problem._launch(g, "lora/down.wgsl", workgroups, tiling, 4)
 
 
 def _down_gemm(g: Graph, problem: LoraA) -> None:
@@ -154,7 +154,7 @@ class LoraBGradInput:
         g: Graph,
         path: str,
         workgroups: Workgroups,
-        cut: dict[str, Constant],
+        tiling: dict[str, Constant],
         unit: int,
         b_unit: int,
     ) -> None:
@@ -162,7 +162,7 @@ class LoraBGradInput:
         others, layers = further_layers("dy", self.dy, self.others, unit)
         tensors |= others
         n1, n2 = (*(other.columns for other in self.others), 0, 0)[:2]
-        constants = {**expert_constants(self.experts, tensors), **cut}
+        constants = {**expert_constants(self.experts, tensors), **tiling}
         g.launch(
             path,
             workgroups,
@@ -188,8 +188,8 @@ def _up_grad_texture(g: Graph, problem: LoraBGradInput) -> None:
     threads = g.profile.subgroup_size
     across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
     workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
-    cut = broadcast_constants(threads, _TEXTURE_RANKS)
-    problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8, 8)
+    tiling = broadcast_constants(threads, _TEXTURE_RANKS)
+    problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, tiling, 8, 8)
 
 
 def _up_grad_shared(g: Graph, problem: LoraBGradInput) -> None:
@@ -197,9 +197,9 @@ def _up_grad_shared(g: Graph, problem: LoraBGradInput) -> None:
     threads = g.profile.lora_threads or _THREADS
     lanes = 4 if problem.lora.b.stride % 16 == 0 and threads >= 4 * _PARTS else 2
     across = ceil_div(problem.lora.r, _LANE_RANKS * lanes)
-    cut, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
+    tiling, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
     workgroups = (across, ceil_div(problem.dy.rows, rows), 1)
-    problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2, 4)
+    problem._launch(g, "lora/up_grad.wgsl", workgroups, tiling, 2, 4)
 
 
 def _up_grad_gemm(g: Graph, problem: LoraBGradInput) -> None:
@@ -308,26 +308,28 @@ class LoraWeightGrad:
     def r(self) -> int:
         return self.u.columns // (1 + len(self.others))
 
-    def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
-        across, down = self._groups(unit, ranks, cut)
+    def _launch(
+        self, g: Graph, path: str, unit: int, ranks: int, tiling: dict[str, Constant]
+    ) -> None:
+        across, down = self._groups(unit, ranks, tiling)
         tensors, params = self._bound(unit)
         g.launch(
             path,
             (across, down, expert_count(self.expert_rows)),
             tensors,
             {**_NO_A, **params},
-            {"TRANSPOSED": self.transposed, "DROPOUT": self.dropout is not None, **cut},
+            {"TRANSPOSED": self.transposed, "DROPOUT": self.dropout is not None, **tiling},
             flops=self._flops,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
-            turns=ceil_div(self.x.rows, int(cut.get("ROW_THREADS", cut["THREADS"]))),
+            turns=ceil_div(self.x.rows, int(tiling.get("ROW_THREADS", tiling["THREADS"]))),
         )
 
     @property
     def _flops(self) -> int:
         return 2 * self.x.rows * self.columns * self.r
 
-    def _groups(self, unit: int, ranks: int, cut: dict[str, Constant]) -> tuple[int, int]:
-        return ceil_div(self.columns, unit * int(cut["THREADS"])), ceil_div(self.r, ranks)
+    def _groups(self, unit: int, ranks: int, tiling: dict[str, Constant]) -> tuple[int, int]:
+        return ceil_div(self.columns, unit * int(tiling["THREADS"])), ceil_div(self.r, ranks)
 
     def _bound(self, unit: int) -> tuple[dict[str, Tensor | None], dict[str, int | float]]:
         others, layers = further_layers("x", self.x, self.others, unit, unit)
@@ -369,14 +371,14 @@ class BothGrads:
 
 def _factor_grad_texture(g: Graph, problem: LoraWeightGrad) -> None:
     """For software GPUs: rows of u broadcast within a subgroup."""
-    cut: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
-    problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, cut)
+    tiling: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
+    problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, tiling)
 
 
 def _factor_grad_shared(g: Graph, problem: LoraWeightGrad) -> None:
     """Four columns by four or eight ranks per invocation; on GPUs, invocations share the rows."""
-    ranks, cut = _cut(g.profile, problem.r)
-    problem._launch(g, "lora/grad.wgsl", 4, ranks, cut)
+    ranks, tiling = _tiling(g.profile, problem.r)
+    problem._launch(g, "lora/grad.wgsl", 4, ranks, tiling)
 
 
 def _both_shared_fits(problem: BothGrads, profile: Profile) -> bool:
@@ -390,9 +392,9 @@ def _both_shared_fits(problem: BothGrads, profile: Profile) -> bool:
 def _both_shared(g: Graph, problem: BothGrads) -> None:
     """For GPUs: one launch with the workgroups of both."""
     b, a = problem.b, problem.a
-    ranks, cut = _cut(g.profile, b.r)
-    across_b, down_b = b._groups(4, ranks, cut)
-    across_a, down_a = a._groups(4, ranks, cut)
+    ranks, tiling = _tiling(g.profile, b.r)
+    across_b, down_b = b._groups(4, ranks, tiling)
+    across_a, down_a = a._groups(4, ranks, tiling)
     g.launch(
         "lora/grad.wgsl",
         (across_b * down_b + across_a * down_a, 1, expert_count(b.expert_rows)),
@@ -408,7 +410,7 @@ def _both_shared(g: Graph, problem: BothGrads) -> None:
             "ga_stride": a.gradient.units(4),
             "lora_expert_a": a.expert_stride // 4,
         },
-        {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **cut},
+        {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **tiling},
         flops=b._flops + a._flops,
         label="lora/grads",
     )
@@ -419,7 +421,7 @@ def _one_by_one(g: Graph, problem: BothGrads) -> None:
     FACTOR_GRAD.launch(g, problem.a)
 
 
-def _cut(profile: Profile, r: int) -> tuple[int, dict[str, Constant]]:
+def _tiling(profile: Profile, r: int) -> tuple[int, dict[str, Constant]]:
     """Ranks per invocation without an idle half, and the kernel's tiling."""
     across, down = profile.lora_grad_group
     ranks = 4 if r <= 4 else profile.lora_grad_ranks

@@ -268,7 +268,7 @@ def from_target_parameters(
                 module = of_base.router_in_files(module)
             made[tensor_name(module, parsed[1])] = array
     weights = {of_base.router_in_files(module): f"{module}.weight" for module in plain}
-    others = [*weights, *_named_otherwise(config, made, stacking)]
+    others = [*weights, *_other_targets(config, made, stacking)]
     for module, weight in weights.items():
         own, alpha = config.rank_of(weight), config.alpha_of(weight)
         if arrangement is None and (own, alpha) != (
@@ -315,9 +315,7 @@ def from_target_parameters(
     )
 
 
-def _named_otherwise(
-    config: AdapterConfig, kept: Mapping[str, Any], stacking: Stacking
-) -> list[str]:
+def _other_targets(config: AdapterConfig, kept: Mapping[str, Any], stacking: Stacking) -> list[str]:
     """Target modules that name the other layers, but no expert with the same last name."""
     if isinstance(config.target_modules, str):
         return _modules_of(kept)

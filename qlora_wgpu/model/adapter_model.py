@@ -26,7 +26,7 @@ from qlora_wgpu.model.adapter_state import (
     AdapterBiases,
     read_fitting,
     read_flat,
-    warn_if_trained_otherwise,
+    warn_if_quantized_differently,
     write_flat,
 )
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -232,7 +232,7 @@ class AdapterModel:
             pairs, biases = read_fitting(
                 adapter, self.adapter, self.architecture, self.name_or_path
             )
-            warn_if_trained_otherwise(adapter, self.quant)
+            warn_if_quantized_differently(adapter, self.quant)
         self.write_parameters(self.adapter.join(pairs))
         self.biases.take(biases)
 

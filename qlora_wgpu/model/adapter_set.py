@@ -27,7 +27,7 @@ from qlora_wgpu.model.adapter_state import (
     config_of,
     neutral_parameters,
     read_flat,
-    warn_if_trained_otherwise,
+    warn_if_quantized_differently,
     write_flat,
 )
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -141,7 +141,7 @@ class AdapterSet:
         pairs, biases = split_biases(tensors)
         shapes = plan.adapter.shapes
         refuse_other_base(folder, stored, pairs, shapes, base.name_or_path)
-        warn_if_trained_otherwise(folder, plan.quant)
+        warn_if_quantized_differently(folder, plan.quant)
         if plan.quant.scheme != "none" and started_in(folder, pairs, stored):
             warnings.warn(
                 f"{folder} was trained on a quantized base without the part that it started as; "

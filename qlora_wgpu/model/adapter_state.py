@@ -244,7 +244,7 @@ def _same(one: Mapping[str, FloatArray], other: Mapping[str, FloatArray]) -> boo
     return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
 
 
-def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> None:
+def warn_if_quantized_differently(adapter: str | PathLike[str], quant: QuantConfig) -> None:
     """Warns if an adapter's run, by its config.yaml, quantized the base differently.
 
     Opening a base without quantization is deliberate and causes no warning.

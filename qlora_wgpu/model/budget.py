@@ -153,7 +153,7 @@ class Overhead:
         wrong = self.taken(found) - candidate.total
         self._noted[candidate.kind] = max(wrong, self._noted.get(candidate.kind, wrong))
 
-    def reckoned(self, candidate: Candidate) -> int:
+    def estimate(self, candidate: Candidate) -> int:
         return candidate.total + self._noted.get(candidate.kind, self._plain)
 
 
@@ -279,8 +279,8 @@ class Search:
             for several in self._with_weights(self._traced(*base))
         ]
         least: Fit = self._plain
-        for candidate in sorted(candidates, key=more.reckoned):
-            if more.reckoned(candidate) >= more.taken(least):
+        for candidate in sorted(candidates, key=more.estimate):
+            if more.estimate(candidate) >= more.taken(least):
                 break
             found = self._planned(candidate.offload, candidate.options)
             least = min(least, found, key=more.taken)
@@ -304,10 +304,10 @@ class Search:
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue
                 for several in self._with_weights(self._traced(*base)):
-                    fitting = (each for each in several if more.reckoned(each) <= budget)
+                    fitting = (each for each in several if more.estimate(each) <= budget)
                     plain = next(fitting, several[0])
                     for candidate in (plain, self._keeping(plain, base, budget, more)):
-                        fits = more.reckoned(candidate) <= budget
+                        fits = more.estimate(candidate) <= budget
                         if fits and (best is None or candidate.cost < best.cost):
                             best = candidate
         return best
@@ -329,7 +329,7 @@ class Search:
         none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
         nbytes = -(-(all_of_them.total - none.total) // (layers - 1))
         some = replace(candidate, offload=replace(candidate.offload, kept_layers=1))
-        room = budget - more.reckoned(some)
+        room = budget - more.estimate(some)
         if nbytes <= 0 or room < 0:
             return candidate
         kept = min(1 + room // nbytes, layers - 1)

@@ -63,15 +63,15 @@ def copied_bytes(plan: ModelPlan, budget: int | None) -> int:
 
 def are_copied(plan: ModelPlan, budget: int | None) -> bool:
     """Whether generation uses packed weights; an error if those still missing do not fit."""
-    wanted, free = copied_bytes(plan, budget), available_bytes()
-    missing = wanted - plan.packed_weights.nbytes
-    if wanted and free is not None and missing > free:
+    needed, free = copied_bytes(plan, budget), available_bytes()
+    missing = needed - plan.packed_weights.nbytes
+    if needed and free is not None and missing > free:
         raise OutOfMemoryError(
             f"generation with this model needs {missing / MIB:,.0f} MiB of memory for copies of "
             f"its weights, but only {free / MIB:,.0f} MiB are free: close other programs, or set "
             "device.memory, which skips the copies; logits may then differ in their last digits"
         )
-    return wanted > 0
+    return needed > 0
 
 
 def plan_training_memory(

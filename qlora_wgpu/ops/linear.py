@@ -152,8 +152,8 @@ class _Product:
                 self._backward(g, x, term, ys, gradients)
 
         inputs = [x] if self.residual is None else [x, self.residual]
-        wanted = g.dtype if self.residual is None else None
-        g.record_jointly(ys, inputs, vjp, trains=lora is not None, wanted=wanted)
+        grad_dtype = g.dtype if self.residual is None else None
+        g.record_jointly(ys, inputs, vjp, trains=lora is not None, grad_dtype=grad_dtype)
         return ys
 
     def _backward(

@@ -96,7 +96,7 @@ def cast(g: Graph, x: Tensor, dtype: str | None = None) -> Tensor:
     """A matrix in another element type, the graph's by default; differentiable."""
     y = converted(g, x, dtype or g.dtype)
     if y is not x:
-        g.record(y, [x], lambda dy: g.add_gradient(x, dy), wanted=x.dtype)
+        g.record(y, [x], lambda dy: g.add_gradient(x, dy), grad_dtype=x.dtype)
     return y
 
 

@@ -132,8 +132,8 @@ def test_some_of_a_layers_experts_are_refused(target_modules):
     stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
     with pytest.raises(
         ConfigError,
-        match=r"'model\.layers\.0\.mlp\.experts\.[01]\.up_proj' is left "
-        r"out, but either all or none of a layer's experts .* name 'up_proj'",
+        match=r"'model\.layers\.0\.mlp\.experts\.[01]\.up_proj' is missing, "
+        r"but either all or none of a layer's experts .* name 'up_proj'",
     ):
         AdapterLayout(LoraConfig(target_modules=target_modules), LINEARS, [stack])
     with pytest.raises(ConfigError, match="all or none"):

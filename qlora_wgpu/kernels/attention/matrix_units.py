@@ -17,7 +17,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
-from qlora_wgpu.kernels.attention.workgroup import Cut, PerHead, is_per_head
+from qlora_wgpu.kernels.attention.workgroup import PerHead, Tiling, is_per_head
 
 SIZED_ROWS = 64  # rows per entry of the table of gradients' and values' magnitudes
 _ROWS = 32  # of a workgroup
@@ -84,7 +84,7 @@ _VECTORS = {"f16": 8, "f32": 4}  # elements of 16 bytes
 
 
 @dataclass(frozen=True)
-class MatrixCut:
+class MatrixTiling:
     """A kernel's tiling for matrix units."""
 
     shape: MatrixShape  # a subgroup's product
@@ -192,7 +192,7 @@ class MatrixCut:
         }
 
 
-def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
+def matrix_tiling(profile: Profile, head_dim: int, name: str) -> MatrixTiling | None:
     """A kernel's tiling within a GPU's limits; None if there is none."""
     if not profile.matrix:
         return None
@@ -203,14 +203,14 @@ def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
     if name == "dkdv" and head_dim > _SHORT_HEAD:
         most_strips = max(most_strips // 2, 1)
     strips = range(most_strips, 0, -1)
-    cuts = [
-        MatrixCut(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
+    tilings = [
+        MatrixTiling(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
     ]
     for limits in (small, profile.limits):
         for most in _LOADS[name]:
-            for cut in cuts:
-                if cut.loads <= most and cut.fits(limits):
-                    return cut
+            for tiling in tilings:
+                if tiling.loads <= most and tiling.fits(limits):
+                    return tiling
     return None
 
 
@@ -227,7 +227,7 @@ class MatrixTiles(PerHead):
         halves = all(factor.dtype == "bfloat16" for factor in factors)
         takes = profile.matrix_element == "f32" or halves
         names = ("forward",) if problem.gradients is None else ("dq", "dkdv")
-        return takes and all(matrix_cut(profile, problem.head_dim, name) for name in names)
+        return takes and all(matrix_tiling(profile, problem.head_dim, name) for name in names)
 
     def launch(self, g: Graph, problem: Attention) -> None:
         if problem.gradients is not None:
@@ -257,13 +257,13 @@ class MatrixTiles(PerHead):
     def _unit(self, problem: Attention) -> int:
         return 8
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
-        cut = matrix_cut(profile, problem.head_dim, name)
-        assert cut is not None  # it fits
-        constants = cut.constants()
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
+        tiling = matrix_tiling(profile, problem.head_dim, name)
+        assert tiling is not None  # it fits
+        constants = tiling.constants()
         if name == "dkdv":
             constants["PER_HEAD"] = is_per_head(profile, problem)
-        return Cut(cut.block, constants, cut.spans)
+        return Tiling(tiling.block, constants, tiling.spans)
 
 
 def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:

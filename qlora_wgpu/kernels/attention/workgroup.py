@@ -28,7 +28,7 @@ _PRODUCTS = {"forward": 2, "dq": 3, "dkdv": 4}
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """A kernel's tiling."""
 
     block: int  # queries, or keys, per workgroup
@@ -94,11 +94,11 @@ class Blocks(ABC):
         heads: int,
         tensors: Mapping[str, Tensor | None],
     ) -> None:
-        cut = self._cut(g.profile, problem, name)
+        tiling = self._tiling(g.profile, problem, name)
         inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "segments")}
         g.launch(
             f"attention/{name}{self.suffix}.wgsl",
-            (ceil_div(problem.seq, cut.block) * cut.spans, heads, problem.batch),
+            (ceil_div(problem.seq, tiling.block) * tiling.spans, heads, problem.batch),
             {**inputs, **tensors},
             {
                 "seq": problem.seq,
@@ -109,21 +109,21 @@ class Blocks(ABC):
                 "softcap": problem.softcap or 1.0,
             },
             {
-                "BLOCK": cut.block,
+                "BLOCK": tiling.block,
                 "SOFTCAP": problem.softcap is not None,
                 "SEGMENT_TEXELS": False,
-                **cut.constants,
+                **tiling.constants,
             },
             flops=problem.flops(_PRODUCTS[name]),
             label=f"attention/{name}",
-            turns=cut.turns(name, problem),
+            turns=tiling.turns(name, problem),
         )
 
     def _unit(self, problem: Attention) -> int:
         return 4 if problem.head_dim % 4 == 0 else 2
 
     @abstractmethod
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         """The tiling of the kernel of this name."""
 
 
@@ -138,7 +138,7 @@ class SubgroupTexture(Blocks):
     def _unit(self, problem: Attention) -> int:
         return 8
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         threads, head = profile.subgroup_size, problem.head_dim // 8
         body = _FORWARD_BODY if problem.gradients is None else _BACKWARD_BODY
         # A broadcast serves two queries if they still fit the first-level cache.
@@ -147,10 +147,10 @@ class SubgroupTexture(Blocks):
         most = max(body // (_PRODUCTS[name] * problem.head_dim * sets), 1)
         keys = next(n for n in (8, 4, 2, 1) if n <= most and n <= threads)
         pieces = next(n for n in range(threads // keys, 0, -1) if head % n == 0)
-        cut: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
-        cut |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
-        cut["SEGMENT_TEXELS"] = profile.in_textures
-        return Cut(sets * threads, cut if name == "dkdv" else {**cut, "SETS": sets})
+        tiling: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
+        tiling |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
+        tiling["SEGMENT_TEXELS"] = profile.in_textures
+        return Tiling(sets * threads, tiling if name == "dkdv" else {**tiling, "SETS": sets})
 
 
 class Registers(Blocks):
@@ -159,7 +159,7 @@ class Registers(Blocks):
     def fits(self, problem: Attention, profile: Profile) -> bool:
         return True
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         unit = self._unit(problem)
         constants: dict[str, Constant] = {
             "THREADS": profile.attention_threads,
@@ -169,7 +169,7 @@ class Registers(Blocks):
         if problem.gradients is None:
             # Limits straight-line code to what software GPUs compile quickly.
             constants["KEYS"] = profile.attention_keys if problem.head_dim <= 32 * unit else 2
-        return Cut(profile.attention_threads, constants)
+        return Tiling(profile.attention_threads, constants)
 
 
 _ROWS = 64  # keys per workgroup, for counting workgroups
@@ -238,7 +238,7 @@ class WorkgroupTiles(PerHead):
         """Whether the profile asks for it, or for matrix units, within its limits."""
         return profile.attention_kind in ("tiled", "matrix") and _NEEDED.within(profile.limits)
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         unit, units = self._unit(problem), ceil_div(problem.head_dim, 4)
         # Sums of 128 columns of dk and dv, or of 256 of other results, fit registers.
         spans = ceil_div(units, 32 if name == "dkdv" else 64)
@@ -275,4 +275,4 @@ class WorkgroupTiles(PerHead):
         }
         if name == "dkdv":
             constants["PER_HEAD"] = is_per_head(profile, problem)
-        return Cut(_BLOCK, constants, spans)
+        return Tiling(_BLOCK, constants, spans)

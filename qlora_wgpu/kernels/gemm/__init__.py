@@ -47,7 +47,9 @@ FEW_ROWS: tuple[Variant[Gemm], ...] = (
 )
 MANY_ROWS: tuple[Variant[Gemm], ...] = (
     Variant(texture_fits, subgroup_texture),
-    Variant(lambda gemm, profile: gemm.cut_columns <= SKINNY or gemm.dropout is not None, skinny),
+    Variant(
+        lambda gemm, profile: gemm.tiling_columns <= SKINNY or gemm.dropout is not None, skinny
+    ),
     Variant(matrix_units_fits, matrix_units),
     Variant(workgroup_tiles_fits, workgroup_tiles),
     Variant(always, registers),

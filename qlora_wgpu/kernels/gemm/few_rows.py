@@ -51,7 +51,7 @@ def launch_few(
             "ROWS": together,
             "EIGHT": False,
             "KEEPS": False,
-            "X_IN_TEXTURE": _insists(gemm, g.profile),
+            "X_IN_TEXTURE": _needs_texture(gemm, g.profile),
             **_codes(gemm, g.profile),
             **constants,
         },
@@ -65,7 +65,7 @@ def _rows_together(gemm: Gemm) -> int:
     return 1 if gemm.experts is not None else min(gemm.x.rows, _MOST_ROWS)
 
 
-def _insists(gemm: Gemm, profile: Profile) -> bool:
+def _needs_texture(gemm: Gemm, profile: Profile) -> bool:
     """Whether x is read so often on software GPUs that it must be in a texture."""
     if not isinstance(gemm.w, PackedWeights):
         return False

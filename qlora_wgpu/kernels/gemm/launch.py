@@ -12,11 +12,11 @@ from qlora_wgpu.kernels.common import dropout_params, expert_constants, expert_p
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 LEAST_PART = 512  # minimum terms of a part of a split reduction, so that summing stays cheap
-_CUT_THREADS = 64  # invocations per workgroup as counted by ``Profile.least_workgroups``
+_COUNTED_THREADS = 64  # invocations per workgroup as counted by ``Profile.least_workgroups``
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """A shader and its tiling."""
 
     path: str
@@ -24,7 +24,7 @@ class Cut:
     columns: int
     constants: dict[str, Constant]  # the shader's, besides the common ones
     rows_first: bool = False  # whether workgroups are counted along the rows first
-    threads: int = _CUT_THREADS  # invocations per workgroup
+    threads: int = _COUNTED_THREADS  # invocations per workgroup
     any_parts: bool = False  # whether the reduction can be split with any fused addition
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # additional bindings
     direct: bool = False  # whether whole tiles can be stored directly to a float32 y
@@ -84,17 +84,22 @@ def bound(
 
 
 def launch_whole(
-    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
+    g: Graph,
+    gemm: Gemm,
+    tiling: Tiling,
+    parts_in: Tensor | None = None,
+    parts: int = 1,
+    part: int = 0,
 ) -> None:
     """One dispatch; with ``parts_in``, the parts' results are stacked there."""
     of_all = bound(gemm, {"w": gemm.dense}, parts_in)
-    across = ceil_div(gemm.columns, cut.columns)
-    down = ceil_div(gemm.x.rows, cut.rows)
+    across = ceil_div(gemm.columns, tiling.columns)
+    down = ceil_div(gemm.x.rows, tiling.rows)
     g.launch(
-        cut.path,
-        (down, across, parts) if cut.rows_first else (across, down, parts),
+        tiling.path,
+        (down, across, parts) if tiling.rows_first else (across, down, parts),
         {
-            **cut.tensors,
+            **tiling.tensors,
             **of_all.tensors,
             "batch_info": gemm.batch_info if gemm.asks_batch else None,
         },
@@ -111,26 +116,26 @@ def launch_whole(
             **of_all.constants,
             "ROW_COUNT": gemm.first_row is not None,
             "DROPOUT": gemm.mask is not None,
-            **_way_out(gemm, cut, in_parts=parts_in is not None),
-            **cut.constants,
+            **_way_out(gemm, tiling, in_parts=parts_in is not None),
+            **tiling.constants,
         },
         flops=gemm.flops,
         label=gemm.label,
     )
 
 
-def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
+def _way_out(gemm: Gemm, tiling: Tiling, *, in_parts: bool) -> dict[str, Constant]:
     """Constants for storing whole tiles, and for the initial values of their sums."""
     residual, bias = (None, None) if in_parts else (gemm.residual, gemm.bias)
     float32 = in_parts or gemm.y.dtype == "float32"
     alone = not (gemm.with_rows and gemm.others)
     plain = residual is None and bias is None and not gemm.accumulate
     begin = gemm.row0 if gemm.with_rows else 0
-    adds = residual is None or (cut.loads and residual.dtype == "float32")
+    adds = residual is None or (tiling.loads and residual.dtype == "float32")
     return {
-        "DIRECT": cut.direct and float32 and alone and bias is None and adds,
-        "EIGHT": cut.eights and plain and not float32 and begin % 8 == 0,
-        "LOADS": cut.loads,
+        "DIRECT": tiling.direct and float32 and alone and bias is None and adds,
+        "EIGHT": tiling.eights and plain and not float32 and begin % 8 == 0,
+        "LOADS": tiling.loads,
         "RESIDUAL": residual is not None,
     }
 
@@ -150,21 +155,21 @@ def further_layers(
     return tensors, params
 
 
-def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
+def launch_split(g: Graph, gemm: Gemm, tiling: Tiling) -> None:
     """Splits a reduction into its given parts, or a long one with too few results for a GPU."""
-    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.cut_columns, cut.columns)
-    least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
+    workgroups = ceil_div(gemm.x.rows, tiling.rows) * ceil_div(gemm.tiling_columns, tiling.columns)
+    least = g.profile.least_workgroups * _COUNTED_THREADS // tiling.threads
     parts = min(least // workgroups, gemm.depth // LEAST_PART)
     part = gemm.part or round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
     plain = gemm.lora is None and not gemm.with_rows
     whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
     alone = parts == 1 and not (gemm.part and gemm.accumulate)
-    if alone or whole or not (plain or cut.any_parts):
-        launch_whole(g, gemm, cut)
+    if alone or whole or not (plain or tiling.any_parts):
+        launch_whole(g, gemm, tiling)
         return
     stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)
-    launch_whole(g, gemm, cut, stacked, parts, part)
+    launch_whole(g, gemm, tiling, stacked, parts, part)
     sum_parts(
         g, stacked, gemm.y, parts, accumulate=gemm.accumulate, bias=gemm.bias,
         residual=gemm.residual, column0=gemm.row0 if gemm.with_rows else 0,

@@ -149,7 +149,7 @@ class Gemm:
         return self.own_rows if self.with_rows else self.w.columns
 
     @property
-    def cut_columns(self) -> int:
+    def tiling_columns(self) -> int:
         """Columns that decide the tiling: those of the whole product."""
         return self.whole_columns or self.columns
 
@@ -159,7 +159,7 @@ class Gemm:
         return self.x.columns if self.with_rows else self.own_rows
 
     @property
-    def cut_depth(self) -> int:
+    def tiling_depth(self) -> int:
         """Terms that decide the tiling: those of a part, if given."""
         return min(self.depth, self.part) if self.part else self.depth
 
@@ -182,7 +182,7 @@ class Gemm:
     @property
     def size_class(self) -> str:
         """The class of products with the same tiling (``Profile.products``)."""
-        return size_class(self.name, self.x.rows, self.cut_columns, self.cut_depth)
+        return size_class(self.name, self.x.rows, self.tiling_columns, self.tiling_depth)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -10,7 +10,13 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.common import EXPERT_TILE, Change, Tunable
-from qlora_wgpu.kernels.gemm.launch import LEAST_PART, Cut, factors_of, launch_split, launch_whole
+from qlora_wgpu.kernels.gemm.launch import (
+    LEAST_PART,
+    Tiling,
+    factors_of,
+    launch_split,
+    launch_whole,
+)
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 # Half as many workgroups of deep tiles fill a GPU: an H100 is fastest with one of 256 invocations
@@ -49,13 +55,13 @@ def matrix_units(g: Graph, gemm: Gemm) -> None:
         "WHOLE_K": whole,
         "RUNS": whole and (gemm.with_rows or not gemm.others),
     }
-    cut = Cut(
+    tiling = Tiling(
         f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
         threads=(_DEEP if tile.deep else 1) * tile.invocations, any_parts=True, tensors=tensors,
         direct=term or gemm.lora is None,
         loads=gemm.scale == 1.0 and "exponents" not in tensors,
     )  # fmt: skip
-    launch_split(g, gemm, cut)
+    launch_split(g, gemm, tiling)
 
 
 def _with_factors(gemm: Gemm, x: Tensor) -> Gemm:
@@ -106,7 +112,7 @@ def workgroup_tiles(g: Graph, gemm: Gemm) -> None:
     }
     path, threads = f"gemm/{gemm.name}_tiled.wgsl", across * down
     launch_split(
-        g, gemm, Cut(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
+        g, gemm, Tiling(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
     )
 
 
@@ -120,11 +126,11 @@ def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
         down = min(down, EXPERT_TILE // 8)
     parts = gemm.parts if gemm.part else max(gemm.depth // LEAST_PART, 1)
     while max(across, down) > _LEAST_TILE:
-        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.cut_columns, 8 * across)
+        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.tiling_columns, 8 * across)
         few = workgroups * parts < profile.least_workgroups // 8
         if down > _LEAST_TILE and (gemm.x.rows <= 4 * down or (few and down >= across)):
             down //= 2
-        elif across > _LEAST_TILE and (gemm.cut_columns <= 4 * across or few):
+        elif across > _LEAST_TILE and (gemm.tiling_columns <= 4 * across or few):
             across //= 2
         else:
             break
@@ -162,7 +168,7 @@ def subgroup_texture(g: Graph, gemm: Gemm) -> None:
         # instruction counts; other loops stay as timed.
         "WHOLE_K": rows == _ROWS_THAT_JUST_FIT and gemm.depth % 8 == 0,
     }
-    launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
+    launch_whole(g, gemm, Tiling(path, rows, tile, constants, True, eights=True))
 
 
 def skinny(g: Graph, gemm: Gemm) -> None:
@@ -176,9 +182,9 @@ def registers(g: Graph, gemm: Gemm) -> None:
     launch_split(g, gemm, _registers(gemm, own.gemm_tile, *own.gemm_group))
 
 
-def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
+def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Tiling:
     constants: dict[str, Constant] = {"TILE_M": tile, "WG_N": across, "WG_M": down}
-    return Cut(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
+    return Tiling(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
 
 
 def _fewer(rows: int, present: int, *, whole: bool) -> int:
@@ -211,7 +217,7 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
         return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
     tried = _MATRIX_CHANGES if profile.matrix else _CHANGES
     changed = ((change, replace(profile, **change)) for change in tried)
-    return tuple(change for change, cut in changed if cut != profile and _is_allowed(cut))
+    return tuple(change for change, tiling in changed if tiling != profile and _is_allowed(tiling))
 
 
 _MATRIX_CHANGES: tuple[Change, ...] = (
