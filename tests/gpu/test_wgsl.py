@@ -93,7 +93,7 @@ def test_includes_come_once(write):
         ("//#endif", "without //#if"),
         ("//#if A", "without //#endif"),
         ("//#frobnicate", "unknown directive"),
-        ("//#include gone.wgsl", "cannot be read"),
+        ("//#include gone.wgsl", "cannot read shader"),
         ("//#input 2 y: 3", "does not declare an operand"),
         ("//#output 2 y: 4 fast", "does not declare an operand"),
         ("//#input 2 y: 4\n//#output 3 y: 4", "declared twice"),

@@ -151,7 +151,7 @@ def test_what_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"experts\.scales, which is not supported"):
         from_target_parameters(made, other, "adapter", stacking=TURNS)
     larger = replace(theirs, rank_pattern={}, r=5)
-    with pytest.raises(CheckpointError, match=r"r = 5 asks for .5 · experts"):
+    with pytest.raises(CheckpointError, match=r"expected .5 · experts"):
         from_target_parameters(made, larger, "adapter", stacking=TURNS)
     with pytest.raises(CheckpointError, match="has rank 4, which does not match gate"):
         from_target_parameters(
