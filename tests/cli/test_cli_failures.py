@@ -171,5 +171,7 @@ def test_figures_of_an_estimate(tmp_path):
 
 def test_the_variable_that_names_a_backend_is_told(monkeypatch):
     monkeypatch.setenv("QLORA_WGPU_BACKEND", "nonsense")
-    with pytest.raises(DeviceError, match=r"no backend 'nonsense' \(QLORA_WGPU_BACKEND\): set"):
+    with pytest.raises(
+        DeviceError, match=r"unknown backend 'nonsense' \(QLORA_WGPU_BACKEND\): set"
+    ):
         list_adapters()

@@ -137,7 +137,7 @@ def test_more_memory_than_a_worker_may_take_is_noticed():
         (["gpu1:8786"], "tls://HOST:PORT"),
         (["tcp://gpu1:8786"], "--allow-plain-tcp"),
         (["tls://gpu1:8786"], "needs certificates"),
-        (["tcp://127.0.0.1:1", "--gpu", "no such GPU"], "no GPU is called"),
+        (["tcp://127.0.0.1:1", "--gpu", "no such GPU"], "no GPU matches"),
         (["tcp://127.0.0.1:1", "--memory-limit", "much"], "--memory-limit must be a size"),
         (["tcp://127.0.0.1:1", "--patience", "0"], "no scheduler answers"),
     ],

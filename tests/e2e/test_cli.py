@@ -192,7 +192,7 @@ MISTAKES = {
     "no adapter folder": (
         ("generate", "--model", "model", "--adapter", "gone", "--prompt", "x"), None, None, "gone",
     ),
-    "no such GPU, doctor": (("doctor", "--gpu", "nope"), None, None, "no GPU is called 'nope'"),
+    "no such GPU, doctor": (("doctor", "--gpu", "nope"), None, None, "no GPU matches 'nope'"),
     "no driver, doctor": (("doctor",), None, NOTHING, "mesa-vulkan-drivers"),
     "no driver, train": (("train", "run.yaml"), None, NOTHING, "mesa-vulkan-drivers"),
 }  # fmt: skip

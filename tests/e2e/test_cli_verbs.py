@@ -185,7 +185,7 @@ def test_training_goes_on_from_an_adapter(place):
         load_file(place / name / "adapter/adapter_model.safetensors") for name in ("out", "on")
     )
     assert all(np.allclose(array, after[name], atol=1e-6) for name, array in before.items())
-    assert "made with r = 4" in refused(
+    assert "trained with r = 4" in refused(
         place, "train", "run.yaml", *args, "lora.r=5", "output.dir=other"
     )
 

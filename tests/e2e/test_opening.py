@@ -264,9 +264,9 @@ def test_adapters_of_peft_with_other_settings(device, tmp_path):
 def test_an_adapter_of_another_base_names_both(place, tmp_path):
     """Of a wider base, of one with more layers, and of one with fewer."""
     for changes, reason in (
-        ({"hidden_size": 60}, "has shape (36, 4), this model takes (60, 4)"),
+        ({"hidden_size": 60}, "has shape (36, 4), this model expects (60, 4)"),
         ({"num_hidden_layers": 1}, "it adapts model.layers.1."),
-        ({"num_hidden_layers": 3}, "it has nothing for model.layers.2."),
+        ({"num_hidden_layers": 3}, "it has no weights for model.layers.2."),
     ):
         other = tmp_path / "-".join(changes) / str(*changes.values())
         write_model(other, **changes)

@@ -38,7 +38,7 @@ for step in filter(None, plan.split("+")):
         os.write(2, b"thread 'x' panicked at lib.rs:1\nParent device is lost\nstack backtrace:\n")
         os.abort()
     elif step == "hang":
-        child.end_if_hung(lambda: "no answer for 1 s")
+        child.end_if_hung(lambda: "no response for 1 s")
         time.sleep(600)
     elif step == "lost":
         print("error: the GPU was lost", file=sys.stderr)

@@ -46,7 +46,7 @@ def supervised(folder, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "words"),
-    [("crash", "SIGABRT: Parent device is lost"), ("hang", "hangs (no answer"), ("lost", "lost")],
+    [("crash", "SIGABRT: Parent device is lost"), ("hang", "hangs (no response"), ("lost", "lost")],
 )
 def test_training_goes_on_from_the_newest_checkpoint(tmp_path, failure, words):
     done, attempts = supervised(
