@@ -14,10 +14,9 @@ from typing import Any
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.data import masking
-from qlora_wgpu.data.conversations import Conversation
+from qlora_wgpu.data.conversations import Conversation, RenderedChat, without_span_marks
 from qlora_wgpu.data.marker_words import make_sentinel
 from qlora_wgpu.data.masking import Masked, Masking, Sources, mask_many
-from qlora_wgpu.data.rendering import RenderedChat, without_span_marks
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError, reason
 from qlora_wgpu.files import file_text

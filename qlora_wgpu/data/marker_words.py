@@ -13,8 +13,14 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qlora_wgpu.data.conversations import REASONING_KEYS, Conversation, Message, Span, Tools
-from qlora_wgpu.data.rendering import Template
+from qlora_wgpu.data.conversations import (
+    REASONING_KEYS,
+    Conversation,
+    Message,
+    Span,
+    Template,
+    Tools,
+)
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.visible import quoted
 

@@ -19,7 +19,9 @@ from qlora_wgpu.data.conversations import (
     USUAL_ROLES,
     Conversation,
     Message,
+    RenderedChat,
     Span,
+    Template,
     Tools,
     is_asked_for,
     is_spared,
@@ -34,7 +36,6 @@ from qlora_wgpu.data.marker_words import (
     common_prefix,
     make_sentinel,
 )
-from qlora_wgpu.data.rendering import RenderedChat, Template
 from qlora_wgpu.errors import DataError, QLoRAError
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]

@@ -27,8 +27,7 @@ from qlora_wgpu.data.gguf_vocabulary import (
     cutting_note,
     vocabulary_keys,
 )
-from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
+from qlora_wgpu.data.ollama import PROBES, modelfile, ollama_template
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError, QLoRAError, TokenizerError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.folders import take_over_prompts

@@ -10,7 +10,7 @@ from support.recorded import RECORDED, needs_recordings
 from support.spans import assistant_spans, last_turn_spans
 
 from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, masking
-from qlora_wgpu.data.rendering import Template
+from qlora_wgpu.data.conversations import Template
 from qlora_wgpu.errors import DataError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

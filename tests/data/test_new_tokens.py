@@ -6,7 +6,7 @@ import pytest
 from support.tiny_tokenizer import tiny_backend
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, TokenizerError
 
 
