@@ -20,7 +20,7 @@ from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.dataset import Subset
-from qlora_wgpu.data.row_source import SAID
+from qlora_wgpu.data.row_source import ANSWER_NAMES
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
@@ -75,7 +75,7 @@ def data(
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
     """Examples under their rows' numbers, where a row has answers with what is said of each."""
-    said = SAID.get(settings.train.objective, ("",))
+    said = ANSWER_NAMES.get(settings.train.objective, ("",))
     rows = len(dataset) // len(said)
     for number in range(len(dataset)):
         row, place = divmod(number, len(said))
@@ -128,7 +128,7 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
         if chosen is None or (content_digest(sample.ids) in chosen) == held_out:
             text = tokenizer.decode(sample.ids, False) if sample.text is None else sample.text
             row = {"text": text, "input_ids": sample.ids, "labels": sample.labels}
-            answer = {"answer": sample.said} if sample.said else {}
+            answer = {"answer": sample.answer} if sample.answer else {}
             write_json(row | answer)
 
 

@@ -1,12 +1,8 @@
-"""A conversation in its canonical form, and as the text of a chat template.
+"""A conversation in its canonical form, its turns' flags, and its text by a chat template.
 
-The process that renders it imports this module, and so nothing that takes long to start.
-
-Conversations come in one form (``messages.py``). What only some templates know (parts of
-a content, the role ``developer``, arguments as text) is decided for each by trying.
-
-Templates of strangers are rendered in a process of its own, which imports this module, and so
-nothing that takes long to start.
+``messages.py`` makes the canonical form. What only some templates support (content parts, the role
+``developer``, arguments as JSON text) is found out for each template by rendering trial messages.
+The sandboxed process imports this module, so it imports nothing that is slow to load.
 """
 
 from __future__ import annotations
@@ -28,98 +24,98 @@ Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Names of what a message thinks; templates read the first, or the second."""
-# What chat templates know; there are more, which one or another does.
+"""Keys of a message's reasoning; templates read the first or the second."""
+# Roles that most chat templates support; some support others.
 USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
-_SHOWN_ROLES = 8  # in a message
+_SHOWN_ROLES = 8  # in an error
 
 
 class Conversation(NamedTuple):
     """A conversation."""
 
-    messages: Sequence[Message]  # its messages
+    messages: Sequence[Message]
     tools: Tools = None  # the JSON schemas of functions that the model may call
-    first: int = 0  # the first message that is no part of the prompt
-    # What else the chat template is given, by name
-    options: Mapping[str, Any] = MappingProxyType({})
+    first: int = 0  # the first message after the prompt
+    options: Mapping[str, Any] = MappingProxyType({})  # other variables of the chat template
 
 
 def text_of(content: Any) -> str:
-    """A content as text, that of its parts one after the other."""
+    """A message's content as text; parts are concatenated."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return content if isinstance(content, str) else ""
 
 
 def roles_in_words(roles: Iterable[str]) -> str:
-    """Some roles, as a sentence names them."""
+    """Roles as an error lists them."""
     return ", ".join(map(quoted, sorted(roles)[:_SHOWN_ROLES]))
 
 
-# ---- what messages say of being learnt -----------------------------------------------------------
+# ---- flags of turns ------------------------------------------------------------------------------
 
-WEIGHT = "weight"  # OpenAI's, of the assistant's messages
-# Axolotl's, ms-swift's and LLaMA-Factory's, of anyone's.
-_TRAINS = ("train", "training", "loss", "loss_weight")
-_FLAGS = (WEIGHT, *_TRAINS)
-_PARTS = ("train_detail", "training_detail")  # Axolotl's, of passages
-FLAGS = frozenset({*_FLAGS, *_PARTS})
-"""All keys of messages that say whether they are learnt."""
-ASKS_FLAGS = re.compile(rf"(\.|\[['\"])({'|'.join(_FLAGS)})\b")
+WEIGHT = "weight"  # OpenAI's, for the assistant's messages
+# Axolotl's, ms-swift's and LLaMA-Factory's, for messages of any role.
+_TRAIN_FLAGS = ("train", "training", "loss", "loss_weight")
+_TURN_FLAGS = (WEIGHT, *_TRAIN_FLAGS)
+_DETAIL_FLAGS = ("train_detail", "training_detail")  # Axolotl's, for parts of a turn
+FLAGS = frozenset({*_TURN_FLAGS, *_DETAIL_FLAGS})
+"""All keys of messages that decide whether the loss is taken on them."""
+READS_FLAGS = re.compile(rf"(\.|\[['\"])({'|'.join(_TURN_FLAGS)})\b")
 """Finds where a template reads one of them."""
 
 
-def is_spared(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that it is not learnt."""
-    if FLAGS.isdisjoint(message):  # as most are
-        return False
-    return any(_says(message.get(flag), 0) for flag in _FLAGS)
+def is_excluded(message: Mapping[str, Any]) -> bool:
+    """Whether a message's flags exclude it from the loss."""
+    return not FLAGS.isdisjoint(message) and any(
+        _equals(message.get(flag), 0) for flag in _TURN_FLAGS
+    )
 
 
-def is_asked_for(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that it is learnt, whoever it is from.
+def is_included(message: Mapping[str, Any]) -> bool:
+    """Whether a message's flags include it in the loss, whatever its role.
 
-    A weight of 1 does not say so: OpenAI's are of the assistant's messages alone.
+    A weight of 1 does not: OpenAI's weights are for the assistant's messages only.
     """
-    if FLAGS.isdisjoint(message):
+    if FLAGS.isdisjoint(message) or is_excluded(message):
         return False
-    return not is_spared(message) and any(_says(message.get(flag), 1) for flag in _TRAINS)
+    return any(_equals(message.get(flag), 1) for flag in _TRAIN_FLAGS)
 
 
 def flags_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message says of itself, by the words for it."""
-    return {key: message[key] for key in (*_FLAGS, *_PARTS) if message.get(key) is not None}
+    """A message's flags that are not null."""
+    flags = (*_TURN_FLAGS, *_DETAIL_FLAGS)
+    return {key: message[key] for key in flags if message.get(key) is not None}
 
 
 def without_flags(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without what it says of itself."""
+    """A message without its flags."""
     return {key: value for key, value in message.items() if key not in FLAGS}
 
 
 def check_flags(message: Mapping[str, Any], name: str) -> None:
-    """Refuses what is neither learnt nor not; ``name`` is such as ``message 2``."""
+    """Refuses flags that are neither true nor false; ``name`` is such as ``message 2``."""
     if FLAGS.isdisjoint(message):
         return
-    for flag in _FLAGS:
+    for flag in _TURN_FLAGS:
         value = message.get(flag)
-        if value is None or _says(value, 0) or _says(value, 1):
+        if value is None or _equals(value, 0) or _equals(value, 1):
             continue
         if flag == WEIGHT:
             raise DataError(
-                f"{name} has the weight {brief(value)}, but a turn is learnt (1) or not (0): "
-                "data.columns: {weight: …} gives whole rows other weights"
+                f"{name} has the weight {brief(value)}, but the weight of a turn must be 0 or 1: "
+                "use data.columns: {weight: …} to weight whole rows"
             )
         raise DataError(f"{name} has {flag}: {brief(value)}, which must be true or false")
-    parts = next((key for key in _PARTS if message.get(key)), None)
-    if parts is not None and not is_spared(message):
+    detail = next((key for key in _DETAIL_FLAGS if message.get(key)), None)
+    if detail is not None and not is_excluded(message):
         raise DataError(
-            f"{name} has {parts}, but passages of a turn cannot be chosen: give the turn train: "
-            "true or false in its place"
+            f"{name} has {detail}, which is not supported: set train: true or false for the whole "
+            "turn"
         )
 
 
-def _says(value: Any, what: int) -> bool:
-    return isinstance(value, Real) and bool(value == what)
+def _equals(value: Any, number: int) -> bool:
+    return isinstance(value, Real) and bool(value == number)
 
 
 # ---- texts ---------------------------------------------------------------------------------------
@@ -128,14 +124,13 @@ def _says(value: Any, what: int) -> bool:
 class RenderedChat(NamedTuple):
     """A rendered conversation."""
 
-    text: str  # the text that the model reads
-    # Half-open character ranges of what the assistant writes, or None where the template does not
-    # mark it with ``{% generation %}``
+    text: str
+    # Character ranges within ``{% generation %}`` blocks; None if the template has no such blocks
     spans: list[Span] | None
 
 
 def without_span_marks(value: Any) -> Any:
-    """A copy of JSON values without the marks that only the sandbox may set."""
+    """A copy of a JSON value without the characters that mark spans in rendered text."""
     if isinstance(value, str):
         return value.replace(SPAN_START, "\ufffd").replace(SPAN_END, "\ufffd")
     if isinstance(value, Mapping):
@@ -145,12 +140,12 @@ def without_span_marks(value: Any) -> Any:
     return value
 
 
-# ---- what a template wants -----------------------------------------------------------------------
+# ---- what a template supports --------------------------------------------------------------------
 
 _WORDS = ("Qtried0z", "Qtried1z")
 _USER: Message = {"role": "user", "content": "?"}
 _ANSWER: Message = {"role": "assistant", "content": "!"}
-_AS_IT_IS = re.compile(rf"['\"](?:text|k)['\"]: ?['\"]{_WORDS[0]}")
+_WRITTEN_AS_LIST = re.compile(rf"['\"](?:text|k)['\"]: ?['\"]{_WORDS[0]}")
 _OBJECT, _TEXT = {"k": _WORDS[0]}, json.dumps({"k": _WORDS[0]})
 
 
@@ -166,7 +161,7 @@ _FORMS: Mapping[str, Any] = {
     "one part": [{"type": "text", "text": "".join(_WORDS)}],
     "several parts": [{"type": "text", "text": word} for word in _WORDS],
 }
-# What a message of a role stands between, so that a template takes it.
+# Messages before and after one of a role, so that templates accept the conversation.
 _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
     "user": ([], [_ANSWER]),
     "assistant": ([_USER], []),
@@ -175,44 +170,34 @@ _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
 
 
 class Template:
-    """A compiled template with the variables it is given besides; finds out what it wants once.
-
-    Attributes:
-        source: The template's Jinja source.
-        marks_assistant: Whether it has ``{% generation %}`` blocks.
-    """
+    """A compiled template with its variables; it adapts messages to what the template supports."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        """Compiles it."""
         self.source = source
-        self.marks_assistant = marks_assistant(source)
+        self.marks_assistant = marks_assistant(source)  # has ``{% generation %}`` blocks
         self._variables = variables
         self._shown: dict[tuple[str, str], bool] = {}
 
     def render(
         self, messages: Sequence[Message], add_generation_prompt: bool = False, tools: Tools = None
     ) -> RenderedChat:
-        """Renders a conversation.
-
-        With ``add_generation_prompt`` it ends with the header of an assistant's turn.
-        """
+        """Renders a conversation, with an assistant's header at the end on request."""
         given = [_with_reasoning(self._adapted(message)) for message in messages]
         text, spans = render(self.source, self._variables, given, tools, add_generation_prompt)
         return RenderedChat(text, spans if self.marks_assistant else None)
 
     def _tried(self, messages: Sequence[Message]) -> str | None:
-        """The text of messages as they are, or None where the template refuses them."""
+        """The text of unadapted messages, or None if the template fails."""
         try:
             return render(self.source, self._variables, messages, None, False)[0]
         except QLoRAError:
             return None
 
     def _adapted(self, message: Message) -> dict[str, Any]:
-        """A message as the template wants it."""
         adapted: dict[str, Any] = {**message, "role": self._role(message.get("role"))}
         if content := message.get("content"):
             adapted["content"] = self._content(adapted["role"], content)
-        if message.get("tool_calls") and self._wants_text:
+        if message.get("tool_calls") and self._expects_json_text:
             adapted["tool_calls"] = [_with_text(call) for call in message["tool_calls"]]
         return adapted
 
@@ -226,9 +211,9 @@ class Template:
         return re.search(r"['\"]tool['\"]", self.source) is not None
 
     def _content(self, role: str, content: Any) -> Any:
-        """A content as text, unless the template walks over parts, or takes nothing else."""
+        """Content as text, unless the template reads parts or supports nothing else."""
         if not isinstance(content, str | list):
-            return content  # which Jinja tells of
+            return content  # Jinja reports it
         if self._shows_form(role, "text" if isinstance(content, str) else "several parts"):
             return content
         text = text_of(content)
@@ -237,21 +222,21 @@ class Template:
         return [{"type": "text", "text": text}]
 
     def _shows_form(self, role: str, form: str) -> bool:
-        """Whether the template writes contents of a role in a form."""
+        """Whether the template prints content of this form in a message of this role."""
         if (role, form) not in self._shown:
             before, after = _AROUND.get(role, ([], [_USER, _ANSWER]))
             own = {**_RESULT, "role": role} if role == "tool" else {"role": role}
             tried = [*before, {**own, "content": _FORMS[form]}, *after]
             shows = _shows_words(self._tried(tried))
-            if not shows and form != "text":  # some take nothing but parts, of anyone
+            if not shows and form != "text":  # some support only parts, in all messages
                 others = [{**each, "content": _in_parts(each["content"])} for each in tried]
                 shows = _shows_words(self._tried(others))
             self._shown[role, form] = shows
         return self._shown[role, form]
 
     @cached_property
-    def _wants_text(self) -> bool:
-        """Whether arguments are to be JSON's text: an object fails, or stands there as Python's."""
+    def _expects_json_text(self) -> bool:
+        """Whether arguments must be JSON text: an object fails, or is printed as Python's dict."""
         text = self._tried([_USER, _call(_OBJECT), _RESULT, _ANSWER])
         if text is not None and _WORDS[0] in text and "{'k'" not in text:
             return False
@@ -260,9 +245,9 @@ class Template:
 
 
 def _shows_words(text: str | None) -> bool:
-    """Whether a text has the words, and not their list as Python or JSON would write it."""
+    """Whether a text has the words, and not as a list in Python's or JSON's notation."""
     has_words = text is not None and all(word in text for word in _WORDS)
-    return has_words and text is not None and _AS_IT_IS.search(text) is None
+    return has_words and text is not None and _WRITTEN_AS_LIST.search(text) is None
 
 
 def _in_parts(content: Any) -> Any:

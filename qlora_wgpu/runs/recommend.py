@@ -26,7 +26,7 @@ from qlora_wgpu.data import (
 from qlora_wgpu.data.batches import pack
 from qlora_wgpu.data.dataset import first_row, infer_objective
 from qlora_wgpu.data.mixture import ConcatDataset
-from qlora_wgpu.data.prepared import learns
+from qlora_wgpu.data.prepared import has_labels
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.families.parts.config import longest_text
@@ -108,8 +108,8 @@ class FirstData:
     def is_learnt_at_the_end(self) -> bool:
         """Whether more rows have something to learn in their last tokens than in their first."""
         length = self.length
-        first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
-        last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
+        first = sum(has_labels(example.labels[:length].tolist()) for example in self.dataset)
+        last = sum(has_labels(example.labels[-length:].tolist()) for example in self.dataset)
         return not (self.are_documents or self.are_texts) and last > first
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from qlora_wgpu.data.conversations import Conversation
-from qlora_wgpu.data.masking import Masking, learnt_turns
+from qlora_wgpu.data.masking import Masking, loss_spans
 
 
 def assistant_spans(template, messages, tools=None, eos_token=None, train_on="assistant"):
     """The text, and what of it is learnt."""
     conversation = Conversation(messages, tools)
     own, _ = template.sources.suited(conversation)
-    text, spans, *_ = learnt_turns(own, conversation, Masking(train_on, eos_token))
+    text, spans, *_ = loss_spans(own, conversation, Masking(train_on, eos_token))
     return text, spans
 
 
