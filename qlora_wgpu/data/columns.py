@@ -127,7 +127,7 @@ def _hint(row: Mapping[str, Any], formats: Mapping[str, tuple[str, ...]]) -> str
         columns = {key: column for key in keys if (column := _column_for(key, row))}
         if len(columns) == len(keys):
             renamed = {key: column for key, column in columns.items() if key != column}
-            return f": did you mean data.columns: {_in_yaml(renamed)} (init: --columns)?"
+            return f": set data.columns: {_in_yaml(renamed)} to map them (init: --columns)"
     for key in [key for key in list(row)[:_COMPARED_KEYS] if key not in _KNOWN_KEYS]:
         if near := difflib.get_close_matches(key[:_COMPARED_KEYS], _KNOWN_KEYS, n=1):
             return f" ({quoted(key)} looks like '{near[0]}')"

@@ -301,8 +301,8 @@ def export_model(
         if written.template is not None and ollama_template(written) is None:
             untold = (
                 f"the Modelfile has no TEMPLATE: the chat template in {where.parent} does more "
-                "than put texts around turns, or takes no system message, and is not written in "
-                "Ollama's language"
+                "than put text around turns, or supports no system message, so it has no "
+                "equivalent in Ollama"
             )
         drift, notes = None, (*made.notes, *filter(None, (note, difference, untold)))
         if settings is not None and trained is not None:

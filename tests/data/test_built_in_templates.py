@@ -304,6 +304,6 @@ def test_a_prompt_of_megabytes_is_refused_before_it_becomes_tokens(monkeypatch, 
 
 
 def test_a_name_that_no_template_has():
-    known = "give a .jinja file, the template itself, or one of chatml, llama2"
+    known = "use a .jinja file, the template itself, or one of chatml, llama2"
     with pytest.raises(TokenizerError, match=f"the chat template chatlm does not exist: {known}"):
         find_chat_template("chatlm", tiny_tokenizer())

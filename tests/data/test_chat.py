@@ -142,10 +142,10 @@ def test_messages_cannot_forge_marks() -> None:
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("{% for m in messages %}", "chat template is broken"),
+        ("{% for m in messages %}", "chat template is invalid"),
         ("a\n\n{{ ) }}", r"\(line 3\)"),
-        ("{{ messages | nofilter }}", "chat template is broken"),
-        ("{% generation %}x", "chat template is broken"),
+        ("{{ messages | nofilter }}", "chat template is invalid"),
+        ("{% generation %}x", "chat template is invalid"),
     ],
 )
 def test_broken_templates(source, match) -> None:
@@ -346,7 +346,7 @@ def test_content_in_parts() -> None:
 )
 def test_what_cannot_be_told_apart_is_refused(source) -> None:
     messages = [USER, {"role": "assistant", "content": "some words"}, USER, ANSWER]
-    with pytest.raises(DataError, match="message 2 cannot be told apart"):
+    with pytest.raises(DataError, match="turn in message 2 in the rendered chat"):
         spans_text(source, messages)
 
 

@@ -1,7 +1,7 @@
 """TRL's conversational prompt and completion: the completion's answers are learnt."""
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import trained_text, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
@@ -35,7 +35,7 @@ def encode(row, template=PLAIN, train_on="auto"):
     chat = ChatTemplate(template, tokenizer.special_tokens)
     encoded = RowEncoder(tokenizer, chat, train_on).encode(row, detect_format(row))
     ids, labels, text = encoded.ids, encoded.labels, encoded.text
-    return text, learnt(tokenizer, ids, labels)
+    return text, trained_text(tokenizer, ids, labels)
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
@@ -73,7 +73,10 @@ def test_texts_are_pairs_as_before():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({**ONE, "completion": "B"}, "'completion' must be a list of messages, as the other"),
+        (
+            {**ONE, "completion": "B"},
+            "must both be lists of messages or both be text, got text as 'completion'",
+        ),
         ({**ONE, "prompt": ["Q"]}, "message 1 must be an object, got text"),
         ({**ONE, "completion": [{"role": "assistant"}]}, "message 1 needs 'content'"),
     ],
@@ -93,7 +96,7 @@ def test_a_data_set_of_them_is_one_of_chats(given):
     assert (len(dataset), dataset.counts.empty) == (2, 1)
     kind = row_format(rows, tiny_tokenizer(), how)
     assert PromptFormat.of_rows(kind, tiny_tokenizer(), PLAIN).kind == "chat"
-    with pytest.raises(DataError, match="stands among rows of 'conversational prompt"):
+    with pytest.raises(DataError, match="that of the rows before it is 'conversational prompt"):
         encode_rows([ONE, {"prompt": "a", "completion": "b"}], tiny_tokenizer(), how)
 
 

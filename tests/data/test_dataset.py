@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import trained_text, tiny_tokenizer
 
 from qlora_wgpu.data import Dataset, Example, load_dataset
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -19,7 +19,7 @@ def write(tmp_path, rows, name="train.jsonl"):
 
 
 def texts(dataset, tokenizer):
-    return [learnt(tokenizer, e.input_ids, e.labels) for e in dataset]
+    return [trained_text(tokenizer, e.input_ids, e.labels) for e in dataset]
 
 
 def test_rows_become_examples(tmp_path) -> None:
@@ -81,13 +81,13 @@ def test_an_empty_dataset_has_no_extent() -> None:
 
 def test_nothing_to_learn(tmp_path) -> None:
     path = write(tmp_path, [{"prompt": "a" * 50, "completion": "b"}])
-    with pytest.raises(DataError, match=r"train\.jsonl has nothing to learn.*its only row"):
+    with pytest.raises(DataError, match=r"train\.jsonl has nothing to train on.*its only row"):
         load_dataset(path, tiny_tokenizer(), 8)
     path.write_text("\n\n")
-    with pytest.raises(DataError, match="holds no row at all"):
+    with pytest.raises(DataError, match="has no rows"):
         load_dataset(path, tiny_tokenizer(), 8)
     (tmp_path / "a.json").write_text("[]")
-    with pytest.raises(DataError, match="holds no row at all"):
+    with pytest.raises(DataError, match="has no rows"):
         load_dataset(tmp_path / "a.json", tiny_tokenizer(), 8)
 
 
@@ -104,7 +104,7 @@ def test_errors_name_file_and_line(tmp_path) -> None:
 
 def test_one_format_per_file(tmp_path) -> None:
     path = write(tmp_path, [{"text": "a"}, {"prompt": "a", "completion": "b"}])
-    match = r"^train\.jsonl line 2: .*'prompt/completion' stands among rows of 'text' \(train.jsonl"
+    match = r"^train\.jsonl line 2: .*'prompt/completion', but that of the rows before it is 'text' \(train.jsonl"
     with pytest.raises(DataError, match=match):
         load_dataset(path, tiny_tokenizer(), 8)
 
@@ -135,7 +135,7 @@ def test_warnings(tmp_path) -> None:
     dataset = load_dataset(
         write(tmp_path, [{"messages": messages}]), tiny_tokenizer(), 64, template
     )
-    assert "no end-of-turn token is learnt" in dataset.warnings[0]
+    assert "no end-of-turn token is trained on" in dataset.warnings[0]
     assert "leaves the system message out of 1 row" in dataset.warnings[1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import trained_text, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, PreprocessConfig, RowEncoder, alpaca_prompt, row_format
 from qlora_wgpu.data.columns import FORMATS, detect_format
@@ -21,7 +21,7 @@ def encode(row, tokenizer=None, template=TEMPLATE):
     chat = ChatTemplate(template, tokenizer.special_tokens) if template else None
     encoded = RowEncoder(tokenizer, chat).encode(row, detect_format(row))
     ids, labels = encoded.ids, encoded.labels
-    return tokenizer.decode(ids, skip_special_tokens=False), learnt(tokenizer, ids, labels)
+    return tokenizer.decode(ids, skip_special_tokens=False), trained_text(tokenizer, ids, labels)
 
 
 MESSAGES = [
@@ -177,7 +177,7 @@ def test_named_columns_go_before_what_other_keys_make(columns, expected) -> None
     ],
 )
 def test_rows_of_no_format(keys, expected) -> None:
-    with pytest.raises(DataError, match="a row needs the key 'messages'; or") as caught:
+    with pytest.raises(DataError, match="a row must have 'messages'; or") as caught:
         detect_format(dict.fromkeys(keys, "x"))
     assert expected in str(caught.value)
 
@@ -192,27 +192,27 @@ USER = {"role": "user", "content": "Q"}
         ({"messages": "x"}, "must be a list of messages"),
         ({"messages": None}, "must be a list of messages"),
         ({"messages": ["x"]}, "message 1 must be an object, got text"),
-        ({"messages": [USER, {"content": "x"}]}, "message 2 needs a 'role'"),
-        ({"messages": [USER, {"role": 3, "content": "x"}]}, "message 2 needs a 'role'"),
-        ({"messages": [{"role": "user"}]}, "message 1 needs 'content' as text, got nothing"),
+        ({"messages": [USER, {"content": "x"}]}, "message 2 must have a 'role'"),
+        ({"messages": [USER, {"role": 3, "content": "x"}]}, "message 2 must have a 'role'"),
+        ({"messages": [{"role": "user"}]}, "message 1: 'content' is missing"),
         ({"messages": [{"role": "user", "content": 3}]}, "got a number"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "holds a part of type 'image'",
+            "has a part of type 'image'",
         ),
         ({"messages": MESSAGES, "tools": "x"}, "'tools' must be a list"),
-        ({"conversations": []}, "must be a list of turns"),
-        ({"conversations": [{"from": "human"}]}, "turn 1 needs 'from' and 'value'"),
+        ({"conversations": []}, "must be a non-empty list of turns"),
+        ({"conversations": [{"from": "human"}]}, "turn 1 must have 'from' and 'value'"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "turn 1 is from 'alien'"),
         ({"conversations": [{"from": "gpt", "value": 3}]}, "turn 1 needs 'value' as text"),
         ({"prompt": 3, "completion": "x"}, "'prompt' must be text, got a number"),
         ({"prompt": b"x", "completion": "x"}, "'prompt' must be text, got bytes"),
         ({"prompt": "x", "completion": None}, "'completion' must be text, got nothing"),
-        ({"prompt": "", "completion": ""}, "no text at all"),
+        ({"prompt": "", "completion": ""}, "has no text"),
         ({"instruction": "x", "input": [], "output": "x"}, "'input' must be text, got a list"),
         ({"text": True}, "'text' must be text, got a truth value"),
         ({"text": {}}, "'text' must be text, got an object"),
-        ({"text": ""}, "no text at all"),
+        ({"text": ""}, "has no text"),
     ],
 )
 def test_wrong_rows(row, expected) -> None:

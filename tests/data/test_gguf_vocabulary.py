@@ -104,7 +104,7 @@ def test_line_ends_in_an_expression_themselves() -> None:
 
 
 def test_what_llama_cpp_cuts_otherwise_is_told() -> None:
-    assert "tells capitals by ASCII alone" in pre_tokenizer_note("tekken")
+    assert "recognizes only ASCII capitals" in pre_tokenizer_note("tekken")
     assert pre_tokenizer_note("qwen2") is None
 
 
@@ -119,8 +119,8 @@ def test_what_llama_cpp_has_not(tmp_path) -> None:
         ],
     }
     for parts, message in (
-        ({"pre_tokenizer": odd}, "cuts texts in a way that has no name in llama.cpp"),
-        ({"normalizer": {"type": "Lowercase"}}, r"changes texts first \(Lowercase\)"),
+        ({"pre_tokenizer": odd}, "has a pre-tokenizer that llama.cpp is not known to support"),
+        ({"normalizer": {"type": "Lowercase"}}, r"normalizes text \(Lowercase\)"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "neither byte-level BPE nor SentencePiece's"),
     ):
         with pytest.raises(TokenizerError, match=message):

@@ -38,7 +38,7 @@ def test_the_files_of_a_split(files, split, expected):
     [
         (FOLDERS, "train", r"several folders \(main, socratic\).*o/n:main/train"),
         (PARQUET, "validation", "no split 'validation': its files begin with test, train"),
-        (["README.md"], "train", "it has no data file"),
+        (["README.md"], "train", "it has no data files"),
     ],
 )
 def test_splits_that_are_not_there(files, split, message):

@@ -9,7 +9,7 @@ import random
 
 import pytest
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import trained_text, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, RowEncoder
 from qlora_wgpu.errors import DataError
@@ -143,7 +143,7 @@ def _encode(source, messages, train_on="last_turn"):
     tokenizer = tiny_tokenizer()
     encoder = RowEncoder(tokenizer, ChatTemplate(source), train_on)
     row = encoder.encode({"messages": messages}, "messages")
-    return row.text, learnt(tokenizer, row.ids, row.labels)
+    return row.text, trained_text(tokenizer, row.ids, row.labels)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -176,7 +176,7 @@ def test_a_turn_that_cannot_be_told_apart_is_refused():
     )
     roles = ("user", "assistant", "user", "assistant")
     messages = [{"role": role, "content": "x"} for role in roles]
-    with pytest.raises(DataError, match="last turn cannot be told apart"):
+    with pytest.raises(DataError, match="cannot locate the assistant's last turn"):
         _encode(upper, messages)
 
 

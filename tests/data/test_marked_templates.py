@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from data.test_last_turn import TEMPLATES, TOOLS, _conversation
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import trained_text, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, RowEncoder
 
@@ -19,7 +19,7 @@ def encoded(template, messages, train_on="assistant"):
     tokenizer = tiny_tokenizer()
     encoder = RowEncoder(tokenizer, template, train_on)
     row = encoder.encode({"messages": messages}, "messages")
-    return row.text, learnt(tokenizer, row.ids, row.labels)
+    return row.text, trained_text(tokenizer, row.ids, row.labels)
 
 
 def marked(rng, messages):

@@ -31,8 +31,8 @@ def test_unknown_roles_are_named(tmp_path):
     with pytest.raises(DataError) as caught:
         load(tmp_path, [chat("human", "bot"), chat("human", "bot", "human")])
     assert str(caught.value) == (
-        "a.jsonl has nothing to learn: its 2 rows hold no turn of the assistant, which is what is "
-        "learnt: roles are 'bot', 'human'; call the one who answers assistant"
+        "a.jsonl has nothing to train on: all of its 2 rows have no assistant turn to train on "
+        "(roles: 'bot', 'human'); rename the role that answers to assistant"
     )
 
 
@@ -68,12 +68,12 @@ QUESTION = {"question": "a", "answer": "b"}
         ({"story": "a"}, "set data.columns: {text: story}"),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "train.objective: dpo learns from 'chosen' and 'rejected'; to learn the chosen answers "
-            "alone, set data.columns: {completion: chosen} (init: --columns)",
+            ": set train.objective: dpo to train on 'chosen' and 'rejected', or data.columns: "
+            "{completion: chosen} to train on the chosen answers only (init: --columns)",
         ),
-        ({"chosen": [{"role": "user"}], "rejected": []}, "set data.columns: {messages: chosen}"),
-        ({"chosen": "ab", "rejected": "ac"}, "set data.columns: {text: chosen}"),
-        ({"zzz": "a"}, "data.columns says what they are, such as {text: zzz}"),
+        ({"chosen": [{"role": "user"}], "rejected": []}, "or data.columns: {messages: chosen}"),
+        ({"chosen": "ab", "rejected": "ac"}, "or data.columns: {text: chosen}"),
+        ({"zzz": "a"}, "map them with data.columns, such as {text: zzz}"),
     ],
 )
 def test_other_columns_name_the_setting(tmp_path, row, expected):
@@ -84,7 +84,7 @@ def test_other_columns_name_the_setting(tmp_path, row, expected):
 
 def test_another_format_than_is_set(tmp_path):
     how = PreprocessConfig(256, row_format="instruction/output")
-    with pytest.raises(DataError, match=r"which make the format 'messages': set data\.format"):
+    with pytest.raises(DataError, match=r"which is the format 'messages': set data\.format"):
         load(tmp_path, [chat("user", "assistant")], how)
 
 
@@ -103,7 +103,7 @@ def test_unknown_tokens_are_counted(tmp_path):
     tokenizer.special_tokens["unk_token"] = letter  # whatever stands for it
     tokenizer.special_tokens["pad_token"] = letter  # as of many Llamas
     dataset = load(tmp_path, [*rows, {"text": "a"}], tokenizer=tokenizer)
-    assert any("2 tokens in 2 of 3 rows are b: the tokenizer does" in t for t in dataset.warnings)
+    assert any("2 tokens in 2 of 3 rows are b: the vocabulary lacks" in t for t in dataset.warnings)
     (tmp_path / "a.txt").write_text("abba" * 20)
     document = load_dataset(tmp_path / "a.txt", tokenizer, 64)
     assert any("40 tokens in 2 of 2 rows are b: the tok" in text for text in document.warnings)
@@ -156,7 +156,7 @@ def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
 
 
 def test_one_row_in_place_of_a_list():
-    with pytest.raises(DataError, match="rows must be a list of rows, not one mapping"):
+    with pytest.raises(DataError, match="rows must be a list of rows, got one mapping"):
         load_dataset({"text": "a"}, tiny_tokenizer(), 64)
     with pytest.raises(DataError, match="rows must be a path or a list of rows, got int"):
         load_dataset(5, tiny_tokenizer(), 256)
@@ -167,11 +167,11 @@ def test_one_row_in_place_of_a_list():
     [
         (
             {"promt": "question"},
-            "data.columns has the key 'promt', which no format has: did you me",
+            "data.columns: unknown key 'promt': did you me",
         ),
         (
             {"about": "question"},
-            "has the key 'about', which no format has: the keys of formats are",
+            r"unknown key 'about' \(supported: ",
         ),
         ({"prompt": "qestion"}, "the column 'qestion' for 'prompt', .*: did you mean 'question'?"),
     ],
@@ -200,7 +200,7 @@ def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
         ("a.txt", "a".encode("utf-16"), "a.txt is UTF-16 text: save it"),
         ("a.jsonl", GZIP, r"a.jsonl is compressed \(gzip\): unpack it first"),
         ("a.csv", b"PK\x03\x04 and more", r"a.csv is compressed \(zip\)"),
-        ("a.json", b"PAR1 and more", r"a.json is a Parquet file: let its name end in .parquet"),
+        ("a.json", b"PAR1 and more", r"a.json is a Parquet file: rename it to end in .parquet"),
     ],
 )
 def test_files_of_another_kind_than_their_name_says(tmp_path, name, content, message):
@@ -261,7 +261,7 @@ def test_a_column_that_says_which_tokens_are_learnt_is_refused(tmp_path, kind, c
     rows = [{**ROWS[kind], column: None}, {**ROWS[kind], column: value}]
     with pytest.raises(DataError) as caught:
         load(tmp_path, rows, how)
-    begin = f"a.jsonl line 2: the column '{column}' says which tokens are learnt"
+    begin = f"a.jsonl line 2: the column '{column}' is a loss mask"
     assert str(caught.value).startswith(begin)
 
 

@@ -180,5 +180,5 @@ def test_a_runs_rows_are_counted(packing):
     "portions", [weights(1e-29, 1e14), [MixtureSource(rows=2 * 10**9), MixtureSource()]]
 )
 def test_a_mixture_of_too_many_rows_is_refused(portions):
-    with pytest.raises(DataError, match=r"make [0-9,]+ rows an epoch, more than 100,000,000"):
+    with pytest.raises(DataError, match=r"add up to [0-9,]+ rows per epoch, more than 100,000,000"):
         interleave([dataset(2)] * 2, "ab", portions, "all_exhausted", 0)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import trained_text, tiny_tokenizer
 
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.data import PreprocessConfig, load_dataset, prepared
@@ -28,7 +28,7 @@ def load(path, tokenizer=None, **how):
 
 
 def texts(dataset, tokenizer=None):
-    return [learnt(tokenizer or tiny_tokenizer(), e.input_ids, e.labels) for e in dataset]
+    return [trained_text(tokenizer or tiny_tokenizer(), e.input_ids, e.labels) for e in dataset]
 
 
 ANSWERS = "b<|im_end|>\nd<|im_end|>\n"
@@ -70,11 +70,10 @@ def test_a_chat_without_any_answer_is_left_out(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:1]}, {"messages": CHAT}])
     dataset = load(rows)
     assert texts(dataset) == [ANSWERS] and (
-        "1 of 2 rows holds no turn of the assistant, which is what is learnt: roles are 'user'"
-        in dataset.warnings[0]
+        "1 of 2 rows has no assistant turn to train on (roles: 'user')" in dataset.warnings[0]
     )
     assert len(texts(load(rows, train_on="all"))) == 2
-    with pytest.raises(DataError, match="its only row holds no turn of the assistant"):
+    with pytest.raises(DataError, match="its only row has no assistant turn"):
         load(write(tmp_path / "b.jsonl", [{"messages": CHAT[:1]}]))
 
 
@@ -102,7 +101,7 @@ def test_columns_of_other_names(tmp_path):
     columns = {"prompt": "question", "completion": "answer"}
     assert texts(load(rows, columns=columns)) == ["y</s>"]
     assert texts(load(rows, columns={"text": "answer"})) == ["<s>y</s>"]
-    with pytest.raises(DataError, match=r"line 1: data.columns names the column 'reply'"):
+    with pytest.raises(DataError, match=r"line 1: data.columns maps 'text' to the column 'reply'"):
         load(rows, columns={"prompt": "question", "completion": "reply"})
 
 
@@ -110,7 +109,7 @@ def test_a_format_that_is_named(tmp_path):
     both = write(tmp_path / "a.jsonl", [{"prompt": "x", "completion": "y", "text": "z"}])
     assert texts(load(both)) == ["y</s>"]
     assert texts(load(both, row_format="text")) == ["<s>z</s>"]
-    with pytest.raises(DataError, match="line 1: a row needs the key 'messages'; its keys"):
+    with pytest.raises(DataError, match="line 1: a row must have 'messages'; its keys"):
         load(both, row_format="messages")
 
 
@@ -129,14 +128,14 @@ def test_csv(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("prompt,prompt\nx,y\n", "name every column once"),
-        ("prompt,,completion\nx,y,z\n", "name every column once"),
-        (",,completion\nx,y,z\n", "name every column once"),
+        ("prompt,prompt\nx,y\n", "name every column exactly once"),
+        ("prompt,,completion\nx,y,z\n", "name every column exactly once"),
+        (",,completion\nx,y,z\n", "name every column exactly once"),
         (",prompt,completion\nx,y\n", r"a.csv line 2: it has 2 cells, .* 3 columns$"),
         ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cell, .* 2 columns$"),
         ('prompt,completion\nx,"y\n', r"a.csv line 2: not valid CSV"),
         ("text\n\xff\n", "is not UTF-8"),
-        ("prompt,completion\n", "holds no row at all"),
+        ("prompt,completion\n", "has no rows"),
     ],
 )
 def test_csv_that_is_wrong(tmp_path, content, message):
@@ -167,10 +166,12 @@ def test_data_sets_that_were_saved_to_disk(tmp_path):
     assert texts(load(tmp_path / "a.arrow")) == ["z</s>", "z</s>"]
     state = tmp_path / "saved" / "train" / "state.json"
     state.write_text('{"_indices_files": [{"filename": "indices.arrow"}]}')
-    with pytest.raises(DataError, match=r"state.json chooses rows by another file.*save_to_disk$"):
+    with pytest.raises(
+        DataError, match=r"state.json selects rows with an indices file.*save_to_disk$"
+    ):
         load(tmp_path / "saved" / "train")
     (tmp_path / "a.arrow").write_bytes(b"not Arrow")
-    with pytest.raises(DataError, match=r"a\.arrow is not an Arrow file that can be read"):
+    with pytest.raises(DataError, match=r"cannot read a\.arrow as an Arrow file"):
         load(tmp_path / "a.arrow")
 
 
@@ -197,7 +198,7 @@ def test_slices_that_hold_nothing(tmp_path):
     write(tmp_path / "a.jsonl", [{"text": "x"}] * 3)
     (tmp_path / "a.txt").write_text("some text")
     for rows in ("[3:]", "[2:1]", "[:0]", "[:10%]", "[-1%:]"):
-        with pytest.raises(DataError, match=r"^a.jsonl has no row in the slice \["):
+        with pytest.raises(DataError, match=r"^a.jsonl has no rows in the slice \["):
             load(f"{tmp_path}/a.jsonl{rows}")
     with pytest.raises(DataError, match=r"slice \[:101%\] reaches beyond 100%"):
         load(f"{tmp_path}/a.jsonl[:101%]")
@@ -205,7 +206,7 @@ def test_slices_that_hold_nothing(tmp_path):
         with pytest.raises(DataError, match=r"reaches beyond 100%"):
             load(f"{tmp_path}/a.jsonl{rows}")
     assert len(load(f"{tmp_path}/a.jsonl[-100%:100%]")) == 3
-    with pytest.raises(DataError, match=r"is text, which has no rows to take a slice of: leave"):
+    with pytest.raises(DataError, match=r"is text, which has no rows to slice: remove"):
         load(f"{tmp_path}/a.txt[:2]")
     with pytest.raises(DataError, match=r"a.jsonl has no split 'test'"):
         load(f"{tmp_path}/a.jsonl:test")
@@ -319,7 +320,7 @@ def test_an_end_that_is_never_learnt_is_told(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
     dataset = load(rows, chat_template=template)
-    assert "no end-of-turn token is learnt anywhere" in dataset.warnings[0]
+    assert "no end-of-turn token is trained on" in dataset.warnings[0]
 
 
 def test_what_killed_runs_left_half_prepared_goes(tmp_path, monkeypatch):
@@ -365,7 +366,7 @@ def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared.DatasetWriter, "add", full)
     dataset = cached(write(tmp_path / "a.jsonl", [{"text": letter * 3} for letter in "abcd"]))
     assert len(dataset) == 4 and "No space left on device" in dataset.warnings[-1]
-    assert "prepared data is not kept for the next run" in dataset.warnings[-1]
+    assert "tokenized data is not cached" in dataset.warnings[-1]
     assert list(prepared.cache_folder().iterdir()) == []
 
 

@@ -130,7 +130,7 @@ def test_further_templates_stay_with_the_tokenizer_s_own(tmp_path) -> None:
 
 def test_a_damaged_format_is_refused(tmp_path) -> None:
     (tmp_path / "prompt_format.json").write_text('{"prompt_format": "poem"}')
-    with pytest.raises(CheckpointError, match="'poem', not chat, alpaca or text"):
+    with pytest.raises(CheckpointError, match="must be chat, alpaca or text, got 'poem'"):
         prompt_kind(tmp_path)
     assert prompt_kind(tmp_path / "nowhere") == "chat"
 

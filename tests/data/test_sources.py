@@ -83,12 +83,12 @@ def test_wrong_lines_are_named(tmp_path, line, expected) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"data": []}', "must hold a list of rows"),
-        ('{"data": [{"text": "a"}]}', "it holds an object whose 'data' is a list: keep the list"),
+        ('{"data": []}', "must contain a list of rows"),
+        ('{"data": [{"text": "a"}]}', "got an object whose 'data' is a list: keep only the list"),
         ('{"a": 1}\n{"a": 2} 3', "train.json row 3: a row must be a JSON object"),
         ('{"a": 1}\n{"a": 2', "not valid JSON"),
         ('{"a": 1}\n2', "not valid JSON (Extra data at line 2 column 1)"),
-        ("2", "must hold a list of rows, or one object per line"),
+        ("2", "must contain a list of rows, or one object per line"),
         ('[{"a": 1}, 2]', "train.json row 2: a row must be a JSON object"),
         ('[{"a": 1,\n "a": 2}]', "the key 'a' stands twice"),
         (b'[{"a":\n"\xff"}]', "train.json line 2 is not UTF-8"),
@@ -132,7 +132,7 @@ def test_missing_files_and_near_names(tmp_path) -> None:
         check_file(tmp_path / r"data\train.jsonl")
     with pytest.raises(DataError, match=r"zzz\.txt does not exist$"):
         check_file(tmp_path / "zzz.txt")
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(DataError, match="the folder .* does not exist"):
         check_file(tmp_path / "gone" / "a.txt")
 
 
