@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.dialects import converted, reasons_of
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import ChatTemplate, PreprocessConfig
 from qlora_wgpu.data.dataset import encode_rows

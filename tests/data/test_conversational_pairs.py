@@ -1,7 +1,7 @@
 """TRL's conversational prompt and completion: the completion's answers are learnt."""
 
 import pytest
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import Dataset, Example, load_dataset
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -104,7 +104,7 @@ def test_errors_name_file_and_line(tmp_path) -> None:
 
 def test_one_format_per_file(tmp_path) -> None:
     path = write(tmp_path, [{"text": "a"}, {"prompt": "a", "completion": "b"}])
-    match = r"^train\.jsonl line 2: .*'prompt/completion', but that of the rows before it is 'text' \(train.jsonl"
+    match = r"^train\.jsonl line 2: .*'prompt/completion', but that .* is 'text' \(train.jsonl"
     with pytest.raises(DataError, match=match):
         load_dataset(path, tiny_tokenizer(), 8)
 

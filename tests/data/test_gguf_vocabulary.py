@@ -12,7 +12,7 @@ from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.gguf_vocabulary import pre_tokenizer_note, pre_tokenizer_name, vocabulary_keys
+from qlora_wgpu.data.gguf_vocabulary import pre_tokenizer_name, pre_tokenizer_note, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.sandbox.tokenizers import is_bounded
 

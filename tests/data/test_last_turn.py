@@ -9,7 +9,7 @@ import random
 
 import pytest
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import ChatTemplate, RowEncoder
 from qlora_wgpu.errors import DataError

@@ -59,7 +59,7 @@ def test_a_system_message_whose_words_are_elsewhere():
 def test_a_learnt_turn_of_which_nothing_is_written_is_refused():
     lost = row(answer("", tool_calls=[CALL]))
     with pytest.raises(
-        DataError, match=r"rows\[0\]: message 2 is trained on, but the chat template"
+        DataError, match=r"rows\[0\]: message 2 is trained on, but the chat"
     ):
         warnings([lost])
     assert warnings([lost], train_on="all") == [

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from data.test_last_turn import TEMPLATES, TOOLS, _conversation
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import ChatTemplate, RowEncoder
 

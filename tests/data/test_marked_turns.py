@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import PreprocessConfig, encoded_examples, load_dataset
 from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.data import PreprocessConfig, load_dataset, prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import PreprocessConfig, load_dataset, row_format
 from qlora_wgpu.data.dataset import encode_rows

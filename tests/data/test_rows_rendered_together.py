@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.tiny_tokenizer import trained_text, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import row_source
 from qlora_wgpu.data.dataset import encode_rows

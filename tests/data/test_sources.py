@@ -132,7 +132,7 @@ def test_missing_files_and_near_names(tmp_path) -> None:
         check_file(tmp_path / r"data\train.jsonl")
     with pytest.raises(DataError, match=r"zzz\.txt does not exist$"):
         check_file(tmp_path / "zzz.txt")
-    with pytest.raises(DataError, match="the folder .* does not exist"):
+    with pytest.raises(DataError, match=r"the folder .* does not exist"):
         check_file(tmp_path / "gone" / "a.txt")
 
 

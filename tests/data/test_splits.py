@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from qlora_wgpu.data.hub_datasets import _selection, _usual_split, choose
+from qlora_wgpu.data.hub_datasets import _default_split, _selection, choose
 from qlora_wgpu.data.sources import select_files
 from qlora_wgpu.data.splits import by_split
 from qlora_wgpu.errors import DataError
@@ -131,9 +131,9 @@ HUB = ["README.md", "data-train.jsonl", "data-dev.jsonl", "test-00000-of-00001.p
 def test_splits_of_the_hub(tmp_path):
     assert choose("o/n", HUB, "train") == ["data-train.jsonl"]
     assert choose("o/n", HUB, "validation") == ["data-dev.jsonl"]
-    assert _usual_split(HUB, held_out=False) == "train"
-    assert _usual_split(HUB, held_out=True) == "validation"
-    assert _usual_split(["chats.jsonl"], held_out=True) == "train"
+    assert _default_split(HUB, held_out=False) == "train"
+    assert _default_split(HUB, held_out=True) == "validation"
+    assert _default_split(["chats.jsonl"], held_out=True) == "train"
     assert _selection("o/n", tmp_path, HUB, ["data-train.jsonl"]).left_out == {
         "validation": ["data-dev.jsonl"],
         "test": ["test-00000-of-00001.parquet"],
