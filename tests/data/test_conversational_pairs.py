@@ -78,7 +78,7 @@ def test_texts_are_pairs_as_before():
             "must both be lists of messages or both be text, got text as 'completion'",
         ),
         ({**ONE, "prompt": ["Q"]}, "message 1 must be an object, got text"),
-        ({**ONE, "completion": [{"role": "assistant"}]}, "message 1 needs 'content'"),
+        ({**ONE, "completion": [{"role": "assistant"}]}, "message 1: 'content' is missing"),
     ],
 )
 def test_rows_that_are_none(row, message):

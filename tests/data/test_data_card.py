@@ -77,7 +77,7 @@ def test_configurations_are_named_like_splits(tmp_path: Path) -> None:
     [
         ("configs:\n- {config_name: a, data_files: ../x.jsonl}\n", "lists ../x.jsonl for the spl"),
         ("configs:\n- {config_name: a, data_files: gone-*.jsonl}\n", "but no data file matches"),
-        ("configs:\n- {config_name: a, data_files: [\n", "configurations cannot be read"),
+        ("configs:\n- {config_name: a, data_files: [\n", "cannot read the data set's conf"),
         ("configs:\n- {config_name: a, data_files: *.jsonl}\n", "begins with * or & needs quotes"),
     ],
 )

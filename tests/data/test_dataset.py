@@ -98,7 +98,7 @@ def test_errors_name_file_and_line(tmp_path) -> None:
     ):
         load_dataset(path, tiny_tokenizer(), 8)
     path = write(tmp_path, [{"text": "a"}, {"txet": "b"}])
-    with pytest.raises(DataError, match=r"^train\.jsonl line 2: a row needs .*looks like 'text'"):
+    with pytest.raises(DataError, match=r"^train\.jsonl line 2: a row must .*looks like 'text'"):
         load_dataset(path, tiny_tokenizer(), 8)
 
 
@@ -119,13 +119,13 @@ def test_chat_template_argument(tmp_path) -> None:
         load_dataset(path, tokenizer, 64)
     with pytest.raises(TokenizerError, match=r"gone\.jinja does not exist"):
         load_dataset(path, tokenizer, 64, str(tmp_path / "gone.jinja"))
-    with pytest.raises(TokenizerError, match=r"^train\.jsonl line 1: the chat template is stopped"):
+    with pytest.raises(TokenizerError, match=r"^train\.jsonl line 1: the chat template was"):
         load_dataset(path, tokenizer, 64, "{{ 'x' * 1000000000 }}")
 
 
 def test_warnings(tmp_path) -> None:
     dataset = load_dataset(write(tmp_path, [{"text": "abc"}]), tiny_tokenizer(eos=False), 8)
-    assert "no end-of-sequence token" in dataset.warnings[0]
+    assert "no EOS token" in dataset.warnings[0]
     messages = [
         {"role": "system", "content": "SYS"},
         {"role": "user", "content": "Q"},
@@ -136,7 +136,7 @@ def test_warnings(tmp_path) -> None:
         write(tmp_path, [{"messages": messages}]), tiny_tokenizer(), 64, template
     )
     assert "no end-of-turn token is trained on" in dataset.warnings[0]
-    assert "leaves the system message out of 1 row" in dataset.warnings[1]
+    assert "omits the system message from 1 row" in dataset.warnings[1]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_text_of_one_token(tmp_path) -> None:
 def test_text_of_white_space(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b" \n")
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="has no text"):
         load_dataset(path, tiny_tokenizer(), 8)
 
 

@@ -25,7 +25,7 @@ def answer(content, **more):
 
 def warnings(rows, template=WRITES, **how):
     dataset = encode_rows(rows, tiny_tokenizer(), PreprocessConfig(256, template, **how))
-    return [each for each in dataset.warnings if "leaves" in each]
+    return [each for each in dataset.warnings if "omits" in each]
 
 
 def row(*messages, **more):

@@ -289,7 +289,7 @@ def test_rows_with_nothing_left_are_left_out_and_counted(tokenizer):
     assert len(dataset) == 1 and dataset.counts.without_labels == 2
     told = "has no turn to train on without weight 0 or train: false"
     assert dataset.warnings == (
-        f"rows: 2 of 3 rows {told.replace('has', 'have')} and were left out",
+        f"rows: 2 of 3 rows {told.replace('has', 'have')} and were dropped",
     )
     assert read(tokenizer, some, none).warnings == (f"rows: 1 of 2 rows {told} and was dropped",)
     with pytest.raises(DataError, match=f"^rows has nothing to train on: its only row {told}$"):

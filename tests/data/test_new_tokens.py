@@ -47,7 +47,7 @@ def test_tokens_that_it_has_are_not_added_again(folder):
 
 
 def test_what_cannot_be_added_to_is_told(folder):
-    with pytest.raises(ConfigError, match="add_special_tokens name 'b' twice"):
+    with pytest.raises(ConfigError, match="add_special_tokens have 'b' twice"):
         extended_tokenizer(folder, ["a", "b"], ["b"])
     (folder / "tokenizer.json").write_text('{"model": {}}')
     with pytest.raises(TokenizerError, match="cannot read the tokenizer"):

@@ -91,4 +91,4 @@ def test_of_an_adapter_and_of_text() -> None:
     assert text.startswith("FROM ./base.gguf\nADAPTER ./a.gguf\nTEMPLATE ")
     assert '"""{{ .Prompt }}"""' in text
     none = modelfile("m.gguf", PromptFormat("chat", tokenizer, None), {})
-    assert 'TEMPLATE """' not in none and none.splitlines()[1].startswith("# Ollama knows")
+    assert 'TEMPLATE """' not in none and none.splitlines()[1].startswith("# Ollama supports")

@@ -55,7 +55,7 @@ def test_what_is_learnt(tmp_path, train_on, chat, answer):
 def test_a_text_is_learnt_whole(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"text": "x"}])
     assert texts(load(rows, train_on="all")) == ["<s>x</s>"]
-    with pytest.raises(DataError, match=r"a.jsonl line 1: data.train_on is assistant.*no turns"):
+    with pytest.raises(DataError, match=r"a.jsonl line 1: data.train_on: assistant requires turns"):
         load(rows, train_on="assistant")
 
 
@@ -101,7 +101,7 @@ def test_columns_of_other_names(tmp_path):
     columns = {"prompt": "question", "completion": "answer"}
     assert texts(load(rows, columns=columns)) == ["y</s>"]
     assert texts(load(rows, columns={"text": "answer"})) == ["<s>y</s>"]
-    with pytest.raises(DataError, match=r"line 1: data.columns maps 'text' to the column 'reply'"):
+    with pytest.raises(DataError, match=r"data.columns maps 'completion' to the column 'reply'"):
         load(rows, columns={"prompt": "question", "completion": "reply"})
 
 
@@ -131,8 +131,8 @@ def test_csv(tmp_path):
         ("prompt,prompt\nx,y\n", "name every column exactly once"),
         ("prompt,,completion\nx,y,z\n", "name every column exactly once"),
         (",,completion\nx,y,z\n", "name every column exactly once"),
-        (",prompt,completion\nx,y\n", r"a.csv line 2: it has 2 cells, .* 3 columns$"),
-        ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cell, .* 2 columns$"),
+        (",prompt,completion\nx,y\n", r"a.csv line 2: expected 3 cells .*, got 2$"),
+        ("prompt,completion\nx\n", r"a.csv line 2: expected 2 cells .*, got 1$"),
         ('prompt,completion\nx,"y\n', r"a.csv line 2: not valid CSV"),
         ("text\n\xff\n", "is not UTF-8"),
         ("prompt,completion\n", "has no rows"),
@@ -200,10 +200,10 @@ def test_slices_that_hold_nothing(tmp_path):
     for rows in ("[3:]", "[2:1]", "[:0]", "[:10%]", "[-1%:]"):
         with pytest.raises(DataError, match=r"^a.jsonl has no rows in the slice \["):
             load(f"{tmp_path}/a.jsonl{rows}")
-    with pytest.raises(DataError, match=r"slice \[:101%\] reaches beyond 100%"):
+    with pytest.raises(DataError, match=r"slice \[:101%\] exceeds 100%"):
         load(f"{tmp_path}/a.jsonl[:101%]")
     for rows in ("[10%:150%]", "[-101%:50%]", "[101%:]"):
-        with pytest.raises(DataError, match=r"reaches beyond 100%"):
+        with pytest.raises(DataError, match=r"exceeds 100%"):
             load(f"{tmp_path}/a.jsonl{rows}")
     assert len(load(f"{tmp_path}/a.jsonl[-100%:100%]")) == 3
     with pytest.raises(DataError, match=r"is text, which has no rows to slice: remove"):
@@ -250,7 +250,7 @@ def test_a_folder_of_files(tmp_path):
     with pytest.raises(DataError, match="both text files and files of rows"):
         load(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no data file"):
+    with pytest.raises(DataError, match="has no data files"):
         load(tmp_path / "empty")
 
 
@@ -395,7 +395,7 @@ def test_long_texts_are_learnt_whole_in_windows(tmp_path):
     assert [len(e) for e in dataset] == [5, 5, 2, 4, 5, 5]
     assert texts(dataset) == ["<s>abcd", "efghi", "j</s>", "<s>xy</s>", "<s>abcd", "efgh</s>"]
     assert dataset.counts.rows == 3 and dataset.counts.truncated == 0
-    assert "a.jsonl: 2 of 3 rows are longer than max_seq_length=5 and were cut into 5 windows" in (
+    assert "2 of 3 rows are longer than max_seq_length=5 and were split into 5 windows" in (
         dataset.warnings
     )
     lone = [{"text": "abcdefghi"}]  # its </s> would stand alone, where nothing comes before it
@@ -415,6 +415,6 @@ def test_a_window_weighs_what_its_row_does(tmp_path):
 def test_rows_with_an_answer_are_no_windows(tmp_path):
     dataset = load(write(tmp_path / "a.jsonl", LONG), max_seq_length=5, truncation="windows")
     assert texts(dataset) == ["cd", "x</s>"]
-    assert "a.jsonl: 1 of 2 rows is longer than max_seq_length=5 and was cut at the end" in (
+    assert "a.jsonl: 1 of 2 rows is longer than max_seq_length=5 and was truncated at the end" in (
         dataset.warnings
     )

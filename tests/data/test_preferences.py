@@ -123,7 +123,7 @@ def test_judged_answers(tokenizer):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "a", "completion": "b"}, "the keys 'chosen' and 'rejected'.*'prompt', 'comp"),
+        ({"prompt": "a", "completion": "b"}, "with 'chosen' and 'rejected', got 'prompt', 'c"),
         ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "both be text"),
         ({"chosen": [USER, GOOD], "rejected": [BAD]}, "differ before their last messages"),
         ({"prompt": [USER], "chosen": [GOOD], "rejected": [USER]}, "must end with a message of"),
@@ -152,7 +152,7 @@ def test_answers_that_are_cut_away_take_their_row_along(tokenizer):
     kept = read(tokenizer, long, truncation="keep_end")
     assert [t.strip() for t in texts(tokenizer, kept)] == ["good;", "bad;"]
     assert read(tokenizer, short, cut, truncation="drop").counts.dropped == 1
-    with pytest.raises(DataError, match="nothing to learn"):
+    with pytest.raises(DataError, match="nothing to train on"):
         read(tokenizer, long)
 
 

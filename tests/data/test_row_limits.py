@@ -54,7 +54,7 @@ def test_empty_rows_are_left_out_and_counted(tmp_path, kind):
     dataset = load(write(tmp_path, rows))
     count = 2 * len(EMPTY[kind])
     assert len(dataset) == 2 and dataset.counts.empty == count
-    [warning] = [text for text in dataset.warnings if "hold nothing" in text]
+    [warning] = [text for text in dataset.warnings if "are empty" in text]
     assert warning.startswith(f"a.jsonl: {count} of {len(rows)} rows are empty and were skipped")
     assert "(a.jsonl line 1" in warning and ("…" in warning) == (count > 5)
     with pytest.raises(DataError, match=rf"a.jsonl holds nothing: all of its {count} rows are"):
@@ -68,8 +68,8 @@ def test_empty_rows_are_left_out_and_counted(tmp_path, kind):
         ({"id": 3}, "a row must have"),
         ({"text": "a", "text ": None}, None),
         ("null", "must be a JSON object"),
-        ({"messages": "x"}, "must be a list of messages"),
-        ({"messages": [{"role": "user"}]}, "needs 'content' as text"),
+        ({"messages": "x"}, "must be a non-empty list of messages"),
+        ({"messages": [{"role": "user"}]}, "'content' is missing"),
         ({"prompt": "x", "completion": None}, "'completion' must be text, got nothing"),
     ],
 )
@@ -220,7 +220,7 @@ def test_only_regular_files_are_data(tmp_path, monkeypatch):
     for name in ("a.jsonl", "b.jsonl"):
         with pytest.raises(DataError, match=f"{name} is a pipe, a device"):
             data_files(tmp_path / name)
-    with pytest.raises(DataError, match="holds no data file"):
+    with pytest.raises(DataError, match="has no data files"):
         data_files(tmp_path)
     monkeypatch.setattr("qlora_wgpu.data.sources.MAX_ENTRIES", 1)
     with pytest.raises(DataError, match="holds more than 1 files"):

@@ -29,7 +29,7 @@ def test_a_row_without_weight_is_left_out():
     dataset = read([1, 0, 2])
     assert [e.weight for e in dataset] == [1.0, 2.0]
     assert dataset.counts.without_labels == 1
-    assert "rows: 1 of 3 rows has the weight 0 and was left out" in dataset.warnings
+    assert "rows: 1 of 3 rows has the weight 0 and was dropped" in dataset.warnings
     assert not any("max_seq_length" in text for text in dataset.warnings)
     silent = [{"text": "a", "w": 0}, {"text": "b", "w": 1}, {"text": "c", "w": 0}]
     told = encode_rows(silent, tiny_tokenizer(), PreprocessConfig(32, columns=WEIGHTED)).warnings

@@ -103,7 +103,7 @@ def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
 
 
 def test_a_process_that_cannot_start_says_why() -> None:
-    with pytest.raises(QLoRAError, match=r"for nothing cannot start: ModuleNotFoundError"):
+    with pytest.raises(QLoRAError, match=r"for nothing: ModuleNotFoundError"):
         SandboxProcess("sandbox.nothing").call(expressions._fits, "a", "a")
 
 
