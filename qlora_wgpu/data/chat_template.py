@@ -190,17 +190,6 @@ def _rendering_errors() -> Iterator[None]:
         raise DataError(f"the chat template cannot render this conversation: {err}") from err
 
 
-def render_chat(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    add_generation_prompt: bool = False,
-    special_tokens: Mapping[str, str] | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-) -> RenderedChat:
-    """Renders a conversation with a template given as text; see ``ChatTemplate``."""
-    return ChatTemplate(template, special_tokens).render(messages, add_generation_prompt, tools)
-
-
 def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template that ``data.chat_template`` names; None if the tokenizer has none either.
 

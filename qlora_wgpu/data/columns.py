@@ -112,7 +112,6 @@ def detect_format(
 
 
 def _hint(row: Mapping[str, Any], formats: Mapping[str, tuple[str, ...]]) -> str:
-    """Which setting would make the row valid, or which key is misspelt."""
     for name, keys in FORMATS.items():
         if name not in formats and row.keys() >= set(keys):
             return f", which is the format {name!r}: set data.format to {name} or auto"

@@ -204,11 +204,8 @@ class Template:
     def _role(self, role: Any) -> Any:
         if role == "developer" and "developer" not in self.source:
             return "system"
-        return "tool" if role == "function" and self._knows_tools else role
-
-    @cached_property
-    def _knows_tools(self) -> bool:
-        return re.search(r"['\"]tool['\"]", self.source) is not None
+        has_tools = re.search(r"['\"]tool['\"]", self.source) is not None
+        return "tool" if role == "function" and has_tools else role
 
     def _content(self, role: str, content: Any) -> Any:
         """Content as text, unless the template reads parts or supports nothing else."""
@@ -229,7 +226,11 @@ class Template:
             tried = [*before, {**own, "content": _FORMS[form]}, *after]
             shows = _shows_words(self._tried(tried))
             if not shows and form != "text":  # some support only parts, in all messages
-                others = [{**each, "content": _in_parts(each["content"])} for each in tried]
+                others = [
+                    {**each, "content": [{"type": "text", "text": each["content"]}]}
+                    if isinstance(each["content"], str) else each
+                    for each in tried
+                ]  # fmt: skip
                 shows = _shows_words(self._tried(others))
             self._shown[role, form] = shows
         return self._shown[role, form]
@@ -245,13 +246,8 @@ class Template:
 
 
 def _shows_words(text: str | None) -> bool:
-    """Whether a text has the words, and not as a list in Python's or JSON's notation."""
     has_words = text is not None and all(word in text for word in _WORDS)
     return has_words and text is not None and _WRITTEN_AS_LIST.search(text) is None
-
-
-def _in_parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:

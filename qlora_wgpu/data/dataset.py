@@ -362,9 +362,7 @@ def _digests(
     def ids(row: int) -> npt.NDArray[np.int32]:
         examples = (dataset[int(n)].input_ids for n in order[begins[row] : ends[row]])
         parts = list({part.tobytes(): part for part in examples}.values())
-        if len(parts) == 1 == dataset.unit:
-            return parts[0]
-        return np.concatenate([array for part in parts for array in (part, [-1])])
+        return parts[0] if len(parts) == 1 == dataset.unit else _joined(parts)
 
     digests = (content_digest(ids(row), seed) for row in range(rows))
     return np.fromiter(digests, np.uint64, rows)
@@ -376,11 +374,14 @@ def _row_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
 
 
 def _row_ids(dataset: Dataset, number: int) -> npt.NDArray[np.int32]:
-    first = number * dataset.unit
     if dataset.unit == 1:
-        return dataset[first].input_ids
-    parts = dataset[first : first + dataset.unit]
-    return np.concatenate([part for example in parts for part in (example.input_ids, [-1])])
+        return dataset[number].input_ids
+    first = number * dataset.unit
+    return _joined([example.input_ids for example in dataset[first : first + dataset.unit]])
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+    return np.concatenate([array for part in parts for array in (part, [-1])])
 
 
 def content_digest(ids: npt.NDArray[Any] | list[int], seed: int = 0) -> int:

@@ -225,7 +225,6 @@ class Dataset(Sequence[Example]):
         return is_mapped(self._ids)
 
     def _parts(self) -> Iterator[tuple[int, int]]:
-        """Ranges of examples that are processed together."""
         first = 0
         while first < len(self):
             begin = int(self._ends[first - 1]) if first else 0
@@ -299,16 +298,6 @@ class Dataset(Sequence[Example]):
     def source_of(self) -> npt.NDArray[np.int32] | None:
         """The index of each example's data set in ``source_names``; None without a mixture."""
         return None
-
-    @property
-    def num_truncated(self) -> int:
-        """Number of examples truncated to the maximum length."""
-        return self.counts.truncated
-
-    @property
-    def num_without_labels(self) -> int:
-        """Number of rows dropped because no loss would be taken on them."""
-        return self.counts.without_labels
 
     @cached_property
     def fingerprint(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -190,7 +191,9 @@ class _Vocabulary:
         schemes = {part.get("prepend_scheme", "always") for part in spaced}
         # llama.cpp adds a space after every special token or after none. The scheme "first" adds
         # one at the beginning only, where a rendered chat has a special token.
-        is_first = "first" in schemes and not self._begins_special(prompt)
+        added = tuple(token["content"] for token in self._added.values())
+        begins_special = prompt is not None and prompt.startswith(added)
+        is_first = "first" in schemes and not begins_special
         tokens, types = self._tokens()
         self._check_bytes(tokens)
         return {
@@ -202,21 +205,17 @@ class _Vocabulary:
             "add_space_prefix": "Prepend" in kinds or "always" in schemes or is_first,
         }
 
-    def _begins_special(self, prompt: str | None) -> bool:
-        contents = tuple(token["content"] for token in self._added.values())
-        return prompt is not None and prompt.startswith(contents)
-
     def _check_bytes(self, tokens: Sequence[str]) -> None:
         """Requires a token for each byte, since llama.cpp aborts without one."""
         known = set(tokens)
         missing = [f"<0x{i:02X}>" for i in _TEXT_BYTES if f"<0x{i:02X}>" not in known]
         if missing:
             raise self._unsupported(
-                f"has byte_fallback but no token for {len(missing)} bytes, such as {missing[0]}"
+                f"has byte_fallback but no token for {len(missing)} of the bytes, such as "
+                f"{missing[0]}"
             )
 
     def _tokens(self) -> tuple[list[str], np.ndarray[Any, Any]]:
-        """The token of each row of the embedding, and its type."""
         tokens, types = [], []
         unknown = self._model.get("unk_token")
         is_piece = bool(self._model.get("byte_fallback"))
@@ -232,7 +231,7 @@ class _Vocabulary:
                 kind = _CONTROL if is_special else _USER_DEFINED
             if is_piece and text == unknown:
                 kind = _UNKNOWN
-            elif is_piece and kind == _NORMAL and _is_byte(text):
+            elif is_piece and kind == _NORMAL and re.fullmatch(r"<0x..>", text, re.DOTALL):
                 kind = _BYTE
             # llama.cpp looks for these in the original text, with its spaces.
             tokens.append(text.replace(_SPACE, " ") if kind == _USER_DEFINED else text)
@@ -255,14 +254,9 @@ class _Vocabulary:
 
 
 def _looks_special(text: str) -> bool:
-    """Whether an added token looks like a control token, although it is not marked as special."""
     return (text.startswith("<|") and text.endswith("|>")) or (
         text.startswith("<unused") and text.endswith(">")
     )
-
-
-def _is_byte(text: str) -> bool:
-    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
 
 def _parts(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
@@ -331,7 +325,6 @@ class LlamaCppTokenizer:
         )
 
     def _piecewise(self, files: TokenizerFiles, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """The tokenizer.json for the text between special tokens."""
         stored = {**files.tokenizer, "added_tokens": [], "post_processor": None}
         if metadata[f"{_KEY}model"] != "gpt2":
             return {**stored, "normalizer": _TO_SPACES}
@@ -387,7 +380,6 @@ class LlamaCppTokenizer:
         return f"token {at + 1} is {ours} in training and {theirs} in llama.cpp"
 
     def _split(self, text: str) -> list[str | int]:
-        """Splits a text at its special tokens, which are replaced by their ids."""
         parts: list[str | int] = [text]
         for token, number in self._special:
             if token in text:

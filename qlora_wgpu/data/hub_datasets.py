@@ -18,6 +18,7 @@ from qlora_wgpu.data.splits import (
     canonical,
     chosen_files,
     chosen_split,
+    in_words,
 )
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import file_text, is_file
@@ -45,7 +46,7 @@ def choose_converted(
     if config not in configurations:
         raise DataError(
             f"the data set {name} has no configuration {config!r}: it has "
-            f"{_configurations_in_words(configurations)}; name one as in "
+            f"{in_words(configurations, _SHOWN)}; name one as in "
             f"{name}:{next(iter(configurations))}/{TRAIN}"
         )
     splits = configurations[config]
@@ -58,7 +59,7 @@ def choose_converted(
     if not chosen:
         raise DataError(
             f"the configuration {config} of the data set {name} has no split {split!r}: it has "
-            f"{_configurations_in_words(splits)}"
+            f"{in_words(splits, _SHOWN)}"
         )
     return chosen[0], splits
 
@@ -81,15 +82,9 @@ def _default_configuration(name: str, configurations: Mapping[str, Splits], spli
     if not configurations:
         raise DataError(f"the data set {name} has no supported data files")
     raise DataError(
-        f"the data set {name} has the configurations "
-        f"{_configurations_in_words(configurations)}: name one, such as "
-        f"{name}:{next(iter(configurations))}/{split}"
+        f"the data set {name} has the configurations {in_words(configurations, _SHOWN)}: name one, "
+        f"such as {name}:{next(iter(configurations))}/{split}"
     )
-
-
-def _configurations_in_words(names: Mapping[str, object]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(list(names)[:_SHOWN]) + more
 
 
 # ---- a data set and its splits -------------------------------------------------------------------
@@ -126,10 +121,8 @@ def download(text: str, *, held_out: bool = False) -> SplitFiles:
     except DataError:
         raise
     except errors.GatedRepoError as err:
-        raise DataError(
-            f"the data set {name} is gated: accept its terms on its page and log in with "
-            "`hf auth login`"
-        ) from err
+        advice = "accept its terms on its page and log in with `hf auth login`"
+        raise DataError(f"the data set {name} is gated: {advice}") from err
     except errors.RepositoryNotFoundError as err:
         raise DataError(
             f"{text} is neither a local file nor a folder nor a data set on the Hugging Face Hub "
@@ -204,7 +197,6 @@ def _names(name: str, branch: str) -> list[str]:
 
 
 def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:
-    """The folder of the local cache with these files of a branch."""
     from huggingface_hub import constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:
@@ -243,7 +235,6 @@ def _default_split(names: list[str], *, held_out: bool) -> str:
 
 
 def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> SplitFiles:
-    """The chosen files, and the files of the other splits."""
     left_out = {}
     for split, files in by_split(map(PurePosixPath, _rows(names))).items():
         others = [str(file) for file in files if str(file) not in chosen]
@@ -292,6 +283,5 @@ def _folder(file: str) -> str:
 
 
 def _is_named(file: PurePosixPath, stem: str) -> bool:
-    """Whether a file's name begins with a split's name, or its folder has that name."""
     begins = re.match(rf"{re.escape(stem)}(?![A-Za-z0-9])", file.name) is not None
     return begins or file.parent.name == stem

@@ -133,17 +133,13 @@ def _too_deep() -> DataError:
 
 
 def _is_deep(value: Any) -> bool:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH + 1):
         parts = [part.values() if isinstance(part, dict) else part for part in level]
-        level = [x for part in parts if not isinstance(part, str) for x in part if _holds(x)]
+        level = [x for part in parts for x in part if isinstance(x, (dict, list))]
         if not level:
             return False
     return True
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, (dict, list))
 
 
 def _has_lone_surrogate(value: Any) -> bool:
@@ -167,11 +163,16 @@ def json_lines(path: Path) -> Rows:
         with open_file(path) as file:
             for number, raw in enumerate(_lines(file, path.name), start=1):
                 where = f"{path.name} line {number}"
-                text = _decoded(raw, where, first=number == 1)
+                try:
+                    text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                    value = parse_json(text) if text.strip() else None
+                except UnicodeDecodeError as err:
+                    raise DataError(f"{where} is not UTF-8 text: save the file as UTF-8") from err
+                except DataError as err:
+                    raise DataError(f"{where}: {err}") from err
+                if number == 1 and isinstance(value, list):
+                    raise DataError(f"{where}: {_LIST}")
                 if text.strip():
-                    value = _parsed(text, where)
-                    if number == 1 and isinstance(value, list):
-                        raise DataError(f"{where}: {_LIST}")
                     yield where, _row(value, where)
     except OSError as err:
         raise DataError(f"cannot read the data file {path}: {err.strerror or err}") from err
@@ -187,20 +188,6 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
                 "rows, or put a long document into a .txt file"
             )
         yield raw
-
-
-def _decoded(raw: bytes, where: str, first: bool) -> str:
-    try:
-        return raw.decode("utf-8-sig" if first else "utf-8")
-    except UnicodeDecodeError as err:
-        raise DataError(f"{where} is not UTF-8 text: save the file as UTF-8") from err
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return parse_json(text)
-    except DataError as err:
-        raise DataError(f"{where}: {err}") from err
 
 
 def _row(value: Any, where: str) -> dict[str, Any]:
@@ -263,7 +250,6 @@ def _one_after_another(text: _Values, name: str) -> Rows:
 
 
 def _wraps_rows(value: dict[str, Any]) -> bool:
-    """Whether an object has a single list in it, not of messages."""
     inner = next(iter(value.values()), None)
     if len(value) != 1 or not isinstance(inner, list):
         return False

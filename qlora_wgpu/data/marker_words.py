@@ -199,11 +199,9 @@ class MarkedConversation:
             return [self._value(item, part) for item in value]
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        number = int(self._number_of(self._new(part, str(value)))) + self._base
+        number = len(self._marks) + self._base
+        self._new(part, str(value))
         return number if isinstance(value, int) else number + 0.5
-
-    def _number_of(self, mark: str) -> str:
-        return mark.removeprefix(f"{self._word}x").removesuffix("y")
 
     def _text(self, text: str, part: Part) -> str:
         """Substitutes the first and the last word of a text; without words, all of it."""
@@ -270,7 +268,8 @@ class LeftOut:
         for number in sorted({part.message for part in left_out} & trained):
             own = {part for part in parts if part.message == number}
             if own <= left_out:
-                kinds = " and ".join(sorted({_kind_of(part) for part in own}))
+                names = {"thought": "thought", "call": "tool call"}
+                kinds = " and ".join(sorted({names.get(part.kind, "content") for part in own}))
                 raise DataError(
                     f"message {number + 1} is trained on, but the chat template omits its {kinds}, "
                     "and it has no other content: use another data.chat_template"
@@ -299,10 +298,6 @@ def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
         isinstance(content, str) and bool(content.strip()),
         isinstance(content, str) and "</think>" in content,
     )
-
-
-def _kind_of(part: Part) -> str:
-    return {"thought": "thought", "call": "tool call"}.get(part.kind, "content")
 
 
 def _in_words(part: Part, messages: Any) -> str:

@@ -158,7 +158,6 @@ class RenderedTurns:
         return [span for spans in found.values() for span in spans]
 
     def _may_be_left_out(self, turn: int) -> bool:
-        """Whether a template may omit a message, and has."""
         role = self._messages[turn]["role"]
         marked = self._all_marked.marked
         whole = self._render(marked.messages)
@@ -190,7 +189,6 @@ class RenderedTurns:
                 yield span
 
     def _owners(self, span: Span, own: set[int]) -> set[int]:
-        """The assistant's turns to which a marked span may belong."""
         within = {
             turn for turn in own for place in self._places_of(turn)
             if place.start < span[1] and place.end > span[0]
@@ -337,7 +335,10 @@ class RenderedTurns:
         spans, begin = [], self._start(turn, own[0].start)
         for before, after in pairwise(own):
             if any(before.end <= start < after.start for start in others):
-                spans.append((begin, self._end_of_piece(turn, chat, before)))
+                # The piece ends after what the template writes without the turns in between.
+                alone = chat.after(before, self._render(chat.marked.messages[: turn + 1]))
+                rest = self.text[before.after_marker :]
+                spans.append((begin, before.after_marker + common_prefix(rest, alone or "")))
                 begin = after.start
         return [*spans, (begin, end)]
 
@@ -373,16 +374,14 @@ class RenderedTurns:
         begin = self.text.rfind(header, said, at) if header.strip() else -1
         return at if begin < 0 else begin + len(header)
 
-    def _end_of_piece(self, turn: int, chat: Substituted, place: ContentSpan) -> int:
-        """The end of a piece: after what the template writes without the turns in between."""
-        cut = chat.after(place, self._render(chat.messages[: turn + 1]))
-        return place.after_marker + common_prefix(self.text[place.after_marker :], cut or "")
-
     def _end(self, turn: int, chat: Substituted, place: ContentSpan) -> int | None:
         """The end of a turn whose last content is at a place."""
         tail = self.text[place.after_marker :]
-        for earlier in (chat.messages[:turn], [_PROMPT]):  # some refuse an answer without a prompt
-            closing = self._closing(earlier, chat.messages[turn], chat, place, tail)
+        for earlier in (
+            chat.marked.messages[:turn],
+            [_PROMPT],
+        ):  # some refuse an answer without a prompt
+            closing = self._closing(earlier, chat.marked.messages[turn], chat, place, tail)
             if closing is not None:
                 return place.after_marker + len(closing)
         # Such as a system message within the user's turn, or an answer in several messages.
@@ -425,11 +424,6 @@ class Substituted(NamedTuple):
     marked: MarkedConversation
     places: dict[int, list[ContentSpan]]
 
-    @property
-    def messages(self) -> list[Message]:
-        """The messages with markers."""
-        return self.marked.messages
-
     def after(self, place: ContentSpan, text: str | None) -> str | None:
         """What follows the marker of a place in a rendering of such messages."""
         if text is None:
@@ -445,7 +439,6 @@ class Substituted(NamedTuple):
 def _masked(
     template: Template, left_out: LeftOut, conversation: Conversation, how: Masking
 ) -> Masked:
-    """Renders a conversation and finds its loss mask."""
     messages = conversation.messages
     try:
         text, spans, has_excluded, trained = loss_spans(template, conversation, how)
@@ -463,7 +456,9 @@ def loss_spans(
 ) -> tuple[str, list[Span], bool, set[int]]:
     """The text, its loss spans, whether flags exclude turns, and the assistant's trained turns."""
     messages = conversation.messages
-    first, is_whole = _first_trained(conversation, how), how.train_on == "all"
+    first, is_whole = conversation.first, how.train_on == "all"
+    if how.train_on == "last_turn" or (how.train_on == "completion" and not first):
+        first = len(messages) - 1
     own = {i for i, m in enumerate(messages) if i >= first and m["role"] == "assistant"}
     candidates = range(len(messages)) if is_whole else own
     excluded = {i for i in candidates if is_excluded(messages[i])}
@@ -482,14 +477,6 @@ def loss_spans(
         if included := [i for i in sorted(others) if is_included(messages[i])]:
             spans = joined([*spans, *rendered.spans_of_any_role(included)])
     return rendered.text, spans, bool(excluded), own - masked
-
-
-def _first_trained(conversation: Conversation, how: Masking) -> int:
-    """The first message that may be trained on."""
-    is_last = how.train_on == "last_turn"
-    if is_last or (how.train_on == "completion" and not conversation.first):
-        return len(conversation.messages) - 1
-    return conversation.first
 
 
 # ---- functions of the sandboxed process ----------------------------------------------------------
@@ -535,13 +522,10 @@ def mask_many(
     sources: Sources, conversations: Sequence[Conversation], how: Masking
 ) -> list[Masked | tuple[str, str]]:
     """Each conversation's text and loss mask, or its error's class and message."""
-    return [_masked_or_error(sources, each, how) for each in conversations]
-
-
-def _masked_or_error(
-    sources: Sources, conversation: Conversation, how: Masking
-) -> Masked | tuple[str, str]:
-    try:
-        return _masked(*sources.suited(conversation), conversation, how)
-    except QLoRAError as err:
-        return type(err).__name__, str(err)
+    masked: list[Masked | tuple[str, str]] = []
+    for conversation in conversations:
+        try:
+            masked.append(_masked(*sources.suited(conversation), conversation, how))
+        except QLoRAError as err:
+            masked.append((type(err).__name__, str(err)))
+    return masked

@@ -265,7 +265,6 @@ def _message_of(name: Any, value: Any, number: int) -> dict[str, Any]:
 
 
 def _tool_calls(text: str, number: int) -> list[dict[str, Any]]:
-    """A turn's tool calls, one or a list of them as JSON."""
     try:
         value = parse_json(text)
     except DataError as err:

@@ -18,7 +18,6 @@ Messages = Sequence[dict[str, str]]
 
 
 def _talk(*said: str, system: str | None = None) -> Messages:
-    """A conversation of user and assistant in turn."""
     begin = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
     return [*begin, *({"role": roles[i % 2], "content": text} for i, text in enumerate(said))]

@@ -278,7 +278,6 @@ def _filled(
 
 
 def _evict_oldest(cache: Path) -> None:
-    """Makes room for another data set: the most recently used ones are kept."""
     with suppress(OSError):
         kept = list(cache.glob("*/about.json"))
         for about in sorted(kept, key=lambda p: p.stat().st_mtime)[: -_KEPT + 1]:

@@ -91,7 +91,6 @@ class PromptFormat:
         return self._before_an_answer(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:
-        """Token ids of a text as in rows other than chats."""
         bos = self.tokenizer.bos_token
         special = not (bos and text.startswith(bos))
         if self.template is None:
@@ -213,7 +212,6 @@ def _ends(prompt: PromptFormat) -> dict[str, str]:
 
 
 def _generation_config(base: Path, prompt: PromptFormat) -> dict[str, Any]:
-    """The special token ids; Hugging Face's programs stop at any of ``eos_token_id``."""
     ids = {**_read(base / "config.json"), **_read(base / GENERATION)}
     known = {name: ids[name] for name in _IDS if ids.get(name) is not None}
     ends = sorted(prompt.stop_ids)

@@ -167,7 +167,6 @@ class RowEncoder:
         return RenderedRow(text, None, self._needs_special_tokens(text))
 
     def _needs_special_tokens(self, text: str) -> bool:
-        """Whether a text does not begin with a BOS token of its own."""
         bos = self._tokenizer.bos_token
         return not (bos and text.startswith(bos))
 
@@ -309,7 +308,6 @@ def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArr
 
 
 def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dict[str, Any]], int]:
-    """The messages of a prompt and its completion, and the number of the prompt's."""
     parts = []
     for key in ("prompt", "completion"):
         value = row[key]

@@ -116,11 +116,10 @@ class RowStats:
         counts = self.counts
         if not counts.rows:
             return f"{self._name} has no rows"
-        if counts.empty == counts.rows:
-            rows = _fit(counts.rows, "its only row is", f"all of its {counts.rows} rows are")
-            return f"{self._name} has no content: {rows} empty"
         rows = _fit(counts.rows, "its only row", f"all of its {counts.rows} rows")
-        has = _fit(counts.rows, "has", "have")
+        is_, has = _fit(counts.rows, "is", "are"), _fit(counts.rows, "has", "have")
+        if counts.empty == counts.rows:
+            return f"{self._name} has no content: {rows} {is_} empty"
         reasons = {
             "no assistant": f"{has} {self._no_assistant}",
             "zero weight": f"{has} the weight 0",
@@ -151,11 +150,13 @@ class RowStats:
         """Warnings about truncated, dropped and skipped rows, and about missing labels."""
         notes = [*self._of_rows(), *self._of_ends()]
         for what, count in self._left_out.most_common(_NAMED):
-            rows, first = _fit(count, "1 row", f"{count} rows"), self._places(what, count)
-            notes.append(f"the chat template omits {what} from {rows} ({first})")
-        for column, count in self._unread.most_common(_NAMED):
-            rows, first = _fit(count, "1 row", f"{count} rows"), self._places(column, count)
-            notes.append(f"the column {column} of {rows} is ignored: only text is read ({first})")
+            rows = _fit(count, "1 row", f"{count} rows")
+            notes.append(
+                f"the chat template omits {what} from {rows} ({self._places(what, count)})"
+            )
+        for name, count in self._unread.most_common(_NAMED):
+            rows, first = _fit(count, "1 row", f"{count} rows"), self._places(name, count)
+            notes.append(f"the column {name} of {rows} is ignored: only text is read ({first})")
         if count := self.num["unknown tokens"]:
             unknown = self._tokenizer.special_tokens["unk_token"]
             tokens = _fit(count, "1 token", f"{count:,} tokens")
@@ -167,56 +168,46 @@ class RowStats:
         return [f"{self._name}: {note}" for note in notes]
 
     def _of_rows(self) -> Iterator[str]:
-        counts, within = self.counts, self._within
+        counts, num, within = self.counts, self.num, self._within
+        longer = f"longer than {within}"
 
-        def rows(count: int, one: str, several: str) -> str:
-            return f"{count} of {counts.rows} rows {_fit(count, one, several)}"
+        def note(count: int, verb: str, what: str, outcome: str = "") -> str:
+            verbs = {"is": "are", "has": "have"}
+            was = f" and {_fit(count, 'was', 'were')} {outcome}" if outcome else ""
+            return f"{count} of {counts.rows} rows {_fit(count, verb, verbs[verb])} {what}{was}"
 
         if count := counts.empty:
-            empty = f"{rows(count, 'is', 'are')} empty and {_fit(count, 'was', 'were')} skipped"
-            yield f"{empty} ({self._places('empty', count)})"
+            yield note(count, "is", "empty", f"skipped ({self._places('empty', count)})")
         if count := counts.truncated:
             where = "beginning" if self._how.truncation == "keep_end" else "end"
-            was = _fit(count, "was", "were")
-            longer = f"{rows(count, 'is', 'are')} longer than {within}"
-            yield f"{longer} and {was} truncated at the {where}"
-        if count := self.num["long texts"]:
-            was = _fit(count, "was", "were")
-            long = f"{rows(count, 'is', 'are')} longer than {within} and {was} split into"
-            windows = self.num["windows"]
-            yield f"{long} {_fit(windows, '1 window', f'{windows:,} windows')}"
+            yield note(count, "is", longer, f"truncated at the {where}")
+        if count := num["long texts"]:
+            windows = _fit(num["windows"], "1 window", f"{num['windows']:,} windows")
+            yield note(count, "is", longer, f"split into {windows}")
         if count := counts.dropped:
-            was = _fit(count, "was", "were")
-            yield f"{rows(count, 'is', 'are')} longer than {within} and {was} dropped"
-        if count := self.num["no assistant"]:
-            yield f"{rows(count, 'has', 'have')} {self._no_assistant}"
-        if count := self.num["zero weight"]:
-            have = rows(count, "has the weight 0 and was", "have the weight 0 and were")
-            yield f"{have} dropped"
-        if count := self.num["rejected"]:
-            yield (
-                f"{rows(count, 'is', 'are')} labelled false and trained on like the others: "
-                f"remove {_fit(count, 'it', 'them')}, or set train.objective: kto to use the labels"
+            yield note(count, "is", longer, "dropped")
+        if count := num["no assistant"]:
+            yield note(count, "has", self._no_assistant)
+        if count := num["zero weight"]:
+            yield note(count, "has", "the weight 0", "dropped")
+        if count := num["rejected"]:
+            labelled = note(count, "is", "labelled false and trained on like the others")
+            them = _fit(count, "it", "them")
+            yield f"{labelled}: remove {them}, or set train.objective: kto to use the labels"
+        if count := num["all excluded"]:
+            yield note(count, "has", _ALL_EXCLUDED, "dropped")
+        if count := num["excluded turns"]:
+            ignored = f"which train.objective: {self._how.objective} ignores"
+            yield note(count, "has", f"answers with weight 0 or train: false, {ignored}")
+        if count := num["equal answers"]:
+            places = (
+                f"within {within} and thus no preference ({self._places('equal answers', count)})"
             )
-        if count := self.num["all excluded"]:
-            was = _fit(count, "was", "were")
-            yield f"{rows(count, 'has', 'have')} {_ALL_EXCLUDED} and {was} dropped"
-        if count := self.num["excluded turns"]:
-            yield (
-                f"{rows(count, 'has', 'have')} answers with weight 0 or train: false, which "
-                f"train.objective: {self._how.objective} ignores"
-            )
-        if count := self.num["equal answers"]:
-            yield (
-                f"{rows(count, 'has', 'have')} identical chosen and rejected answers within "
-                f"{within} and thus no preference ({self._places('equal answers', count)})"
-            )
-        if count := self.num["no labels"]:
-            nothing = f"nothing to train on within {within}"
-            yield f"{rows(count, 'has', 'have')} {nothing} and {_fit(count, 'was', 'were')} dropped"
+            yield note(count, "has", f"identical chosen and rejected answers {places}")
+        if count := num["no labels"]:
+            yield note(count, "has", f"nothing to train on within {within}", "dropped")
 
     def _places(self, what: str, count: int) -> str:
-        """The locations of the first rows."""
         first = self._first[what]
         return ", ".join(first) + (", …" if count > len(first) else "")
 
@@ -231,7 +222,6 @@ class RowStats:
 
 
 def _fit(count: int, one: str, several: str) -> str:
-    """The singular or the plural."""
     return one if count == 1 else several
 
 

@@ -108,11 +108,6 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     return readers.get(path.suffix.lower(), json_list)(path)
 
 
-def data_files(path: Path) -> list[Path]:
-    """The data files that training reads for a path: see ``select_files``."""
-    return list(select_files(path).files)
-
-
 def select_files(path: Path, *, held_out: bool = False) -> SplitFiles:
     """The data files of a path: itself, or those of a folder.
 
@@ -202,7 +197,6 @@ def _is_data(path: Path) -> bool:
 
 
 def _refuse_other_folder(folder: Path) -> None:
-    """Refuses folders of a model, an adapter or a run."""
     for kind, patterns in _OTHER_FOLDERS:
         if all(any(folder.glob(pattern)) for pattern in patterns):
             raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,6 @@ _NEUTRAL = "of data dataset set split file part shard chunk v"
 _UNINFORMATIVE = frozenset(["", *_NEUTRAL.split()])
 _SEPARATOR = re.compile(r"[^a-z0-9]+")
 _HELD_OUT_FIRST = (VALIDATION, TEST, TRAIN)
-_SHOWN = 4  # files, in a message
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class RowSlice:
 
 
 def _row_number(end: str, total: int) -> int:
-    """One end of a slice as a row index."""
     number = int(end.removesuffix("%"))
     if end.endswith("%"):
         number = round(number * total / 100)
@@ -192,10 +190,10 @@ def chosen_files(
     return chosen, splits[chosen], others
 
 
-def in_words(names: Sequence[str]) -> str:
-    """Lists the first names of files."""
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def in_words(names: Collection[str], shown: int = 4) -> str:
+    """Lists the first names."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join([*names][:shown]) + more
 
 
 # ---- by README.md --------------------------------------------------------------------------------
@@ -254,7 +252,8 @@ class Configurations:
         name, split = self._parse(requested)
         entry = self.entries[name]
         raw = _split_patterns(entry)
-        inside = [n for n in names if _is_inside(n, str(entry.get("data_dir") or ""))]
+        folder = str(entry.get("data_dir") or "")
+        inside = [name for name in names if not folder or name.is_relative_to(folder)]
         if raw is None:
             return by_split(inside), split
         found = {each: _matching(inside, entry, patterns) for each, patterns in raw.items()}
@@ -272,7 +271,6 @@ class Configurations:
         return plain, split
 
     def _parse(self, requested: str | None) -> tuple[str, str | None]:
-        """The configuration and the split of a request."""
         if requested is not None:
             if requested in self.entries:
                 return requested, None
@@ -315,10 +313,6 @@ def _matching(
     split_patterns = [(folder / pattern).parts for pattern in patterns]
     found = (name for parts in split_patterns for name in names if _matches(name.parts, parts))
     return list(dict.fromkeys(found))
-
-
-def _is_inside(name: PurePosixPath, folder: str) -> bool:
-    return name.is_relative_to(PurePosixPath(folder)) if folder else True
 
 
 def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:

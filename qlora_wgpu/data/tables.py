@@ -140,7 +140,6 @@ def _has_parquet() -> bool:
 
 
 def _rows_of(lines: IO[bytes], name: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows that the child process writes, one per line, until the line that ends them."""
     number = 0
     while line := lines.readline():
         mark, text = line[:1], line[1:].decode("utf-8")

@@ -265,7 +265,6 @@ class Tokenizer:
 
 
 def _instead(folder: Path) -> str:
-    """What a folder has in place of tokenizer.json, and what to do."""
     form = next((names for names in _OTHER_FORMS if all(is_there(folder / n) for n in names)), ())
     if form:
         has = " and ".join(form)
@@ -283,7 +282,6 @@ def _check_text(text: str) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an empty one if the file does not exist."""
     if not is_there(path):
         return {}
     return read_json_object(path, TOKENIZER_CONFIG_BYTES, TokenizerError)
@@ -309,7 +307,6 @@ def _first_token(backend: tokenizers.Tokenizer | ConfinedTokenizer, value: Any) 
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The chat templates by name; a single one is the ``default``."""
     path, more = folder / "chat_template.jinja", folder / "additional_chat_templates"
     if is_there(path):
         named = {"default": _template_text(path)}

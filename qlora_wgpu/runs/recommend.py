@@ -27,7 +27,7 @@ from qlora_wgpu.data.batches import pack
 from qlora_wgpu.data.dataset import first_row, infer_objective
 from qlora_wgpu.data.mixture import ConcatDataset
 from qlora_wgpu.data.prepared import has_labels
-from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.data.sources import holds_documents, select_files
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_dir
@@ -79,7 +79,7 @@ class FirstData:
         rows = np.sort(lengths[lengths > 0]).tolist()
         limit = longest_text(folder.config) or _POSITIONS
         documents = any(
-            exists(Path(path)) and holds_documents(data_files(Path(path))) for path in paths
+            exists(Path(path)) and holds_documents(select_files(Path(path)).files) for path in paths
         )
         texts = objective == "sft" and all(
             row_format(path, tokenizer, how) == "text"
@@ -118,7 +118,7 @@ def files_apart(path: str) -> list[str]:
     place = Path(path)
     if not is_dir(place):
         return [path]
-    files = data_files(place)
+    files = list(select_files(place).files)
     if holds_documents(files):
         return [path]
     keys = [(first_row(file) or {}).keys() for file in files]

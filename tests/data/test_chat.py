@@ -5,15 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from support.spans import assistant_spans
+from support.spans import assistant_spans, render_chat
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import (
-    ChatTemplate,
-    chat_template,
-    find_chat_template,
-    render_chat,
-)
+from qlora_wgpu.data import ChatTemplate, chat_template, find_chat_template
 from qlora_wgpu.data.row_formats import tokens_in_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 from qlora_wgpu.sandbox import process

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.spans import assistant_spans
+from support.spans import assistant_spans, render_chat
 
-from qlora_wgpu.data.chat_template import ChatTemplate, render_chat
+from qlora_wgpu.data.chat_template import ChatTemplate
 
 # The last turn is closed otherwise than one before another (as gpt-oss's).
 RETURNS = """{%- for m in messages -%}

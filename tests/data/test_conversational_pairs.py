@@ -3,9 +3,10 @@
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
+from qlora_wgpu.data import ChatTemplate, PromptFormat
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
 from qlora_wgpu.data.dataset import encode_rows, row_format
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import DataError
 

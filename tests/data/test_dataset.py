@@ -34,7 +34,7 @@ def test_rows_become_examples(tmp_path) -> None:
     assert dataset.num_tokens == 5 + 4
     assert dataset.longest == 5
     assert dataset.max_token_id == max(tokenizer.encode("abcde"))
-    assert (dataset.num_truncated, dataset.num_without_labels) == (0, 0)
+    assert (dataset.counts.truncated, dataset.counts.without_labels) == (0, 0)
     assert dataset.warnings == ()
     for example in dataset:
         assert example.input_ids.dtype == example.labels.dtype == np.int32
@@ -55,7 +55,7 @@ def test_rows_are_cut_at_the_end(tmp_path) -> None:
     ]
     dataset = load_dataset(write(tmp_path, rows), tokenizer, 7)
     assert texts(dataset, tokenizer) == ["cdef", "b</s>", "de</s>"]
-    assert (dataset.num_truncated, dataset.num_without_labels) == (1, 1)
+    assert (dataset.counts.truncated, dataset.counts.without_labels) == (1, 1)
     assert [w.split(": ")[1][:20] for w in dataset.warnings] == [
         "1 of 4 rows is longer than"[:20],
         "1 of 4 rows has nothing"[:20],

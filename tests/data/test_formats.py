@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, PreprocessConfig, RowEncoder, alpaca_prompt, row_format
+from qlora_wgpu.data import ChatTemplate, PreprocessConfig, row_format
 from qlora_wgpu.data.columns import FORMATS, detect_format
-from qlora_wgpu.data.messages import from_sharegpt
+from qlora_wgpu.data.messages import alpaca_prompt, from_sharegpt
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError
 
 TEMPLATE = (

@@ -11,7 +11,8 @@ import pytest
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, RowEncoder
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError
 
 G, E = "{% generation %}", "{% endgeneration %}"

@@ -58,9 +58,7 @@ def test_a_system_message_whose_words_are_elsewhere():
 
 def test_a_learnt_turn_of_which_nothing_is_written_is_refused():
     lost = row(answer("", tool_calls=[CALL]))
-    with pytest.raises(
-        DataError, match=r"rows\[0\]: message 2 is trained on, but the chat"
-    ):
+    with pytest.raises(DataError, match=r"rows\[0\]: message 2 is trained on, but the chat"):
         warnings([lost])
     assert warnings([lost], train_on="all") == [
         "rows: the chat template omits tool calls from 1 row (rows[0])"

@@ -104,7 +104,7 @@ def test_a_prompt_begins_as_the_template_writes_it(tmp_path, prompt, begins) -> 
 def test_bytes_that_are_promised_and_missing(tmp_path, gone) -> None:
     """llama.cpp ends the process at the first character that needs one of them."""
     with pytest.raises(
-        TokenizerError, match=f"has byte_fallback but no token for 1 bytes, such as {gone}"
+        TokenizerError, match=f"has byte_fallback but no token for 1 of the bytes, such as {gone}"
     ):
         keys_of(pieces(tmp_path / "t", "never", without=gone))
 

@@ -9,7 +9,8 @@ from data.test_last_turn import TEMPLATES, TOOLS, _conversation
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, RowEncoder
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.row_formats import RowEncoder
 
 RECORDINGS = sorted(path.stem for path in RECORDED.glob("chat_templates/*.jinja"))
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

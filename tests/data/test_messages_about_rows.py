@@ -173,7 +173,10 @@ def test_one_row_in_place_of_a_list():
             {"about": "question"},
             r"unknown key 'about' \(supported: ",
         ),
-        ({"prompt": "qestion"}, "maps 'prompt' to the column 'qestion', .*: did you me .*'question'?"),
+        (
+            {"prompt": "qestion"},
+            "maps 'prompt' to the column 'qestion', .*: did you me .*'question'?",
+        ),
     ],
 )
 def test_misspelt_columns(tmp_path, columns, message):

@@ -4,8 +4,9 @@ import pytest
 from support.tiny_tokenizer import tiny_backend
 from tokenizers import processors
 
-from qlora_wgpu.data import PromptFormat, RowEncoder, Tokenizer
+from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.messages import alpaca_prompt
+from qlora_wgpu.data.row_formats import RowEncoder
 
 ALPACA = alpaca_prompt("Say it.", "", "", [])
 

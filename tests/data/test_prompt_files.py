@@ -11,12 +11,12 @@ from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.data import (
     PromptFormat,
-    RowEncoder,
     Tokenizer,
     prompt_kind,
     read_prompt_files,
     save_prompt_files,
 )
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import CheckpointError
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "own {{ messages[0].content }}"}

@@ -10,7 +10,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu import limits
 from qlora_wgpu.data import PreprocessConfig, load_dataset
 from qlora_wgpu.data.examples import document_ids, pieces_of
-from qlora_wgpu.data.sources import data_files, read_rows
+from qlora_wgpu.data.sources import read_rows, select_files
 from qlora_wgpu.errors import DataError
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -219,12 +219,12 @@ def test_only_regular_files_are_data(tmp_path, monkeypatch):
     (tmp_path / "b.jsonl").symlink_to("/dev/zero")
     for name in ("a.jsonl", "b.jsonl"):
         with pytest.raises(DataError, match=f"{name} is a pipe, a device"):
-            data_files(tmp_path / name)
+            select_files(tmp_path / name)
     with pytest.raises(DataError, match="has no data files"):
-        data_files(tmp_path)
+        select_files(tmp_path)
     monkeypatch.setattr("qlora_wgpu.data.sources.MAX_ENTRIES", 1)
     with pytest.raises(DataError, match="holds more than 1 files"):
-        data_files(tmp_path)
+        select_files(tmp_path)
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.spans import render_chat
 
-from qlora_wgpu.data import ChatTemplate, chat_template, render_chat
+from qlora_wgpu.data import ChatTemplate, chat_template
 from qlora_wgpu.errors import DataError, TokenizerError
 from qlora_wgpu.sandbox import process
 
