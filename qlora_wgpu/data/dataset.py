@@ -143,6 +143,11 @@ def _open(
     documents = selection.files if holds_documents(selection.files) else ()
     if selection.rows is not None and documents:
         raise DataError(f"{data} is text, which has no rows to slice: remove {selection.rows.text}")
+    if documents and how.objective != "sft":
+        raise DataError(
+            f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
+            "answers"
+        )
     rows = partial(rows_of_files, selection)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source

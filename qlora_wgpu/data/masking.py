@@ -376,12 +376,9 @@ class RenderedTurns:
 
     def _end(self, turn: int, chat: Substituted, place: ContentSpan) -> int | None:
         """The end of a turn whose last content is at a place."""
-        tail = self.text[place.after_marker :]
-        for earlier in (
-            chat.marked.messages[:turn],
-            [_PROMPT],
-        ):  # some refuse an answer without a prompt
-            closing = self._closing(earlier, chat.marked.messages[turn], chat, place, tail)
+        tail, messages = self.text[place.after_marker :], chat.marked.messages
+        for earlier in (messages[:turn], [_PROMPT]):  # some refuse an answer without a prompt
+            closing = self._closing(earlier, messages[turn], chat, place, tail)
             if closing is not None:
                 return place.after_marker + len(closing)
         # Such as a system message within the user's turn, or an answer in several messages.

@@ -157,11 +157,7 @@ _NO_TEMPLATE = (
 
 
 def modelfile(
-    file: str,
-    prompt: PromptFormat,
-    generation: Mapping[str, Any],
-    *,
-    adapter_of: str | None = None,
+    file: str, prompt: PromptFormat, generation: Mapping[str, Any], *, adapter_of: str | None = None
 ) -> str:
     """The text of a Modelfile, for ``ollama create NAME -f Modelfile``."""
     named = [f"FROM ./{file}"]

@@ -13,12 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data.chat_template import ChatTemplate, suitable_template
-from qlora_wgpu.data.columns import (
-    CHAT_PAIR,
-    CHATS,
-    EmptyRow,
-    keys_of,
-)
+from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
 from qlora_wgpu.data.conversations import Conversation, Span, check_flags
 from qlora_wgpu.data.examples import document_ids, size_of
 from qlora_wgpu.data.masking import Masked, Masking, TrainOn, flags_apply

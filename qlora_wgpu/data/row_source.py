@@ -325,12 +325,11 @@ class AnswerSource(RowSource):
     @property
     def row_format(self) -> str:
         """The format of the first row's prompt: messages or text."""
-        self._refuse_documents()
         for where, row, row_format in self._formatted():
             answers = self._answers(row, row_format)
+            if isinstance(answers, EmptyRow):
+                continue
             if isinstance(answers, DataError):
-                if isinstance(answers, EmptyRow):  # is skipped
-                    continue
                 raise DataError(f"{where}: {answers}") from answers
             return next(answer.row_format for answer in answers if answer)
         return "messages"
@@ -347,28 +346,16 @@ class AnswerSource(RowSource):
             encoded = encoder.encode_many([a for pair in pairs for a in pair if a is not None])
             for (where, _, _), each in zip(rows, answers, strict=True):
                 self._read()
-                if not isinstance(each, DataError):
-                    made = [_NOTHING if a is None else next(encoded) for a in each]
-                    sides = self._sides(where, each, made, empty=empty)
-                elif isinstance(each, EmptyRow):
+                if isinstance(each, EmptyRow):
                     self._tally.count("empty", where)
                     continue
-                else:
+                if isinstance(each, DataError):
                     raise DataError(f"{where}: {each}") from each
+                made = [_NOTHING if a is None else next(encoded) for a in each]
+                sides = self._sides(where, each, made, empty=empty)
                 names = cycle(ANSWER_NAMES[self.how.objective])
                 for side, name in zip(sides, names, strict=False):
                     yield replace(side, answer=name)
-
-    def _windows(self) -> Iterator[TokenizedExample]:
-        self._refuse_documents()
-        return iter(())
-
-    def _refuse_documents(self) -> None:
-        if self.documents:
-            raise DataError(
-                f"{self.name} is text, but train.objective: {self.how.objective} requires rows "
-                "with answers"
-            )
 
     def _format_of(self, row: dict[str, Any]) -> str:
         return format_of(row, self.how.objective)

@@ -28,13 +28,7 @@ from qlora_wgpu.errors import DataError, TokenizerError
 
 # ---- the environment -----------------------------------------------------------------------------
 
-_WITH_ADDRESS = (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodType,
-    MethodWrapperType,
-    BlockReference,
-)
+_WITH_ADDRESS = (BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, BlockReference)
 _STREAMS = (
     *("batch", "items", "map", "reject", "rejectattr"),
     *("reverse", "select", "selectattr", "slice", "unique"),

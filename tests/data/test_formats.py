@@ -191,7 +191,7 @@ USER = {"role": "user", "content": "Q"}
     [
         ({"messages": []}, "must be a non-empty list of messages"),
         ({"messages": "x"}, "must be a non-empty list of messages"),
-        ({"messages": None}, "must be a non-empty list of messages"),
+        ({"messages": None}, "must be a list of messages or text, got"),
         ({"messages": ["x"]}, "message 1 must be an object, got text"),
         ({"messages": [USER, {"content": "x"}]}, "message 2 must have a 'role'"),
         ({"messages": [USER, {"role": 3, "content": "x"}]}, "message 2 must have a 'role'"),

@@ -208,7 +208,7 @@ def test_slices_that_hold_nothing(tmp_path):
     assert len(load(f"{tmp_path}/a.jsonl[-100%:100%]")) == 3
     with pytest.raises(DataError, match=r"is text, which has no rows to slice: remove"):
         load(f"{tmp_path}/a.txt[:2]")
-    with pytest.raises(DataError, match=r"a.jsonl has no split 'test'"):
+    with pytest.raises(DataError, match=r"a.jsonl has no splits: remove :test"):
         load(f"{tmp_path}/a.jsonl:test")
     with pytest.raises(DataError, match=r"a.jsonl\[x:\] must end in|does not exist"):
         load(f"{tmp_path}/a.jsonl[x:]")
@@ -395,8 +395,8 @@ def test_long_texts_are_learnt_whole_in_windows(tmp_path):
     assert [len(e) for e in dataset] == [5, 5, 2, 4, 5, 5]
     assert texts(dataset) == ["<s>abcd", "efghi", "j</s>", "<s>xy</s>", "<s>abcd", "efgh</s>"]
     assert dataset.counts.rows == 3 and dataset.counts.truncated == 0
-    assert "2 of 3 rows are longer than max_seq_length=5 and were split into 5 windows" in (
-        dataset.warnings
+    assert dataset.warnings == (
+        "a.jsonl: 2 of 3 rows are longer than max_seq_length=5 and were split into 5 windows",
     )
     lone = [{"text": "abcdefghi"}]  # its </s> would stand alone, where nothing comes before it
     one = load(write(tmp_path / "b.jsonl", lone), max_seq_length=5, truncation="windows")

@@ -57,7 +57,7 @@ def test_empty_rows_are_left_out_and_counted(tmp_path, kind):
     [warning] = [text for text in dataset.warnings if "are empty" in text]
     assert warning.startswith(f"a.jsonl: {count} of {len(rows)} rows are empty and were skipped")
     assert "(a.jsonl line 1" in warning and ("…" in warning) == (count > 5)
-    with pytest.raises(DataError, match=rf"a.jsonl holds nothing: all of its {count} rows are"):
+    with pytest.raises(DataError, match=rf"a.jsonl has no content: all of its {count} rows are"):
         load(write(tmp_path, EMPTY[kind] * 2))
 
 
@@ -223,7 +223,7 @@ def test_only_regular_files_are_data(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="has no data files"):
         select_files(tmp_path)
     monkeypatch.setattr("qlora_wgpu.data.sources.MAX_ENTRIES", 1)
-    with pytest.raises(DataError, match="holds more than 1 files"):
+    with pytest.raises(DataError, match="has more than 1 files"):
         select_files(tmp_path)
 
 

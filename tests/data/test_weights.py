@@ -33,8 +33,8 @@ def test_a_row_without_weight_is_left_out():
     assert not any("max_seq_length" in text for text in dataset.warnings)
     silent = [{"text": "a", "w": 0}, {"text": "b", "w": 1}, {"text": "c", "w": 0}]
     told = encode_rows(silent, tiny_tokenizer(), PreprocessConfig(32, columns=WEIGHTED)).warnings
-    assert "rows: 2 of 3 rows have the weight 0 and were left out" in told
-    with pytest.raises(DataError, match="nothing to learn: all of its 2 rows have the weight 0"):
+    assert "rows: 2 of 3 rows have the weight 0 and were dropped" in told
+    with pytest.raises(DataError, match="nothing to train on: all of its 2 rows have the weight 0"):
         read([0, 0.0])
     with pytest.raises(DataError, match="nothing to train on: its only row has the weight 0"):
         read([0])
