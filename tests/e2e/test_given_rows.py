@@ -77,7 +77,7 @@ def test_weights_of_numpy(folder):
     how = PreprocessConfig(32, columns={"weight": "w"})
     assert [e.weight for e in load_dataset(rows, folder, 32, how=how)] == [2, 3]
     rows[1]["w"] = np.float32("nan")
-    with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be a number"):
+    with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be 0 or a number"):
         load_dataset(rows, folder, 32, how=how)
 
 

@@ -40,7 +40,7 @@ def told(status_and_text, status=400):
         (b'{"model": "\xff"}', "not text in UTF-8"),
         (b'{"model": "tiny", "temperature": NaN}', "NaN is not valid JSON"),
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b'{"model": "a", "model": "b"}', "stands twice"),
+        (b'{"model": "a", "model": "b"}', "occurs twice"),
         (b'{"model": "\\ud800"}', "half a character"),
     ],
 )

@@ -126,7 +126,7 @@ def test_models_are_listed(url):
         ({"model": "other"}, 404, "no model 'other'"),
         ({"model": None}, 400, "'model' must be"),
         ({"messages": []}, 400, "'messages' must be"),
-        ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
+        ({"messages": [{"role": "user"}]}, 400, "'content' is missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             400,
