@@ -96,12 +96,6 @@ class ChatTemplate:
     """A chat template with its special tokens, rendered in a sandboxed child process.
 
     This package's own templates are rendered in this process.
-
-    Attributes:
-        source: The template's Jinja source.
-        tool_source: The source of a separate template for conversations with tools, or None.
-        marks_assistant: Whether it has ``{% generation %}`` blocks.
-        sources: What is passed to the process that renders it.
     """
 
     def __init__(
@@ -112,11 +106,11 @@ class ChatTemplate:
     ) -> None:
         """Compiles a template; it may print special tokens such as ``{"bos_token": "<s>"}``."""
         self.source = source
-        self.tool_source = tool_source
+        self.tool_source = tool_source  # of a separate template for conversations with tools
         self.sources = Sources(source, tool_source, dict(special_tokens or {}))
         self._is_own = all(map(is_built_in, {source, tool_source or source}))
         self._stopped = ""
-        self.marks_assistant: bool = self._call(marks_assistant, source)
+        self.marks_assistant: bool = self._call(marks_assistant, source)  # {% generation %} blocks
 
     def render(
         self,

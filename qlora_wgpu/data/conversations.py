@@ -92,26 +92,28 @@ def without_flags(message: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in message.items() if key not in FLAGS}
 
 
-def check_flags(message: Mapping[str, Any], name: str) -> None:
-    """Refuses flags that are neither true nor false; ``name`` is such as ``message 2``."""
-    if FLAGS.isdisjoint(message):
-        return
-    for flag in _TURN_FLAGS:
-        value = message.get(flag)
-        if value is None or _equals(value, 0) or _equals(value, 1):
+def check_flags(messages: Sequence[Message], name: str) -> None:
+    """Refuses flags that are neither true nor false; ``name`` is such as ``message {}``."""
+    for number, message in enumerate(messages, start=1):
+        if FLAGS.isdisjoint(message):
             continue
-        if flag == WEIGHT:
+        where = name.format(number)
+        for flag in _TURN_FLAGS:
+            value = message.get(flag)
+            if value is None or _equals(value, 0) or _equals(value, 1):
+                continue
+            if flag == WEIGHT:
+                raise DataError(
+                    f"{where} has the weight {brief(value)}, but the weight of a turn must be 0 or "
+                    "1: use data.columns: {weight: …} to weight whole rows"
+                )
+            raise DataError(f"{where} has {flag}: {brief(value)}, which must be true or false")
+        detail = next((key for key in _DETAIL_FLAGS if message.get(key)), None)
+        if detail is not None and not is_excluded(message):
             raise DataError(
-                f"{name} has the weight {brief(value)}, but the weight of a turn must be 0 or 1: "
-                "use data.columns: {weight: …} to weight whole rows"
+                f"{where} has {detail}, which is not supported: set train: true or false for the "
+                "whole turn"
             )
-        raise DataError(f"{name} has {flag}: {brief(value)}, which must be true or false")
-    detail = next((key for key in _DETAIL_FLAGS if message.get(key)), None)
-    if detail is not None and not is_excluded(message):
-        raise DataError(
-            f"{name} has {detail}, which is not supported: set train: true or false for the whole "
-            "turn"
-        )
 
 
 def _equals(value: Any, number: int) -> bool:

@@ -340,10 +340,7 @@ def train_test_split(dataset: Dataset, size: float, seed: int) -> tuple[Dataset,
 
 
 def rows_in_both(train: Dataset, held_out: Dataset) -> int:
-    """Number of held-out rows that are also trained on, by their tokens; each window is a row.
-
-    Only a digest of each held-out row is kept in memory.
-    """
+    """Number of held-out rows (or windows) that are also trained on, by their tokens."""
     lengths = _row_lengths(train)
     rows = range(held_out.num_rows)
     unmatched = Counter(content_digest(_row_ids(held_out, number)) for number in rows)
@@ -356,10 +353,7 @@ def rows_in_both(train: Dataset, held_out: Dataset) -> int:
 def _digests(
     dataset: Dataset, row_of: npt.NDArray[np.int64], rows: int, seed: int
 ) -> npt.NDArray[np.uint64]:
-    """A digest of each row, over the distinct examples that it has become.
-
-    Repetitions in a mixture do not change a row's digest.
-    """
+    """A digest of each row over its distinct examples, so that repetitions do not change it."""
     order = np.argsort(row_of, kind="stable")
     ends = np.cumsum(np.bincount(row_of, minlength=rows))
     begins = np.concatenate([[0], ends[:-1]])

@@ -247,10 +247,7 @@ _MAX_SHAPES = 4096  # in the cache
 
 
 class LeftOut:
-    """Finds the parts of conversations that a template omits, by their markers.
-
-    Only the first conversation of each shape is rendered, since the shape decides what is omitted.
-    """
+    """Finds what a template omits, by rendering markers in one conversation of each shape."""
 
     def __init__(self, template: Template) -> None:
         self._template = template

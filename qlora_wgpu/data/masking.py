@@ -231,10 +231,7 @@ class RenderedTurns:
         return self._substituted(marked)
 
     def _substitutions(self, turn: int) -> Iterator[Substituted]:
-        """Yields the conversation with markers that may locate a turn.
-
-        With fewer markers, since a template may depend on another turn's or on this one's content.
-        """
+        """Yields the conversation with different markers: a template may depend on contents."""
         yield self._all_marked
         alone = self._new()
         alone.mark(turn)

@@ -73,10 +73,7 @@ def _canonical_call(call: Any, name: str) -> dict[str, Any]:
 
 
 def _object(arguments: Any) -> Any:
-    """Arguments as an object; text that is no JSON object is kept unchanged.
-
-    Nulls within the text are kept; those within an object may come from a table and are dropped.
-    """
+    """Arguments as an object; text that is not a JSON object is kept, and so are nulls in text."""
     if isinstance(arguments, str) and arguments.strip():
         try:
             parsed = parse_json(arguments)

@@ -75,10 +75,7 @@ class PromptFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation with the generation prompt; of text, the last message's.
-
-        Options are the chat template's, as a row's ``chat_template_kwargs``.
-        """
+        """Token ids of a conversation with the generation prompt; of text, the last message's."""
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
         messages = checked_messages(messages, "messages")

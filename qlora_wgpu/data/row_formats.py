@@ -313,7 +313,7 @@ def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dic
             )
         parts.append(checked_messages(value, key) if value else [])
         if checks:
-            _check_flags(parts[-1], "message {} of " + repr(key))
+            check_flags(parts[-1], "message {} of " + repr(key))
     if not any(parts):
         raise EmptyRow("'prompt' and 'completion' have no messages")
     return [*parts[0], *parts[1]], len(parts[0])
@@ -330,7 +330,7 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     else:
         messages, name = from_sharegpt(turns), "turn {}"
     if checks and key != CHAT_PAIR:
-        _check_flags(messages, name)
+        check_flags(messages, name)
     if not any(map(has_content, messages)):
         raise EmptyRow("the messages have no text")
     own, messages = len(messages), with_system(messages, row)
@@ -338,11 +338,6 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
         first += len(messages) - own
     options = canonical_options(row.get("chat_template_kwargs"))
     return Conversation(messages, canonical_tools(row.get("tools")), first, options)
-
-
-def _check_flags(messages: Sequence[Mapping[str, Any]], name: str) -> None:
-    for number, message in enumerate(messages, start=1):
-        check_flags(message, name.format(number))
 
 
 def _check_size(text: str, limit: int) -> None:

@@ -317,10 +317,7 @@ def unit_of(how: PreprocessConfig) -> int:
 
 
 class AnswerSource(RowSource):
-    """Rows with answers: each becomes a chosen and a rejected example.
-
-    Of an unpaired row, one of them is empty.
-    """
+    """Rows with answers: each becomes a chosen and a rejected example; one may be empty."""
 
     @property
     def row_format(self) -> str:
@@ -382,10 +379,7 @@ class AnswerSource(RowSource):
         *,
         empty: bool,
     ) -> list[TokenizedExample]:
-        """A row's examples, empty ones included; none if one of them cannot be used.
-
-        If an answer is truncated entirely, the row is dropped.
-        """
+        """A row's examples; none if one of them cannot be used or is truncated entirely."""
         wrong = next((each for each in made if isinstance(each, QLoRAError)), None)
         if isinstance(wrong, EmptyRow):
             self._tally.count("empty", where)

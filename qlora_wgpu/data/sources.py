@@ -98,10 +98,7 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows of a ``.jsonl``, ``.json``, ``.csv``, ``.parquet`` or ``.arrow`` file.
-
-    Each comes after its location, such as ``"train.jsonl line 17"``.
-    """
+    """Yields each row of a data file after its location, such as ``"train.jsonl line 17"``."""
     readers = {
         ".jsonl": json_lines, ".csv": csv_rows, ".parquet": table_rows, ".arrow": table_rows
     }  # fmt: skip
@@ -182,10 +179,7 @@ def has_validation(path: Path) -> bool:
 
 
 def place_of(text: str) -> DataPlace:
-    """Parses a path such as ``chats:validation`` or ``chats.jsonl[:100]``.
-
-    If it does not exist, all of it is the path, so that errors show it unchanged.
-    """
+    """Parses ``chats:validation`` or ``chats.jsonl[:100]``; a missing file's path is unchanged."""
     if exists(Path(text)):
         return DataPlace(text)
     place = DataPlace.parse(text)
