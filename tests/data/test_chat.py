@@ -284,7 +284,7 @@ def test_equal_contents_are_told_apart() -> None:
     assert spans == [(header, len(turn)), (len(turn) + header, 2 * len(turn))]
 
 
-def test_a_closing_token_is_learnt_at_the_end_only() -> None:
+def test_a_closing_token_is_trained_on_at_the_end_only() -> None:
     assert spans_text(CLOSING, [USER, ANSWER, USER, ANSWER]) == ["A<end>\n", "A<end>\n</s>"]
     assert spans_text(CLOSING, [USER, ANSWER, USER]) == ["A<end>\n"]
 
@@ -296,7 +296,7 @@ def test_thoughts_of_earlier_turns() -> None:
     assert spans_text(THINKING, messages) == ["A<end>\n", "<think>u</think>B<end>\n"]
 
 
-def test_what_the_template_writes_before_an_answer_is_learnt() -> None:
+def test_what_the_template_writes_before_an_answer_is_trained_on() -> None:
     answer = "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
     source = CLOSING.replace("{{ m.content }}", answer)
     expected = ["<think></think>A<end>\n", "<think></think>A<end>\n</s>"]
@@ -354,7 +354,7 @@ def test_the_marks_of_a_template_decide() -> None:
     ("offsets", "spans", "expected"),
     [
         ([(0, 1), (1, 2), (2, 3)], [(1, 2)], [0, 1, 0]),
-        ([(0, 2), (2, 4)], [(1, 3)], [1, 1]),  # a token across the border is learnt
+        ([(0, 2), (2, 4)], [(1, 3)], [1, 1]),  # a token across the border is trained on
         ([(0, 0), (0, 2), (0, 0)], [(0, 2)], [0, 1, 0]),  # added tokens are not
         ([(0, 1), (1, 2), (1, 2), (2, 3)], [(1, 2)], [0, 1, 1, 0]),  # bytes of one character
         ([(0, 1), (2, 3)], [(1, 2)], [0, 1]),  # a space that the tokenizer leaves out

@@ -1,4 +1,4 @@
-"""TRL's conversational prompt and completion: the completion's answers are learnt."""
+"""TRL's conversational prompt and completion: the completion's answers are trained on."""
 
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer, trained_text
@@ -55,11 +55,11 @@ def encode(row, template=PLAIN, train_on="auto"):
         ({**ONE, "completion": []}, "auto", ""),
     ],
 )
-def test_the_completions_answers_are_learnt(template, row, train_on, expected):
+def test_the_completions_answers_are_trained_on(template, row, train_on, expected):
     assert encode(row, template, train_on)[1] == expected
 
 
-def test_everything_is_learnt_where_that_is_asked_for():
+def test_everything_is_trained_on_where_that_is_asked_for():
     text, labels = encode(ONE, train_on="all")
     assert labels == text == "[user]Q<|im_end|>[assistant]A<|im_end|>[user]R<|im_end|>" \
         "[assistant]B<|im_end|>"  # fmt: skip

@@ -90,7 +90,7 @@ def test_prompt_and_completion() -> None:
     assert encode({"prompt": "2+2=", "completion": "4"}) == ("<s>2+2=4</s>", "4</s>")
 
 
-def test_a_token_across_prompt_and_completion_is_learnt() -> None:
+def test_a_token_across_prompt_and_completion_is_trained_on() -> None:
     tokenizer = tiny_tokenizer(merges=(("b", "c"),))
     assert encode({"prompt": "ab", "completion": "cd"}, tokenizer)[1] == "bcd</s>"
 
@@ -135,7 +135,7 @@ def test_instruction_with_input() -> None:
     assert answer == "4</s>"
 
 
-def test_characters_of_many_bytes_are_learnt_whole() -> None:
+def test_characters_of_many_bytes_are_trained_on_whole() -> None:
     assert encode({"prompt": "é🙂", "completion": "你🙂"})[1] == "你🙂</s>"
 
 

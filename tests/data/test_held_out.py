@@ -105,7 +105,7 @@ def texts_of(part):
 
 @pytest.mark.parametrize("cache", [False, True])
 def test_the_windows_of_a_text_stay_together(tmp_path, monkeypatch, cache):
-    """Else a model would be measured on texts of which it has learnt the rest."""
+    """Else a model would be measured on texts of which it was trained on the rest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in range(1 + cache):  # read, and read again from the cache
         data = windows_of(tmp_path, TEXTS, 5, cache=cache)

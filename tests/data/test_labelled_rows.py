@@ -47,7 +47,7 @@ SINGLE = (
         [{"messages": [USER, GOOD], "label": label} for label in (True, True, False)],
     ],
 )
-def test_rows_labelled_false_are_told_of_where_all_are_learnt(tokenizer, rows):
+def test_rows_labelled_false_are_told_of_where_all_are_trained_on(tokenizer, rows):
     dataset = read(tokenizer, *rows, objective="sft")
     assert len(dataset) == 3 and dataset.warnings == (SINGLE,)
 

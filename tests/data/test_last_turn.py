@@ -149,7 +149,7 @@ def _encode(source, messages, train_on="last_turn"):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("train_on", ["last_turn", "completion"])
-def test_the_whole_last_turn_is_learnt_and_nothing_else(name, train_on):
+def test_the_whole_last_turn_is_trained_on_and_nothing_else(name, train_on):
     source, pieces_of = TEMPLATES[name]
     rng = random.Random(name)
     for _ in range(40):

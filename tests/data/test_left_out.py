@@ -1,4 +1,4 @@
-"""What a template leaves out is counted and named; a learnt turn that is not there is refused."""
+"""What a template leaves out is counted and named; a trained turn that is not there is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_system_message_whose_words_are_elsewhere():
     assert told == ["rows: the chat template omits the system message from 1 row (rows[0])"]
 
 
-def test_a_learnt_turn_of_which_nothing_is_written_is_refused():
+def test_a_trained_turn_of_which_nothing_is_written_is_refused():
     lost = row(answer("", tool_calls=[CALL]))
     with pytest.raises(DataError, match=r"rows\[0\]: message 2 is trained on, but the chat"):
         warnings([lost])

@@ -1,4 +1,4 @@
-"""Turns that say whether they are learnt, in templates of many kinds, against plain readings."""
+"""Turns with flags such as train: false, in templates of many kinds, against plain readings."""
 
 import random
 import re
@@ -24,7 +24,7 @@ def encoded(template, messages, train_on="assistant"):
 
 
 def marked(rng, messages):
-    """Some of the assistant's turns with a mark, and which are not learnt."""
+    """Some of the assistant's turns with a mark, and which are not trained on."""
     spared = {i for i, m in enumerate(messages) if m["role"] == "assistant" and rng.random() < 0.5}
     no = [{"weight": 0}, {"train": False}, {"training": False}]
     given = [m | (rng.choice(no) if i in spared else {}) for i, m in enumerate(messages)]

@@ -1,4 +1,4 @@
-"""Turns that say of themselves whether they are learnt."""
+"""Turns with flags that exclude them from the loss or include them in it."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def read(tokenizer, *rows, template=PLAIN, length=512, **more):
 
 
 def read_as(tokenizer, row, **how):
-    """What is learnt of a row."""
+    """The text of a row that is trained on."""
     example = read(tokenizer, row, **how)[0]
     return trained_text(tokenizer, example.input_ids.tolist(), example.labels.tolist())
 
@@ -74,7 +74,7 @@ def sharegpt(messages):
 
 @pytest.mark.parametrize("no", NOT)
 @pytest.mark.parametrize("yes", YES)
-def test_a_turn_that_says_so_is_read_and_not_learnt(tokenizer, no, yes):
+def test_a_turn_that_says_so_is_read_and_not_trained_on(tokenizer, no, yes):
     row = {"messages": chat(no, yes)}
     dataset = read(tokenizer, row)
     plain = read(tokenizer, {"messages": chat({}, {})})
@@ -110,7 +110,7 @@ def test_in_every_form_of_chats(tokenizer, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [PLAIN, MARKED, FORGETS, *BUILT_IN_TEMPLATES])
-def test_what_is_left_is_learnt_as_it_would_be(tokenizer, template):
+def test_what_is_left_is_trained_on_as_it_would_be(tokenizer, template):
     """Each set of four turns: whose tokens are whose is told by the answers, which are digits."""
 
     def labels(*marks):
@@ -137,7 +137,7 @@ def test_two_answers_in_a_row(tokenizer):
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
-def test_a_turn_of_someone_else_that_is_to_be_learnt(tokenizer, template):
+def test_a_turn_of_someone_else_that_is_to_be_trained_on(tokenizer, template):
     end = "|</s>" if template == MARKED else "</s>"
     for mark in ("train", "training"):
         messages = [user("a", **{mark: True}), answer("b"), user("c"), answer("d", train=False)]
@@ -151,16 +151,16 @@ def test_a_turn_of_someone_else_that_is_to_be_learnt(tokenizer, template):
     assert read_as(tokenizer, row, template=template) == "b</s>"
 
 
-def test_a_system_message_that_is_to_be_learnt(tokenizer):
+def test_a_system_message_that_is_to_be_trained_on(tokenizer):
     """Within a turn of the user what it says is told, and not what ends it."""
 
     def messages(**marks):
         return {"messages": [{"role": "system", "content": "S", **marks}, *chat({})]}
 
     for template, said in (("chatml", "S<|im_end|>\n"), ("llama2", "S"), (PLAIN, "S</s>")):
-        learnt_after = read_as(tokenizer, messages(), template=template)
+        following = read_as(tokenizer, messages(), template=template)
         found = read_as(tokenizer, messages(train=True), template=template)
-        assert found == said + learnt_after
+        assert found == said + following
         whole = read(tokenizer, messages(), template=template, train_on="all")[0]
         rest = read(tokenizer, messages(weight=0), template=template, train_on="all")[0]
         left_out = [i for i in whole.labels[whole.labels != rest.labels].tolist() if i != -100]
@@ -174,7 +174,7 @@ def test_a_system_message_that_is_to_be_learnt(tokenizer):
             assert read_as(tokenizer, row, template=silent, train_on=train_on) == plain
 
 
-def test_turns_that_are_learnt_alone_are_someone_else_s(tokenizer):
+def test_turns_that_are_trained_on_alone_are_someone_else_s(tokenizer):
     row = {"messages": [user("a"), {"role": "tool", "content": "b", "train": True}, user("c")]}
     assert read_as(tokenizer, row) == "b</s>"
 
@@ -192,14 +192,14 @@ def test_the_last_turn_alone(tokenizer):
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
-def test_where_everything_is_learnt_these_turns_are_not(tokenizer, template):
+def test_where_everything_is_trained_on_these_turns_are_not(tokenizer, template):
     bar = "|" if template == MARKED else ""
     messages = [user("a"), answer("b", train=False), user("c", weight=0), answer("d")]
     whole = read_as(tokenizer, {"messages": messages}, template=template, train_on="all")
     assert whole == f"[user]a{bar}</s>[assistant][user][assistant]d{bar}</s>"
 
 
-def test_where_everything_is_learnt_no_turn_has_to_be_told_apart(tokenizer):
+def test_where_everything_is_trained_on_no_turn_has_to_be_told_apart(tokenizer):
     shouts = "{% for m in messages %}{{ m.content | upper }}{{ loop.length }}</s>{% endfor %}"
     row = {"messages": chat({}, {"weight": 1})}
     with pytest.raises(DataError, match="cannot locate"):
@@ -255,7 +255,7 @@ def test_other_values_are_refused_by_their_place(tokenizer, marks, message):
         assert read_as(tokenizer, detail) == "b</s>"
 
 
-def test_passages_of_a_turn_that_is_not_learnt_do_not_matter(tokenizer):
+def test_passages_of_a_turn_that_is_not_trained_on_do_not_matter(tokenizer):
     row = {"messages": chat({"train": False, "train_detail": [{"train": True}]}, {})}
     assert read_as(tokenizer, row) == "d</s>"
 
@@ -294,7 +294,7 @@ def test_rows_with_nothing_left_are_left_out_and_counted(tokenizer):
     assert read(tokenizer, some, none).warnings == (f"rows: 1 of 2 rows {told} and was dropped",)
     with pytest.raises(DataError, match=f"^rows has nothing to train on: its only row {told}$"):
         read(tokenizer, none)
-    # What is cut away was to be learnt.
+    # What is cut away was to be trained on.
     long = {"messages": [user("a" * 40), answer("b"), user("c"), answer("d", weight=0)]}
     warnings = read(tokenizer, some, long, length=30).warnings
     assert "rows: 1 of 2 rows has nothing to train on within max_seq_length=30 and was dropped" in (

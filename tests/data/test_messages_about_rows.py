@@ -259,7 +259,7 @@ ROWS = {
         ("labels", [-100, 5]),
     ],
 )
-def test_a_column_that_says_which_tokens_are_learnt_is_refused(tmp_path, kind, column, value):
+def test_a_column_that_says_which_tokens_are_trained_on_is_refused(tmp_path, kind, column, value):
     how = PreprocessConfig(256, "chatml", objective=kind if kind in ("dpo", "kto") else "sft")
     rows = [{**ROWS[kind], column: None}, {**ROWS[kind], column: value}]
     with pytest.raises(DataError) as caught:

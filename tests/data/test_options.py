@@ -1,4 +1,4 @@
-"""What can be said of data in a configuration: sources, columns, what is learnt, what is cut."""
+"""Settings of data: sources, columns, which tokens are trained on, truncation."""
 
 import json
 
@@ -44,15 +44,15 @@ ANSWERS = "b<|im_end|>\nd<|im_end|>\n"
         ("all", None, "<s>xy</s>"),
     ],
 )
-def test_what_is_learnt(tmp_path, train_on, chat, answer):
+def test_what_is_trained_on(tmp_path, train_on, chat, answer):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    [learnt] = texts(load(rows, train_on=train_on))
-    assert learnt == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
+    [trained] = texts(load(rows, train_on=train_on))
+    assert trained == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
     rows = write(tmp_path / "b.jsonl", [{"prompt": "x", "completion": "y"}])
     assert texts(load(rows, train_on=train_on)) == [answer]
 
 
-def test_a_text_is_learnt_whole(tmp_path):
+def test_a_text_is_trained_on_whole(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"text": "x"}])
     assert texts(load(rows, train_on="all")) == ["<s>x</s>"]
     with pytest.raises(DataError, match=r"a.jsonl line 1: data.train_on: assistant requires turns"):
@@ -316,7 +316,7 @@ def test_prepared_data_under_another_name_is_made_again(tmp_path, monkeypatch):
     assert [texts(cached(file)) for file in files] == before
 
 
-def test_an_end_that_is_never_learnt_is_told(tmp_path):
+def test_an_end_that_is_never_trained_on_is_told(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
     dataset = load(rows, chat_template=template)
@@ -389,7 +389,7 @@ def test_prepared_data_that_was_changed_is_made_again(tmp_path, monkeypatch):
     assert cached(rows).fingerprint == before
 
 
-def test_long_texts_are_learnt_whole_in_windows(tmp_path):
+def test_long_texts_are_trained_on_whole_in_windows(tmp_path):
     rows = [{"text": "abcdefghij"}, {"text": "xy"}, {"text": "abcdefgh"}]  # <s> and </s> beside
     dataset = load(write(tmp_path / "a.jsonl", rows), max_seq_length=5, truncation="windows")
     assert [len(e) for e in dataset] == [5, 5, 2, 4, 5, 5]

@@ -43,7 +43,7 @@ def read(tokenizer, *rows, objective="dpo", **more):
 
 
 def texts(tokenizer, dataset):
-    """What is learnt of each example."""
+    """The text of each example that is trained on."""
     return [
         tokenizer.decode([int(i) for i in e.input_ids[e.labels != -100]], True) for e in dataset
     ]

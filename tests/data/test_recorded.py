@@ -105,7 +105,7 @@ def test_real_data_sets(file, folder, chat) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["tokenizers/qwen3", "tokenizers/tinyllama"])
-def test_answers_of_real_chats_are_learnt_whole(folder) -> None:
+def test_answers_of_real_chats_are_trained_on_whole(folder) -> None:
     tok = tokenizer(folder)
     path = RECORDED / "datasets" / "oasst_en_100tree.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]

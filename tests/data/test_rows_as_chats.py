@@ -49,7 +49,7 @@ def test_a_row_is_the_chat_that_it_stands_for(row, chat, train_on):
     assert encoded([row], train_on=train_on) == encoded([chat], train_on=train_on, as_chats=False)
 
 
-def test_only_the_answer_of_a_prompt_is_learnt():
+def test_only_the_answer_of_a_prompt_is_trained_on():
     [(ids, labels)] = encoded([PAIR])
     assert trained_text(tiny_tokenizer(), ids, labels) == "b<|im_end|>\n"
 
