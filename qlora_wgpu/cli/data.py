@@ -20,7 +20,7 @@ from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.dataset import Subset
-from qlora_wgpu.data.row_source import SAID
+from qlora_wgpu.data.row_source import ANSWER_NAMES
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
@@ -32,7 +32,7 @@ from qlora_wgpu.visible import visible
 _BARS, _BAR_WIDTH = 10, 40
 _BLOCKS = "█▏"  # of bars, and of one that would have no length
 _SHOWN_TOKENS = 400
-_LEARNT = "bold green"
+_TRAINED_ON = "bold green"
 
 
 @click.command()
@@ -66,8 +66,8 @@ def data(
     for title, example in islice(_titled(settings, dataset), samples):
         _show_sample(console, colored(example, prepared.tokenizer), title)
     if samples:
-        how = "stand in {+ +}" if _is_colorless(console) else "are green"
-        console.print(f"learnt tokens {how}", style="dim")
+        shown = "tokens in {+ +}" if _is_colorless(console) else "green tokens"
+        console.print(f"{shown} are trained on", style="dim")
     bars = _BLOCKS if console.has_characters(_BLOCKS) else "#-"
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length, bars))
     console.print(_figures(settings, prepared, held_out=held_out))
@@ -75,7 +75,7 @@ def data(
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
     """Examples under their rows' numbers, where a row has answers with what is said of each."""
-    said = SAID.get(settings.train.objective, ("",))
+    said = ANSWER_NAMES.get(settings.train.objective, ("",))
     rows = len(dataset) // len(said)
     for number in range(len(dataset)):
         row, place = divmod(number, len(said))
@@ -100,11 +100,11 @@ def _is_colorless(console: Terminal) -> bool:
 
 
 def _marked(text: Text) -> Text:
-    """A coloured sample with its learnt parts in {+ +}, as git marks words without colours."""
+    """A coloured sample with its trained-on parts in {+ +}, as git marks words without colours."""
     marked = Text()
     for span in text.spans:
         part = text.plain[span.start : span.end]
-        marked.append(f"{{+{part}+}}" if span.style == _LEARNT else part)
+        marked.append(f"{{+{part}+}}" if span.style == _TRAINED_ON else part)
     return marked
 
 
@@ -128,22 +128,22 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
         if chosen is None or (content_digest(sample.ids) in chosen) == held_out:
             text = tokenizer.decode(sample.ids, False) if sample.text is None else sample.text
             row = {"text": text, "input_ids": sample.ids, "labels": sample.labels}
-            answer = {"answer": sample.said} if sample.said else {}
+            answer = {"answer": sample.answer} if sample.answer else {}
             write_json(row | answer)
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
-    """An example's text, what is learnt in green and the rest dim."""
+    """An example's text, trained-on tokens in green and the rest dim."""
     text = Text()
     ids = [int(i) for i in example.input_ids]
-    learnt = [bool(label != IGNORE_INDEX) for label in example.labels]
+    has_loss = [bool(label != IGNORE_INDEX) for label in example.labels]
     shown = min(len(ids), _SHOWN_TOKENS)
     first = 0
     while first < shown:
         end = first
-        while end < shown and learnt[end] == learnt[first]:
+        while end < shown and has_loss[end] == has_loss[first]:
             end += 1
-        style = _LEARNT if learnt[first] else "dim"
+        style = _TRAINED_ON if has_loss[first] else "dim"
         decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
         text.append(visible(decoded), style=style)
         first = end
@@ -171,7 +171,7 @@ def _histogram(lengths: npt.NDArray[np.int64], limit: int, blocks: str) -> Table
 def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -> Table:
     dataset, plan = prepared.dataset, prepared.plan
     counts = dataset.counts
-    total, learnt = dataset.num_tokens, dataset.num_label_tokens
+    total, trained = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
     is_split = settings.data.eval_split is not None and not held_out
     split = dataset.num_others if is_split and isinstance(dataset, Subset) else 0
@@ -183,11 +183,11 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     table.add_row(
         "cut",
         f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "
-        f"{counts.without_labels:,} with nothing to learn, {counts.empty:,} empty",
+        f"{counts.without_labels:,} with nothing to train on, {counts.empty:,} empty",
     )
     table.add_row(
         "tokens",
-        f"{total:,} an epoch, {learnt:,} learnt ({100 * learnt / total:.1f} %), the rest masked",
+        f"{total:,} an epoch, {trained:,} trained on ({100 * trained / total:.1f} %)",
     )
     if settings.data.packing:
         row = max(settings.data.max_seq_length, plan.longest)

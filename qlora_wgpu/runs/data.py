@@ -8,7 +8,7 @@ from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.runs.opening import OpenedModel

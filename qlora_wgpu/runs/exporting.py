@@ -24,11 +24,10 @@ from qlora_wgpu.data.dataset import encoded_examples
 from qlora_wgpu.data.gguf_vocabulary import (
     LlamaCppTokenizer,
     TrainedText,
-    cutting_note,
+    pre_tokenizer_note,
     vocabulary_keys,
 )
-from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
+from qlora_wgpu.data.ollama import PROBES, modelfile, ollama_template
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError, QLoRAError, TokenizerError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.folders import take_over_prompts
@@ -296,7 +295,7 @@ def export_model(
     trained = None if settings is None else measured(settings)
     with _with_modelfile(path, ollama), atomic_file(path) as unfinished:
         made.write(unfinished, progress)
-        note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
+        note = pre_tokenizer_note(made.keys.get("tokenizer.ggml.pre"))
         difference = _difference(unfinished, adapter, written, of_rows=settings is not None)
         no_template = None
         if written.template is not None and ollama_template(written) is None:

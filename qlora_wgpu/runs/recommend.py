@@ -26,8 +26,8 @@ from qlora_wgpu.data import (
 from qlora_wgpu.data.batches import pack
 from qlora_wgpu.data.dataset import first_row, infer_objective
 from qlora_wgpu.data.mixture import ConcatDataset
-from qlora_wgpu.data.prepared import learns
-from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.data.prepared import has_labels
+from qlora_wgpu.data.sources import holds_documents, select_files
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_dir
@@ -80,7 +80,7 @@ class FirstData:
         rows = np.sort(lengths[lengths > 0]).tolist()
         limit = longest_text(folder.config) or _POSITIONS
         documents = any(
-            exists(Path(path)) and holds_documents(data_files(Path(path))) for path in paths
+            exists(Path(path)) and holds_documents(select_files(Path(path)).files) for path in paths
         )
         texts = objective == "sft" and all(
             row_format(path, tokenizer, config) == "text"
@@ -109,8 +109,8 @@ class FirstData:
     def has_late_labels(self) -> bool:
         """Whether more rows have labels in their last ``length`` tokens than in their first."""
         length = self.length
-        first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
-        last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
+        first = sum(has_labels(example.labels[:length].tolist()) for example in self.dataset)
+        last = sum(has_labels(example.labels[-length:].tolist()) for example in self.dataset)
         return not (self.are_documents or self.are_texts) and last > first
 
 
@@ -119,7 +119,7 @@ def split_folder(path: str) -> list[str]:
     place = Path(path)
     if not is_dir(place):
         return [path]
-    files = data_files(place)
+    files = list(select_files(place).files)
     if holds_documents(files):
         return [path]
     keys = [(first_row(file) or {}).keys() for file in files]

@@ -153,7 +153,7 @@ def test_names_and_rows(place, monkeypatch):
         deepcopy(cli.commands), ["data", str(place / "run.yaml"), "data.max_seq_length=64"]
     )
     assert done.exit_code == 0, done.output
-    assert "1 of 2 rows holds nothing" in " ".join(done.output.split())
+    assert "1 of 2 rows is empty" in " ".join(done.output.split())
     assert not OBEYED.search(done.output)
 
 

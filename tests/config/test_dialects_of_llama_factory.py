@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.dialects import converted, reasons_of
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import ChatTemplate, PreprocessConfig
 from qlora_wgpu.data.dataset import encode_rows
@@ -170,7 +170,7 @@ def test_the_template_that_no_tokenizer_has_is_written_out(place):
     )
     how = PreprocessConfig(256, config.data.chat_template)
     [example] = encode_rows([{"messages": messages[1:3]}], tiny_tokenizer(), how)
-    answer = learnt(tiny_tokenizer(), example.input_ids, example.labels)
+    answer = trained_text(tiny_tokenizer(), example.input_ids, example.labels)
     assert answer.startswith("b</s>") and answer.strip() == "b</s>"
     assert (
         converted(place, "llama_factory.yaml", {"template": "qwen"})[0].data.chat_template is None

@@ -41,7 +41,7 @@ def test_init_data_train(place):
     assert done.returncode == 0, done.stderr
     shown = run_here("data", "new.yaml", "--samples", 1, cwd=place)
     assert shown.returncode == 0, shown.stderr
-    for text in ("what is", "tokens of a row", "24 read, 24 used", "learnt", "an epoch"):
+    for text in ("what is", "tokens of a row", "24 read, 24 used", "trained on", "an epoch"):
         assert text in shown.stdout, text
     planned = run_here("estimate", "new.yaml", cwd=place)
     assert planned.returncode == 0, planned.stderr

@@ -118,7 +118,7 @@ def test_tokens_that_llama_cpp_makes_otherwise_are_named(place) -> None:
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "note: llama.cpp makes other tokens of 1 of 3 texts of the run than were trained" in said
+    assert "note: llama.cpp tokenizes 1 of 3 examples of the run differently from training" in said
     assert "in training and 'e'" in said and "au" in said
     # Without data or a check, prompts are rendered from the template.
     (place / "out/model.gguf").unlink()

@@ -77,7 +77,7 @@ def test_weights_of_numpy(folder):
     how = PreprocessConfig(32, columns={"weight": "w"})
     assert [e.weight for e in load_dataset(rows, folder, 32, how=how)] == [2, 3]
     rows[1]["w"] = np.float32("nan")
-    with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be a number"):
+    with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be 0 or a number"):
         load_dataset(rows, folder, 32, how=how)
 
 
@@ -96,8 +96,8 @@ def test_numbers_that_32_bits_do_not_hold(model, tmp_path, key, number):
     ("tokenizer", "length", "message"),
     [
         (None, 32, "tokenizer must be a Tokenizer or the model's folder, got NoneType"),
-        ("folder", "32", "max_seq_length must be a whole number, got '32'"),
-        ("folder", 1.5, "max_seq_length must be a whole number, got 1.5"),
+        ("folder", "32", "max_seq_length must be an integer, got '32'"),
+        ("folder", 1.5, "max_seq_length must be an integer, got 1.5"),
     ],
 )
 def test_what_is_no_tokenizer_and_no_length(folder, tokenizer, length, message):

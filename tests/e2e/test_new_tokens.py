@@ -18,7 +18,7 @@ from qlora_wgpu import (
     train,
 )
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.runs import prepare

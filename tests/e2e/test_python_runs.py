@@ -189,7 +189,7 @@ def test_a_trainer_writes_prompts_as_the_adapter_has_learnt_them(place, tmp_path
     ("rows", "message"),
     [
         ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: a row of the"),
-        ([{"question": "a"}], r"train_dataset\[0\]: a row needs the key"),
+        ([{"question": "a"}], r"train_dataset\[0\]: a row must have"),
         ([{"text": "a"}, "b"], r"train_dataset\[1\] must be a mapping, got str"),
     ],
 )

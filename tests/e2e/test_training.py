@@ -200,7 +200,7 @@ def test_a_run_is_not_overwritten(folder, device, tmp_path):
         ([{"input_ids": [1, VOCAB], "labels": [1, 2]}], "vocab_size"),
         ([{"input_ids": [1, 2], "labels": [1]}], "labels"),
         ([{"input_ids": [1, 2], "labels": [-100, -100]}], "no label"),
-        ([{"words": "x"}], r"train_dataset\[0\]: a row needs the key 'messages'"),
+        ([{"words": "x"}], r"train_dataset\[0\]: a row must have 'messages'"),
         ([{"input_ids": [1, 2]}, {"text": "x"}], r"train_dataset\[1\] must have input_ids"),
         ([{"input_ids": [1, 2], "labels": [1, -1]}], "token id -1"),
         ([{"input_ids": [1, 2], "labels": [1, -100]}], "no label"),  # the first is never predicted

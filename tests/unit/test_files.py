@@ -26,7 +26,7 @@ DOORS = {
     "files.py",
     "checkpoint/atomic.py",
     "supervision/journal.py",
-    "sandbox/child.py",
+    "sandbox/process.py",
     "supervision/streams.py",
     "supervision/processes.py",
 }

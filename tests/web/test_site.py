@@ -304,7 +304,7 @@ def test_an_example_that_cannot_be_learnt_is_refused(tmp_path):
     """Else its button would fail for whoever opens the page."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
-    with pytest.raises(DataError, match="line 1: a row needs the key"):
+    with pytest.raises(DataError, match="line 1: a row must have"):
         write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
     assert not (tmp_path / "site").exists()
     rows.write_text(json.dumps({"prompt": "a " * 30, "completion": "b"}) + "\n")

@@ -1,4 +1,4 @@
-/** The one form of conversations, whatever form they came in, and what templates want of it; as data/messages.py and data/rendering.py. */
+/** The one form of conversations, whatever form they came in, and what templates want of it; as data/messages.py and data/conversations.py. */
 
 import { Told } from './device.mjs';
 import { isObject, isSome, OddNumber, parseJson, withValues } from './json.mjs';
