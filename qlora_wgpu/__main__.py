@@ -21,11 +21,11 @@ def main() -> None:
 
 
 def _main() -> None:
-    from qlora_wgpu.supervision.journal import Journal
-    from qlora_wgpu.supervision.processes import let_through
+    from qlora_wgpu.supervision.child import Journal
+    from qlora_wgpu.supervision.processes import unblock_signals
     from qlora_wgpu.supervision.streams import replace_closed
 
-    let_through()
+    unblock_signals()
     replace_closed()
     journal = Journal.inherited()
     if journal is None and sys.argv[1:] not in _TELLING:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import WeightFileError
-from qlora_wgpu.supervision.journal import TruncatedFile
+from qlora_wgpu.supervision.child import TruncatedFile
 
 _HASHED = 1 << 24  # bytes that are hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()

@@ -82,7 +82,7 @@ def train(
     }  # fmt: skip
     if quiet:
         return runs.train(values, observer, **options)
-    console = Terminal(lasting=True)
+    console = Terminal(ignore_errors=True)
     observers: list[Observer] = [NotebookCurves()] if in_notebook() else []
     observers += [] if observer is None else [observer]
     result = shown_run(console, values, *observers, **options)

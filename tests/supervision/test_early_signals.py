@@ -36,9 +36,9 @@ sys.exit(parent.supervise([{verb!r}]))
 STARTING = """\
 import signal, sys, time
 time.sleep(0.3)
-from qlora_wgpu.supervision.processes import let_through
+from qlora_wgpu.supervision.processes import unblock_signals
 try:
-    let_through()
+    unblock_signals()
     time.sleep(300)
 except KeyboardInterrupt:
     sys.exit(130)
