@@ -194,7 +194,7 @@ def export(
     modelfile = shell_word(str(modelfile_of(done.path)))
     console.print(f"for Ollama: ollama create NAME -f {modelfile}")
     if done.drift is not None:
-        console.print(f"compared with base and adapter as trained: {done.drift}")
+        console.print(f"drift from base and adapter as trained, {done.drift}")
 
 
 @click.command()
@@ -277,11 +277,11 @@ def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
 def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
     """How the merged model's predictions differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
-    with Display(console) as display, on_a_device(f"{out} is complete, but was not compared: "):
+    with Display(console) as display, on_a_device(f"{out} is complete, but its drift is unknown: "):
         trained = measure_trained(source, opening.adapter, settings, display)
         drift = measure_drift(trained, OpenedModel.open(out), settings, display)
     base = _stored(source, settings)
-    return f"compared with base ({base}) and adapter as trained: {drift}"
+    return f"drift from base ({base}) and adapter as trained, {drift}"
 
 
 def _stored(source: OpenedModel, settings: Config) -> str:

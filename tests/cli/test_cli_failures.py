@@ -11,7 +11,7 @@ import pytest
 from e2e.tiny import write_chats, write_model
 from support.commands import run_here
 
-from qlora_wgpu.cli._options import read_bytes, output_file, positive_integer
+from qlora_wgpu.cli._options import output_file, positive_integer, read_bytes
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import list_adapters
@@ -37,7 +37,10 @@ def told(*args, cwd):
     ("run", "message"),
     [
         ("x" * 300, "adapter_config.json: File name too long"),
-        ("~nobody-of-that-name/run", "a path starts with ~, but that home directory does not exist"),
+        (
+            "~nobody-of-that-name/run",
+            "a path starts with ~, but that home directory does",
+        ),
         ("", "there is no run, adapter or model in ''"),
     ],
 )
@@ -50,7 +53,7 @@ def test_runs_that_cannot_be_looked_for(tmp_path, run, message):
     [
         (("run", "Hello there"), "argument (Hello there). Pass a prompt with --prompt\n"),
         (("Where", "is", "Ben?"), "arguments (is Ben?). Pass a prompt with --prompt\n"),
-        (("Hello there",), "give either --prompt TEXT or --prompts FILE\n"),
+        (("Hello there",), "pass either --prompt TEXT or --prompts FILE\n"),
     ],
 )
 def test_a_text_without_its_option(tmp_path, arguments, message):
@@ -129,7 +132,7 @@ def test_a_line_that_is_not_text(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped)
     done = run_here("chat", "--model", "model", "--chat-template", "chatml", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith("error: what is piped or typed in is not text in utf-8\n")
+    assert done.stderr.endswith("error: the input is not valid utf-8\n")
 
 
 def test_commands_to_be_copied_are_quoted(tmp_path):
@@ -145,17 +148,20 @@ def test_numbers_and_files_of_options(tmp_path, monkeypatch):
     assert positive_integer("--port", "65535", 65_535) == 65_535
     for call, message in (
         (lambda: positive_integer("--port", "65536", 65_535), "--port must be at most 65,535"),
-        (lambda: positive_integer("--port", "9" * 5000), "--port must be a whole number above zero"),
+        (lambda: positive_integer("--port", "9" * 5000), "--port must be a positive integer"),
         (lambda: read_bytes("--memory", "0"), "--memory must be a size such as"),
-        (lambda: output_file("--json", ""), "--json '' is not a file name"),
-        (lambda: output_file("--json", str(tmp_path)), "is not a file name"),
-        (lambda: output_file("--json", str(tmp_path / "a" / "b")), "there is no folder"),
+        (
+            lambda: output_file("--json", ""),
+            "--json must be a file name such as results.json",
+        ),
+        (lambda: output_file("--json", str(tmp_path)), "must be a file name"),
+        (lambda: output_file("--json", str(tmp_path / "a" / "b")), "does not exist"),
     ):
         with pytest.raises(ConfigError, match=message) as refusal:
             call()
         assert len(str(refusal.value)) < 400
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match="you may not write there"):
+    with pytest.raises(ConfigError, match="cannot be written: permission denied"):
         output_file("--json", str(tmp_path / "figures.json"))
 
 
@@ -163,7 +169,7 @@ def test_figures_of_an_estimate(tmp_path):
     write_model(tmp_path / "model")
     rank = told("estimate", "model", "--rank", "5000", cwd=tmp_path)
     assert rank == "error: --rank must be at most 4,096, got 5000\n"
-    assert "no folder" in told("estimate", "model", "--json", "a/b.json", cwd=tmp_path)
+    assert "a does not exist" in told("estimate", "model", "--json", "a/b.json", cwd=tmp_path)
     done = run_here("estimate", "model", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "b.json").read_text())["rank"] == 16

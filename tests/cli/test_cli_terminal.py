@@ -189,10 +189,10 @@ def test_no_host_memory(monkeypatch, capsys, error):
     with pytest.raises(SystemExit) as caught:
         cli.run_command()
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("error: this process gets no more host memory")
+    assert capsys.readouterr().err.startswith("error: host memory is exhausted")
 
 
-@pytest.mark.parametrize("limit", ["no more than 500 MiB of address space (ulimit -v)", None])
+@pytest.mark.parametrize("limit", ["address space limited to 500 MiB (ulimit -v)", None])
 @pytest.mark.parametrize(
     ("error", "cause", "told"),
     [

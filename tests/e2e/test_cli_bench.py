@@ -154,7 +154,7 @@ MISTAKES = {
     "no such device, by another": (("tiny.json", "--device", "radeon9"), None, "radeon9"),
     "no driver": (("tiny.json", "--seq", 32), NOTHING, "mesa-vulkan-drivers"),
     "no folder for the JSON": (("S", "--json", "gone/x.json"), None, "no folder gone"),
-    "JSON is a folder": (("S", "--json", "folder"), None, "not a file name"),
+    "JSON is a folder": (("S", "--json", "folder"), None, "must be a file name"),
 }  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def test_a_run_and_its_overrides(place):
     estimate, shown = figures(place, "run.yaml")
     assert (estimate["batch"], estimate["seq"], estimate["rank"]) == (3, 32, 4)
     assert f"{estimate['total'] / 2**20:,.1f}" in shown
-    assert "of the longest step; train plans by its data what texts" in shown
+    assert "This is the peak of the longest training step." in shown
     less, _ = figures(place, "run.yaml", "train.per_device_train_batch_size=1")
     assert less["bytes"]["activations"] < estimate["bytes"]["activations"]
     (place / "model" / "model.safetensors").rename(place / "away")

@@ -238,8 +238,8 @@ def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/merged is whole, but its drift is unknown: no GPU was found; --no-check does "
-        "without measuring\n"
+        "error: out/merged is complete, but its drift is unknown: no GPU was found; --no-check "
+        "does without measuring\n"
     )
     assert (place / "out/merged/model.safetensors").exists()
 

@@ -85,4 +85,4 @@ def test_warnings_are_on_stderr_and_quiet_prints_nothing_else(place, monkeypatch
     ]
     assert "warning: a text was cut\n" in lines.stderr
     both = run_here("train", "run.yaml", "--json", "--quiet", cwd=place)
-    assert both.returncode == 2 and "--json and --quiet exclude each other" in both.stderr
+    assert both.returncode == 2 and "--json and --quiet are mutually exclusive" in both.stderr

@@ -153,7 +153,7 @@ def test_a_rate_that_never_changes_is_marked_once(rate, mark):
 def test_texts_stand_without_the_blanks_around_them():
     facts = Facts("t", "s", {}, samples=[TextSample(" p", " e\n", "", " a")])
     text = page(facts, ROWS)
-    for part in ("<dd>p</dd>", "<dd>e</dd>", "<dd>(nothing)</dd>", "<dd>a</dd>"):
+    for part in ("<dd>p</dd>", "<dd>e</dd>", "<dd>(empty)</dd>", "<dd>a</dd>"):
         assert part in text
 
 

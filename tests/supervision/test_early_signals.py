@@ -45,7 +45,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("module", ["journal", "processes", "parent"])
+@pytest.mark.parametrize("module", ["child", "processes", "parent"])
 def test_the_first_command_while_it_imports(module):
     code = [sys.executable, "-c", INTERRUPTED, f"qlora_wgpu.supervision.{module}"]
     done = subprocess.run(code, capture_output=True, text=True, timeout=PATIENCE, check=False)

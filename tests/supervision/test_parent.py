@@ -99,7 +99,11 @@ def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
     ("limit", "steps", "said"),
     [
         ("address_space", "lost", "the GPU was lost, with no more than 1 MiB"),
-        ("container_limit", "kill", "memory ran out (its container is limited to 5 MiB): checkpoints"),
+        (
+            "container_limit",
+            "kill",
+            "memory ran out (its container is limited to 5 MiB): check",
+        ),
     ],
 )
 def test_a_limit_of_memory_is_told_with_how_a_process_ended(tmp_path, limit, steps, said):

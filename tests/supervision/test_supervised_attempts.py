@@ -8,7 +8,7 @@ import pytest
 from qlora_wgpu.errors import LOST
 from qlora_wgpu.supervision import parent, processes
 from qlora_wgpu.supervision.child import Journal
-from qlora_wgpu.supervision.processes import RESTART, HUNG, crash_name
+from qlora_wgpu.supervision.processes import HUNG, RESTART, crash_name
 
 CRASH = -signal.SIGABRT
 
@@ -121,7 +121,10 @@ def test_what_needs_no_process_gets_none(supervised):
 def test_what_was_tried_is_told_once(supervised):
     crash = (CRASH, lambda journal: journal.note_under_way("checking gemm"))
     _, _, told = supervised("train", attempts=[crash, (CRASH,), (0, done)])
-    assert "(SIGABRT) while checking gemm; restarting" in told[0] and "(SIGABRT); restarting" in told[1]
+    assert (
+        "(SIGABRT) while checking gemm; restarting" in told[0]
+        and "(SIGABRT); restarting" in told[1]
+    )
 
 
 @pytest.mark.parametrize(("ended", "code"), [(3, 3), (-signal.SIGTERM, 128 + signal.SIGTERM)])
