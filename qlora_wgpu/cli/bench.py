@@ -32,8 +32,8 @@ _INTEGER = ParsedType("N", integer)  # the workload checks ranges
 
 @click.command(epilog=f"Named shapes: {', '.join(SHAPES)}.")
 @click.argument("shape", default="S", type=FILE_OR_FOLDER)
-@click.option("--batch", default=1, type=_INTEGER, help="Rows of a step.")
-@click.option("--seq", default=256, type=_INTEGER, help="Tokens of a row.")
+@click.option("--batch", default=1, type=_INTEGER, help="Rows per step.")
+@click.option("--seq", default=256, type=_INTEGER, help="Tokens per row.")
 @click.option("--rank", default=8, type=_INTEGER, help="Rank of the adapter.")
 @click.option(
     "--steps", default=5, type=_INTEGER, help="Steps to measure, after two warm-up steps."

@@ -26,7 +26,7 @@ def test_what_a_page_trains_is_taken():
     ({"lora": {"modules_to_save": ["lm_head"]}}, "lora.modules_to_save"),
     ({"optim": {"name": "lion"}}, "optim.name = lion"),
     ({"lora": {"init_lora_weights": "pissa"}}, "init_lora_weights = pissa is not supported"),
-    ({"data": {"train": "a.jsonl", "columns": {"weight": "w"}}}, "weights of rows"),
+    ({"data": {"train": "a.jsonl", "columns": {"weight": "w"}}}, "row weights"),
     ({"data": {"apply_chat_template": True}}, "apply_chat_template = true"),
     ({"data": {"truncation": "windows"}}, "truncation = windows"),
     ({"optim": {"lr_scheduler_type": "polynomial"}}, "lr_scheduler_type"),
