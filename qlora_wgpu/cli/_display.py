@@ -75,7 +75,7 @@ class NotebookCurves(Observer):
 
 # ---- in a terminal -------------------------------------------------------------------------------
 
-_PROMPT_CHARACTERS, _TEXT_CHARACTERS = 72, 240  # of a sample that are shown during training
+_PROMPT_WIDTH, _TEXT_WIDTH = 72, 240  # characters of a sample that are shown during training
 _WORKER_STEPS = 10  # steps between two lines about workers
 _MAX_WORKERS = 8  # on a line
 _KINDS_CHARACTERS = 44  # of a memory line, so that it fits into 80 columns
@@ -283,10 +283,8 @@ class TrainingDisplay(Display):
         self._console.print(f"step {step:>5}  samples", style="bold")
         for each in texts:
             prompt, text = " ".join(each.prompt.split()), " ".join(each.text.split())
-            shown = (
-                prompt if len(prompt) <= _PROMPT_CHARACTERS else f"…{prompt[-_PROMPT_CHARACTERS:]}"
-            )
-            said = text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…"
+            shown = prompt if len(prompt) <= _PROMPT_WIDTH else f"…{prompt[-_PROMPT_WIDTH:]}"
+            said = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}…"
             self._console.print(f"  {shown}", style="dim")
             self._console.print(f"    {said or '(empty)'}")
 
@@ -297,9 +295,10 @@ class TrainingDisplay(Display):
 
 def _rewards(row: dict[str, Any], prefix: str = "") -> str:
     """Reward margin and accuracy of a preference objective."""
-    margin, share = row.get(f"{prefix}rewards/margins"), row.get(f"{prefix}rewards/accuracies")
-    text = "" if margin is None else f"  reward margin {margin:.3f}"
-    return text if share is None else f"{text}  accuracy {share:.0%}"
+    margin, accuracy = row.get(f"{prefix}rewards/margins"), row.get(f"{prefix}rewards/accuracies")
+    parts = [] if margin is None else [f"margin {margin:.3f}"]
+    parts += [] if accuracy is None else [f"accuracy {accuracy:.0%}"]
+    return f"  rewards: {', '.join(parts)}" if parts else ""
 
 
 def _workers_line(workers: Sequence[WorkerFigures]) -> str:

@@ -123,9 +123,7 @@ def write_json(value: Any, *, ignore_errors: bool = False) -> None:
     With ``ignore_errors``, neither a broken pipe nor a full disk ends the command.
     """
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # only files have it
-    if (
-        reconfigure is not None
-    ):  # else characters that the encoding lacks are escaped, as in no JSON
+    if reconfigure is not None:  # otherwise some characters are escaped, which is not JSON
         reconfigure(encoding="utf-8", errors="backslashreplace")
     stream: TextIO | Output = sys.stdout
     if ignore_errors:

@@ -50,14 +50,12 @@ def cards_table(plans: tuple[GpuPlan, ...], batch: int, seq: int) -> Table:
     table.add_column("host", justify="right")
     table.add_column("slow-down", justify="right")
     for plan in plans:
-        table.add_row(f"{plan.gib} GB", *_lengths(plan), *_planned(plan))
+        table.add_row(
+            f"{plan.gib} GB", _tokens(plan.resident_seq), _tokens(plan.longest_seq), *_planned(plan)
+        )
     if plans and plans[-1].gib < 80:
         table.add_row("more", "", "", "same as the last", "", "")
     return table
-
-
-def _lengths(plan: GpuPlan) -> tuple[str, str]:
-    return _tokens(plan.resident_seq), _tokens(plan.longest_seq)
 
 
 def _tokens(seq: int) -> str:

@@ -77,7 +77,7 @@ def serve(
     models = {shown: ServedModel(model.active_adapter, written[shown])}
     for each, folder in folders.items():
         if each != shown and folder is not None:
-            adapter_name = f"served as {each}"  # differs from the first one's, which is "default"
+            adapter_name = f"served as {each}"  # cannot be the first adapter's name
             model.load_adapter(folder, adapter_name)
             models[each] = ServedModel(adapter_name, written[each])
     if extra:

@@ -15,7 +15,7 @@ from qlora_wgpu.runs.history import RunStatus
 from qlora_wgpu.training.observers import Row
 
 _PLOT_HEIGHT, _MAX_WIDTH = 10, 100  # characters
-_PROMPT_CHARACTERS, _TEXT_CHARACTERS, _BAR_WIDTH = 100, 300, 60
+_PROMPT_WIDTH, _TEXT_WIDTH, _BAR_WIDTH = 100, 300, 60
 _STYLES = ("green", "yellow")
 
 
@@ -118,6 +118,6 @@ def _samples(view: RunStatus) -> list[RenderableType]:
     text = Text(f"\nsamples after step {shown_rows[0]['step']:,}", style="bold")
     for row in shown_rows:
         prompt, generated = (" ".join(str(row.get(key, "")).split()) for key in ("prompt", "text"))
-        text.append(f"\n  {prompt[-_PROMPT_CHARACTERS:]}", style="dim not bold")
-        text.append(f"\n    {generated[:_TEXT_CHARACTERS] or '(empty)'}", style="not bold")
+        text.append(f"\n  {prompt[-_PROMPT_WIDTH:]}", style="dim not bold")
+        text.append(f"\n    {generated[:_TEXT_WIDTH] or '(empty)'}", style="not bold")
     return [text]

@@ -102,7 +102,7 @@ def test_a_config_alone(place):
         for row in figures["kernels"]:
             assert row["label"] in done.stdout, row["label"]
     else:
-        assert "no timestamp queries" in done.stdout
+        assert "does not support timestamp queries" in done.stdout
 
 
 def test_a_folder_with_weights(place):

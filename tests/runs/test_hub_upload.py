@@ -191,7 +191,7 @@ def test_data_of_the_user_is_not_told(tmp_path, hub):
 def test_from_the_command_line(tmp_path, hub):
     run_of(tmp_path / "run")
     refused = run_here("push", "run", "me/mine", cwd=tmp_path)
-    assert refused.returncode == 2 and "add --yes if it is to be sent" in refused.stderr
+    assert refused.returncode == 2 and "add --yes to upload" in refused.stderr
     assert "adapter_model.safetensors" in refused.stdout and not hub.requests
     sent = run_here("push", "run", "me/mine", "--public", "--yes", cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr

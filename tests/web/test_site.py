@@ -258,7 +258,7 @@ def test_the_page_names_no_other_server(written):
     [
         ("lora.init_lora_weights=pissa", "lora.init_lora_weights"),
         ("train.objective=dpo", "train.objective"),
-        ("data.columns={weight: w}", "weights of rows"),
+        ("data.columns={weight: w}", "row weights"),
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("lora.modules_to_save=[lm_head]", "lora.modules_to_save"),
         ("optim.name=lion", "optim.name = lion is not supported in a browser"),
