@@ -261,7 +261,7 @@ def test_mistakes(place) -> None:
         (("export", "out", "--type", "q5_k_m"), "llama-quantize model.gguf smaller.gguf Q5_K_M"),
         (("export", "out", "--type", "int4"), "--type 'int4' is not a type of GGUF files"),
         (("export", "out", "--gguf", "model.bin"), "must end in .gguf"),
-        (("export", "out", "--adapter-only", "--type", "f16"), "--type and --adapter-only are mutually exclusive"),
+        (("export", "out", "--adapter-only", "--type", "f16"), "are mutually exclusive"),
         ((*named, "--model", "other"), "does not fit other"),
         ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
         ((*named, "--model", "gone"), "there is no model folder 'gone'"),
