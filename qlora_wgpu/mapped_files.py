@@ -66,7 +66,7 @@ def is_mapped(array: npt.NDArray[Any]) -> bool:
     return _map_of(array) is not None
 
 
-def expect(array: npt.NDArray[Any]) -> None:
+def read_ahead(array: npt.NDArray[Any]) -> None:
     """Lets the system read ahead; does nothing for an array in memory."""
     _advise(array, "MADV_WILLNEED")
 
