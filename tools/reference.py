@@ -62,9 +62,9 @@ def command_line() -> str:
     """Every command's help, as it prints it."""
     lines = [_NOTE.format("commands, qlora_wgpu/cli,"), "# Commands\n"]
     lines.append(
-        "A command exits with 0 on success, and with 2 after an error, which is one sentence on what\n"
-        "is wrong, where, and what to do. A command that is stopped exits with 128 plus the signal's\n"
-        "number, such as 130 after Ctrl-C; `chat` and `web --serve` then exit with 0.\n"
+        "A command exits with 0 on success, and with 2 after an error, which is one sentence on\n"
+        "what is wrong, where, and what to do. A command that is stopped exits with 128 plus the\n"
+        "signal's number, such as 130 after Ctrl-C; `chat` and `web --serve` then exit with 0.\n"
     )
     verbs = deepcopy(commands)
     parent = click.Context(verbs, info_name="qlora-wgpu", **verbs.context_settings)

@@ -74,8 +74,8 @@ def test_training_that_would_learn_nothing_is_told(ask):
     task = user_task(4) | {"tolerates": "there is only one step"}
     found, _ = ask("firefox", "page.html", task)
     assert found["told"] == [
-        "The model does not change: warm-up starts with a learning rate of 0, and there is only one step. "
-        "Set more epochs, or use more rows."
+        "The model does not change: warm-up starts with a learning rate of 0, and there is only "
+        "one step. Set more epochs, or use more rows."
     ]
     assert found["figures"].startswith("Done, 1 step.")
 

@@ -35,7 +35,7 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "within.json": (json.dumps({"data": [{"text": "a"}]}), "if 'data' holds the rows, save"),
         "packed.jsonl": ([0x1F, 0x8B, 8, 0], "packed.jsonl is compressed: unpack it first"),
         "packed.txt": ("BZh91AY&SY", "packed.txt is compressed: unpack it first"),
-        "table.txt": ("PAR1\x15\x04", "table.txt: Parquet is not supported in a browser: save it as"),
+        "table.txt": ("PAR1\x15\x04", "table.txt: Parquet is not supported in a browser: save"),
         "rows.zip": ("PK", "rows.zip is compressed: unpack it first"),
         "asked.csv": ("Question,answer\na,b\n", "its keys are 'Question', 'answer'"),
         "upper.csv": ("Prompt, answer\na,b\n", "its keys are 'Prompt', ' answer'"),
