@@ -32,7 +32,7 @@ from qlora_wgpu.visible import visible
 _BARS, _BAR_WIDTH = 10, 40
 _BLOCKS = "█▏"  # a bar's character, and the one for a bar shorter than that
 _SHOWN_TOKENS = 400
-_LABEL_STYLE = "bold green"
+_TRAINED_ON = "bold green"
 
 
 @click.command()
@@ -67,8 +67,8 @@ def data(
     for title, example in islice(_titled(settings, dataset), samples):
         _show_sample(console, colored(example, prepared.tokenizer), title)
     if samples:
-        how = "in {+ +}" if _is_colorless(console) else "in green"
-        console.print(f"the loss is taken on tokens {how}", style="dim")
+        shown = "tokens in {+ +}" if _is_colorless(console) else "green tokens"
+        console.print(f"{shown} are trained on", style="dim")
     bars = _BLOCKS if console.has_characters(_BLOCKS) else "#-"
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length, bars))
     console.print(_statistics(settings, prepared, held_out=held_out))
@@ -105,7 +105,7 @@ def _marked(text: Text) -> Text:
     marked = Text()
     for span in text.spans:
         part = text.plain[span.start : span.end]
-        marked.append(f"{{+{part}+}}" if span.style == _LABEL_STYLE else part)
+        marked.append(f"{{+{part}+}}" if span.style == _TRAINED_ON else part)
     return marked
 
 
@@ -137,14 +137,14 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
     """An example's text, with label tokens in green and the others dim."""
     text = Text()
     ids = [int(i) for i in example.input_ids]
-    is_label = [bool(label != IGNORE_INDEX) for label in example.labels]
+    has_loss = [bool(label != IGNORE_INDEX) for label in example.labels]
     shown = min(len(ids), _SHOWN_TOKENS)
     first = 0
     while first < shown:
         end = first
-        while end < shown and is_label[end] == is_label[first]:
+        while end < shown and has_loss[end] == has_loss[first]:
             end += 1
-        style = _LABEL_STYLE if is_label[first] else "dim"
+        style = _TRAINED_ON if has_loss[first] else "dim"
         decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
         text.append(visible(decoded), style=style)
         first = end

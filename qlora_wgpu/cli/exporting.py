@@ -69,7 +69,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     with Display(console) as display:
         settings = opening.settings(display)
     assert opening.adapter is not None
-    out = out or _default_output(opening.adapter, "merged", "--out")
+    out = out or path_in_run(opening.adapter, "merged", "--out")
     with _progress(console, "merging") as progress:
         merge_adapter(
             opening.model,
@@ -165,7 +165,7 @@ def export(
     console = Terminal()
     assert opening.adapter is not None
     name = "adapter.gguf" if adapter_only else "model.gguf"
-    gguf_file = gguf_file or _default_output(opening.adapter, name, "--gguf")
+    gguf_file = gguf_file or path_in_run(opening.adapter, name, "--gguf")
     if adapter_only:
         if type_name is not None:
             raise ConfigError(
@@ -194,7 +194,7 @@ def export(
     modelfile = shell_word(str(modelfile_of(done.path)))
     console.print(f"for Ollama: ollama create NAME -f {modelfile}")
     if done.drift is not None:
-        console.print(f"drift from base and adapter as trained, {done.drift}")
+        console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
 @click.command()
@@ -258,7 +258,7 @@ def push(
     console.print(f"uploaded to {page}", soft_wrap=True)
 
 
-def _default_output(adapter: str, name: str, option: str) -> str:
+def path_in_run(adapter: str, name: str, option: str) -> str:
     """A path in the folder of the adapter's run."""
     if find_run(adapter) is None:
         raise ConfigError(f"{adapter} is not in a run's folder: {option} is required")
@@ -281,7 +281,7 @@ def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str)
         trained = measure_trained(source, opening.adapter, settings, display)
         drift = measure_drift(trained, OpenedModel.open(out), settings, display)
     base = _stored(source, settings)
-    return f"drift from base ({base}) and adapter as trained, {drift}"
+    return f"drift from base ({base}) and adapter, as trained, {drift}"
 
 
 def _stored(source: OpenedModel, settings: Config) -> str:

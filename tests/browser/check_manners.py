@@ -22,8 +22,7 @@ def test_the_page_is_kind(browser, ask):
     busy = "The page is busy: drop a.jsonl again when it has finished."
     # Of an error in another's script nothing is told: the page runs.
     steps = (
-        "Training would take 4,000,000,000,000 steps, more than 1,000,000,000: "
-        "set fewer epochs."
+        "Training would take 4,000,000,000,000 steps, more than 1,000,000,000: set fewer epochs."
     )
     assert found["sentences"] == ["nothing is told", steps, rate, rate, files, busy]
     # A text that is dragged into a field stays the field's, and so does the end of a composed word.
