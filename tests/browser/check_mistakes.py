@@ -29,10 +29,10 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "list.jsonl": ("[\n{}\n]\n", "list.jsonl contains a list: rename it to .json"),
         "inside.json": (
             json.dumps({"a": 1, "b": [{"text": "a"}]}, indent=1),
-            "if 'b' holds the rows",
+            "if 'b' has the rows",
         ),
         "pretty.json": (json.dumps({"rows": []}, indent=1), "must contain a list of rows, or one"),
-        "within.json": (json.dumps({"data": [{"text": "a"}]}), "if 'data' holds the rows, save"),
+        "within.json": (json.dumps({"data": [{"text": "a"}]}), "if 'data' has the rows, save"),
         "packed.jsonl": ([0x1F, 0x8B, 8, 0], "packed.jsonl is compressed: unpack it first"),
         "packed.txt": ("BZh91AY&SY", "packed.txt is compressed: unpack it first"),
         "table.txt": ("PAR1\x15\x04", "table.txt: Parquet is not supported in a browser: save"),
@@ -45,22 +45,22 @@ def test_files_that_are_no_data_are_told(ask, browser):
         ),
         "silent.jsonl": (
             json.dumps({"messages": [{"role": "user", "content": "Hello"}]}),
-            "it holds no turn of the assistant, which is what is learnt: roles are 'user'.",
+            "it has no assistant turn to train on (roles: 'user').",
         ),
         "kind.jsonl": ('{"a": 3}\n', "kind.jsonl"),
         "turns.jsonl": ('{"messages": "hello"}\n', "turns.jsonl line 1"),
         "roles.jsonl": (
             json.dumps({"conversations": [{"from": "constructor", "value": "a"}] * 2}),
-            "turn 1 is from 'constructor', which is none of",
+            "turn 1: unknown 'from' 'constructor'",
         ),
-        "rows.csv": ("prompt,completion\na\n", "it has 1 cell,"),
+        "rows.csv": ("prompt,completion\na\n", "expected 2 cells as in the first line, got 1"),
         "latin.csv": (list("prompt,completion\nä,b\n".encode("latin-1")), "is not UTF-8 text"),
         "wide.txt": (list("Rows".encode("utf-16")), "wide.txt is not UTF-8 text"),
         "rows.json": ("[]", "rows.json has no rows"),
         "keys.jsonl": (json.dumps({"key" * 99: 1}), "its keys are 'keykey"),
-        "asks.jsonl": (row(400, 1) + "\n", "it has nothing left to learn in the 64 tokens"),
-        "twice.jsonl": ('{"text": "a", "text": "b"}', "line 1: the key 'text' stands twice"),
-        "long.jsonl": (row(1, 3 << 17), "bytes, more than 1,572,864: cut it into several rows"),
+        "asks.jsonl": (row(400, 1) + "\n", "it has nothing to train on within 64 tokens"),
+        "twice.jsonl": ('{"text": "a", "text": "b"}', "line 1: the key 'text' occurs twice"),
+        "long.jsonl": (row(1, 3 << 17), "bytes, more than 1,572,864: split it into several rows"),
         "object.json": ('{"rows": []}', "object.json"),
     }
     dropped = [{"name": name, "text": text} for name, (text, _) in wrong.items()]
@@ -77,7 +77,7 @@ def test_a_role_that_may_be_the_assistants_is_told(ask, site):
     manifest["text"]["template"] = BUILT_IN_TEMPLATES["chatml"]  # which writes any role
     turns = [{"role": role, "content": "Hello"} for role in ("Human", "AI")]
     task = user_task() | {"text": json.dumps({"messages": turns})}
-    told = "roles are 'AI', 'Human'; call the one who answers 'assistant'"
+    told = r"roles: 'AI', 'Human'\); rename the role that answers to 'assistant'"
     with pytest.raises(AssertionError, match=told):
         ask("firefox", "page.html", task, {"site.json": json.dumps(manifest).encode()})
 

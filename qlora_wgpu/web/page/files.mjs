@@ -156,12 +156,12 @@ function csvRows(name, content) {
   const names = records.shift()?.cells ?? [];
   if (names.length > MOST_KEYS) throw new Told(`${name}: it has ${number(names.length)} columns, more than ${number(MOST_KEYS)}.`);
   if (new Set(names).size < names.length || !names.every(Boolean)) {
-    throw new Told(`${name}: the first line must name the columns, each once.`);
+    throw new Told(`${name}: the first line must name every column exactly once.`);
   }
   const rows = records.filter(({ cells }) => cells.length).map(({ cells, line }) => {
     const where = `${name} line ${line}`;
     if (cells.length !== names.length) {
-      throw new Told(`${where}: it has ${counted(cells.length, 'cell')}, but the first line names ${counted(names.length, 'column')}.`);
+      throw new Told(`${where}: expected ${counted(names.length, 'cell')} as in the first line, got ${number(cells.length)}.`);
     }
     return { where, row: Object.fromEntries(names.map((column, i) => [column, cells[i]])) };
   });
@@ -179,7 +179,7 @@ function csvRecords(name, content, delimiter) {
     [cell, state] = ['', 'begin'];
   };
   const endRecord = (end) => {
-    if (isLonger(content.slice(begin, end))) throw new Told(`${name}: the row that begins in line ${first} is longer than ${MOST_ROW_MIB} MiB: is a quote left open?`);
+    if (isLonger(content.slice(begin, end))) throw new Told(`${name}: the row that begins in line ${first} is longer than ${MOST_ROW_MIB} MiB: is a closing quote missing?`);
     if (cells.length || state !== 'begin') endCell();
     records.push({ cells, line });
     [cells, begin, first] = [[], end, line + 1];
@@ -198,7 +198,7 @@ function csvRecords(name, content, delimiter) {
     } else if (c === delimiter) {
       endCell();
     } else if (state === 'closed') {
-      throw new Told(`${name} line ${line}: not valid CSV ('${delimiter}' is expected behind a closing quotation mark).`);
+      throw new Told(`${name} line ${line}: not valid CSV ('${delimiter}' is expected after a closing quote).`);
     } else if (c === '"' && state === 'begin') {
       state = 'quoted';
     } else {
@@ -206,7 +206,7 @@ function csvRecords(name, content, delimiter) {
     }
     if (c === '\n' || (c === '\r' && content[i + 1] !== '\n')) line++;
   }
-  if (state === 'quoted') throw new Told(`${name}: a quotation mark is not closed.`);
+  if (state === 'quoted') throw new Told(`${name}: a quote is not closed.`);
   if (cells.length || state !== 'begin') endRecord(content.length);
   return records;
 }
