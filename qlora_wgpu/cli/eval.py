@@ -35,7 +35,7 @@ from qlora_wgpu.visible import visible_json
     "--data",
     "data_path",
     type=FILE_OR_FOLDER,
-    help="Held-out data to measure on instead of data.eval.",
+    help="Held-out data to evaluate on, instead of data.eval.",
 )
 @click.option(
     "--generate",

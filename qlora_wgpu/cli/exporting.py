@@ -110,9 +110,9 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
 def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, experts: bool) -> None:
     """Quantize a model's linear layers to NF4, as bitsandbytes does.
 
-    Training on the new folder gives the same result and starts faster. Transformers with
-    bitsandbytes loads it, too, unless experts are quantized; otherwise they stay in 16 bits, also
-    in training.
+    Training on the new folder gives the same result and starts faster; transformers with
+    bitsandbytes loads it, too. Experts stay in 16 bits, also in training, since transformers cannot
+    load quantized ones.
     """
     console = Terminal()
     settings = QuantConfig.model_validate({"blocksize": blocksize, "double_quant": double_quant})

@@ -99,7 +99,7 @@ def _column(option: str, text: str) -> tuple[str, str]:
     "--columns",
     type=ParsedType("KEY=COLUMN", _column),
     multiple=True,
-    help="Name of a column of the data, such as prompt=question; may be repeated.",
+    help="Map a key to a column of the data, such as prompt=question; may be repeated.",
 )
 @click.option(
     "--from",
