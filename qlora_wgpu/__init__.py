@@ -43,7 +43,7 @@ __all__ = [
     "train",
 ]
 
-# Imported when they are asked for: a supervising process needs none of them.
+# Imported on first use: a supervising process needs none of them.
 _ROOMS = {
     "config": ("Config", "LoraConfig", "QuantConfig", "load_config"),
     "data": ("Dataset", "Tokenizer", "load_dataset"),

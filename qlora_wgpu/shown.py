@@ -1,4 +1,4 @@
-"""A run from Python that shows what the command line shows, in a terminal or a notebook."""
+"""``qlora_wgpu.train``: a run with the display of the command line, or of a notebook."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ def train(
     on_save: Callback | None = None,
     **settings: Any,
 ) -> TrainResult:
-    """Fine-tunes a model: all that ``qlora-wgpu train`` does, and shows what it shows.
+    """Fine-tunes a model, with the same steps and display as ``qlora-wgpu train``.
 
-    The driver is checked the first time, memory is planned before weights are read, kernels are
-    timed if the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
-    config.yaml and report.html. Ctrl-C (in a notebook, interrupting the kernel) and SIGTERM end it
-    early with its state saved, and so does an observer's ``stop_run``.
+    The driver is verified the first time, memory is planned before weights are read, kernels are
+    autotuned if the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
+    config.yaml and report.html. Ctrl-C (in a notebook, interrupting the kernel), SIGTERM and an
+    observer's ``stop_run`` stop the run early, with a checkpoint.
 
-    No other process watches over a run from Python: a driver that crashes takes this process with
-    it, and one that hangs blocks it. A device that is lost raises ``DeviceLostError``. The last
-    checkpoint is complete in each case, and ``resume=True`` continues from it.
+    A run from Python has no supervising process: a driver that crashes ends this process, and one
+    that hangs blocks it. A lost device raises ``DeviceLostError``. In each case the last checkpoint
+    is complete, and ``resume=True`` continues from it.
 
     Args:
         config: A ``Config``, the path of a YAML file, or a mapping with its sections.
-        observer: Is told what goes on, beside what is shown.
+        observer: Receives the run's events, in addition to the display.
         overwrite: Whether a run in ``output.dir`` may be replaced.
-        resume: Whether to continue the run in ``output.dir`` from its newest complete checkpoint,
-            with the same bits; begins a run if there is none. A finished one is left as it is.
-        overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
-        quiet: Whether nothing is shown.
+        resume: Whether to continue the run in ``output.dir``, bit-exactly, from its latest complete
+            checkpoint; starts a run if there is none. A finished run is unchanged.
+        overrides: Strings such as ``"optim.learning_rate=1e-4"``, for a YAML file.
+        quiet: Whether to show nothing.
         on_step: Called with a ``Step`` after each step; it may stop, save and evaluate the run, and
             change its learning rate.
-        on_evaluate: Called likewise after each evaluation, the one before training included.
-        on_save: Called likewise after a checkpoint or the adapter was written.
+        on_evaluate: Called in the same way after each evaluation, also the one before training.
+        on_save: Called in the same way after a checkpoint or the adapter was written.
         **settings: Values that replace the configuration's, by key (``learning_rate=1e-4``), by
             section (``optim={"learning_rate": 1e-4}``), or by both
             (``**{"optim.learning_rate": 1e-4}``).
 
     Returns:
-        The run's figures, a text before and after, and what was written.
+        The run's metrics, a sample before and after training, and the files written.
 
     Raises:
-        ConfigError: If the configuration is wrong, or ``output.dir`` holds another run.
+        ConfigError: If the configuration is invalid, or ``output.dir`` has another run.
         CheckpointError: If the model or a checkpoint is missing or damaged, or the final adapter
-            could not be written into ``output.dir``; says where it is.
-        UnsupportedModelError: If the model asks for something that is not computed here.
-        DataError: If the data cannot be read or has nothing to learn.
-        DeviceError: If there is no usable GPU, its driver computes wrongly, or it was lost.
-        OutOfMemoryError: If the device has no room.
+            could not be written into ``output.dir``; the message says where it is.
+        UnsupportedModelError: If the model uses something that is not supported.
+        DataError: If the data cannot be read, or has no tokens to train on.
+        DeviceError: If there is no usable GPU, the driver miscomputes, or the GPU was lost.
+        OutOfMemoryError: If the model does not fit into the device's memory.
         TrainingError: If the loss is not finite or diverges.
-        CallbackError: If a callback or an observer has failed; the run is saved.
+        CallbackError: If a callback or an observer failed; the run is saved.
     """
     if observer is not None and not isinstance(observer, Observer):
         raise ConfigError(f"observer must be an instance of Observer, got {brief(observer)}")
@@ -82,7 +82,7 @@ def train(
     }  # fmt: skip
     if quiet:
         return runs.train(values, observer, **options)
-    console = Terminal(lasting=True)
+    console = Terminal(ignore_errors=True)
     observers: list[Observer] = [NotebookCurves()] if in_notebook() else []
     observers += [] if observer is None else [observer]
     result = shown_run(console, values, *observers, **options)

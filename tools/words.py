@@ -51,7 +51,7 @@ INSTEAD = {
     r"thought to be": "assumed",
     r"heed(s|ed)?|insists?": "respect, require",
 }
-_OLD = re.compile(rf"(?<![\w-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
+_OLD = re.compile(rf"(?<![\w</.-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 

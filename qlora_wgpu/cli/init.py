@@ -1,4 +1,4 @@
-"""``init``: a commented YAML for a given model and data, or from another trainer's file."""
+"""``init``: a commented YAML for a model and data, or from another trainer's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
-from qlora_wgpu.cli._options import FILE_OR_FOLDER, ReadBy
+from qlora_wgpu.cli._options import FILE_OR_FOLDER, ParsedType
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.config.dialects.draft import MappedValue
@@ -27,16 +27,16 @@ from qlora_wgpu.shell_words import shell_word
 def converted(
     path: str, model: str | None, data: str | None, held_out: str | None, console: Terminal
 ) -> str:
-    """The run's YAML from another trainer's file, after a line about what was taken over."""
+    """Converts another trainer's file to a run's YAML, and prints a summary."""
     given = {"model.path": model, "data.train": data, "data.eval": held_out}
     conversion = convert_file(
         Path(path), {key: value for key, value in given.items() if value}, _num_layers
     )
     others = len(conversion.left_out)
     console.print(
-        f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
-        f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where it "
-        "comes from, or why it is left out."
+        f"{path} is a {conversion.dialect} config: {len(conversion.taken)} settings were "
+        f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file say "
+        "where each comes from, or why it is left out."
     )
     for note in conversion.notes:
         console.note(note)
@@ -45,7 +45,7 @@ def converted(
 
 
 def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
-    """The chat template that the run lacks: none where their file names one, or none is needed."""
+    """A chat template for a tokenizer without one; empty if the file sets one or none is needed."""
     if "data.chat_template" in taken:
         return {}
     try:
@@ -58,16 +58,16 @@ def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
         )
         names = (infer_chat_template(str(path), tokenizer) for path in paths)
         name = next((name for name in names if name is not None), None)
-    except QLoRAError:  # told where the run is begun
+    except QLoRAError:  # reported when the run starts
         return {}
-    origin = "what fits the tokenizer, which has none"
+    origin = "fits the tokenizer, which has no template"
     return {} if name is None else {"data.chat_template": MappedValue(name, origin)}
 
 
 def _num_layers(model: str) -> int | None:
-    """Number of a model's layers, or None where it cannot be had."""
+    """Number of a model's layers; None if it is not available."""
     try:
-        from qlora_wgpu.families.family import find_family  # the engine
+        from qlora_wgpu.families.family import find_family  # imports the engine
 
         config = ModelFolder.without_weights(model).config
         return find_family(config).read(config).num_layers
@@ -92,24 +92,23 @@ def _column(option: str, text: str) -> tuple[str, str]:
     "data_paths",
     type=FILE_OR_FOLDER,
     multiple=True,
-    help="File, folder or hub name of the data; several make a mixture.",
+    help="File, folder or hub name of the training data; several make a mixture.",
 )
-@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same form.")
+@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same format.")
 @click.option(
     "--columns",
-    type=ReadBy("KEY=COLUMN", _column),
+    type=ParsedType("KEY=COLUMN", _column),
     multiple=True,
-    help="A column of the data that has another name, such as prompt=question; may be given "
-    "several times.",
+    help="Map a key to a column of the data, such as prompt=question; may be repeated.",
 )
 @click.option(
     "--from",
     "other",
-    help="A file of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
-    "the options above win over what it says.",
+    help="Config of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
+    "the options above take precedence.",
 )
 @click.option("--out", default="run.yaml", type=FILE_OR_FOLDER, help="The file to write.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def init(
     model_path: str | None,
     data_paths: tuple[str, ...],
@@ -119,40 +118,41 @@ def init(
     out: str,
     overwrite: bool,
 ) -> None:
-    """Write a commented YAML for a model and a data file, fitted to both.
+    """Write a commented YAML file for a model and data.
 
-    Then `qlora-wgpu data run.yaml` shows what is learnt and `qlora-wgpu train run.yaml` trains.
+    Its settings fit the model, the data and the GPU. Then `qlora-wgpu data run.yaml` previews the
+    training examples, and `qlora-wgpu train run.yaml` trains.
     """
     console = Terminal()
     file = Path(out)
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
     if exists(file) and not overwrite:
-        raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
+        raise ConfigError(f"{out} exists already: pass another --out, or use --overwrite")
     named = [("--model", model_path), ("--eval", eval_path), *(("--data", d) for d in data_paths)]
     for option, name in named:
         _check_text(option, name or "")
     if other is not None:
         if len(data_paths) > 1 or columns:
-            what = "--columns" if columns else "one --data, in place of what the file names"
-            raise ConfigError(f"--from takes {'no ' if columns else ''}{what}")
+            what = "does not accept --columns" if columns else "accepts only one --data"
+            raise ConfigError(f"--from {what}")
         text = converted(other, model_path, next(iter(data_paths), None), eval_path, console)
     elif model_path is None or not data_paths:
         missing = "--model" if model_path is None else "--data"
         raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
     else:
-        from qlora_wgpu.runs.recommend import recommend_config  # the engine, too
+        from qlora_wgpu.runs.recommend import recommend_config  # imports the engine
 
         if eval_path is None and len(data_paths) == 1 and has_validation(Path(data_paths[0])):
             eval_path = data_paths[0]
-        with console.status("looking at the data"):
+        with console.status("reading the data"):
             text = commented_yaml(
                 *recommend_config(model_path, data_paths, eval_path, columns=dict(columns))
             )
     write_file(file, text.encode())
-    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
+    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it would be an option
     console.print(
-        f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
+        f"{out} written. Preview the data with `qlora-wgpu data {typed}`, estimate memory with "
         f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`."
     )
 
@@ -160,8 +160,8 @@ def init(
 def _check_text(option: str, name: str) -> None:
     try:
         name.encode()
-    except UnicodeEncodeError as err:  # its bytes are half characters, which no YAML says
+    except UnicodeEncodeError as err:  # surrogates, which YAML cannot represent
         raise ConfigError(
-            f"{option} {name!r} is not text in this locale, so that no file can name it: set "
-            "LC_ALL to one of UTF-8, or rename it"
+            f"{option} {name!r} is not valid text in this locale: set LC_ALL to a UTF-8 locale, or "
+            "rename it"
         ) from err

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import WINDOW, Storage
-from qlora_wgpu.mapped_files import expect
+from qlora_wgpu.mapped_files import read_ahead
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
@@ -67,7 +67,7 @@ class WeightGroup:
     def prefetch(self) -> None:
         """Asks the operating system to read mapped files ahead."""
         for chunk in self.chunks.values():
-            expect(chunk)
+            read_ahead(chunk)
 
     def show(self, data: npt.NDArray[Any]) -> None:
         """Sets all of its bytes without a copy."""

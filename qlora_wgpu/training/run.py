@@ -27,7 +27,7 @@ from qlora_wgpu.errors import (
 )
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.supervision.processes import SAME_WISH
+from qlora_wgpu.supervision.processes import DEBOUNCE_SECONDS
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
@@ -386,7 +386,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self.number, self._since = True, number, time.monotonic()
-        elif time.monotonic() - self._since > SAME_WISH:
+        elif time.monotonic() - self._since > DEBOUNCE_SECONDS:
             self._restore()
             signal.raise_signal(number)
 

@@ -297,7 +297,7 @@ def test_a_name_that_the_locale_cannot_read_is_refused(place, option):
     done = CliRunner().invoke(init, [*args, "--out", str(place / "locale.yaml")])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith(f"{option} ")
-    assert "not text in this locale" in str(done.exception)
+    assert "not valid text in this locale" in str(done.exception)
     assert not (place / "locale.yaml").exists()
 
 

@@ -8,7 +8,7 @@ from e2e.tiny import write_model
 from rich.text import Text
 
 from qlora_wgpu.cli.data import data
-from qlora_wgpu.cli.train import _texts
+from qlora_wgpu.cli.train import _sample_rows
 from qlora_wgpu.training import Sample
 from qlora_wgpu.visible import without_empty_lines
 
@@ -75,9 +75,9 @@ def test_empty_lines_of_a_text(text, shown):
 
 
 def test_a_model_that_says_nothing_is_told():
-    texts = _texts(Sample("Hi", "", "\n" * 99, ""), ended=True)
-    assert texts == {"prompt": "Hi", "before": "(nothing)", "after": "(nothing)"}
-    stopped = _texts(Sample("Hi", "Ho", "a\n\n\n\nb", ""), ended=False)
+    texts = _sample_rows(Sample("Hi", "", "\n" * 99, ""), is_finished=True)
+    assert texts == {"prompt": "Hi", "before": "(empty)", "after": "(empty)"}
+    stopped = _sample_rows(Sample("Hi", "Ho", "a\n\n\n\nb", ""), is_finished=False)
     assert stopped == {"prompt": "Hi", "expected": "Ho", "before": "a\n\nb"}
 
 

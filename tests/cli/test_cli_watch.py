@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_and_has_ended(run):
     assert (view.step, view.total_steps, view.is_running) == (10, 20, True)
     text = text_of(view)
     parts = "step 10 of 20", "the run is in progress", "loss 2.0000  acc 50.0%", "1,000 tok/s"
-    for part in (*parts, "held-out loss 2.1000  acc 40.0%  after step 10", "texts after step 10"):
+    for part in (*parts, "held-out loss 2.1000  acc 40.0%  after step 10", "samples after step 10"):
         assert part in text
     assert "old" not in text and text.count(MARK) >= 4
     run.note_steps(10)

@@ -91,7 +91,7 @@ def test_a_worker_joins_refuses_begins_anew_and_leaves(tmp_path, folder):
                 started.wait_for("error: a scheduler's address is")
                 os.kill(started.child(), signal.SIGKILL)
                 started.wait_for("is connected", times=2)
-                assert "note: the process was killed from outside; beginning anew" in started.text
+                assert "note: the process was killed (SIGKILL); restarting" in started.text
                 client.submit(exec, task, pure=False)
                 until(computing.exists)
                 started.process.send_signal(signal.SIGTERM)  # long before that has an end

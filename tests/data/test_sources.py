@@ -126,7 +126,7 @@ def test_missing_files_and_near_names(tmp_path) -> None:
         with pytest.raises(DataError, match=rf"does not exist: did you mean {near}\?"):
             check_file(tmp_path / wrong)
     (tmp_path / "round.jsonl").symlink_to("round.jsonl")
-    with pytest.raises(DataError, match=r"not exist: it is a link to round.jsonl, which leads now"):
+    with pytest.raises(DataError, match=r"not exist: it is a broken link to round.jsonl"):
         check_file(tmp_path / "round.jsonl")
     with pytest.raises(DataError, match=r"does not exist: write / between folders$"):
         check_file(tmp_path / r"data\train.jsonl")

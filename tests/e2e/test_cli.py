@@ -260,12 +260,12 @@ def test_tuning_is_done_once_and_shown(place, own_choices, monkeypatch):
             "train", "run.yaml", "device.tune=always", f"output.dir={folder}", cwd=place
         )
         assert done.returncode == 0, done.stderr
-        assert "kernels as timed on this GPU: " in done.stdout
+        assert "autotuned kernels: " in done.stdout
         rows = (place / folder / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(row).get("loss") for row in rows])
         assert len(json.loads(own_choices.read_text())) == 1
         times.append(own_choices.stat().st_mtime_ns)
     assert losses[0] == losses[1] and times[0] == times[1]
     monkeypatch.setattr(estimation, "training_speed", lambda config, device: 100.0)
-    assert run_here("doctor", cwd=place).stdout.count("timed for hidden") == 1
+    assert run_here("doctor", cwd=place).stdout.count("autotuned: hidden") == 1
     assert own_choices.stat().st_mtime_ns == times[0]

@@ -163,7 +163,7 @@ def test_what_others_cannot_apply_is_a_sentence(device, place, whole, tmp_path):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
     lora = LoraConfig(target_modules=TARGETS)
     layout = device_layout(Pretrained.open(place / "model"), lora, PLAIN, "float32", device)
-    with pytest.raises(ConfigError, match=r"LoRA on model\.embed_tokens is not trained in a brow"):
+    with pytest.raises(ConfigError, match=r"LoRA on model\.embed_tokens is not supported in a"):
         check_model(layout)
 
 

@@ -136,7 +136,7 @@ def test_an_adapter_for_llama_cpp(place, trained) -> None:
 def test_mistakes(place) -> None:
     for args, message in (
         (("train", "base.gguf"), "init --model base.gguf"),
-        (("estimate", "gone.gguf"), "there is no shape 'gone.gguf'"),
+        (("estimate", "gone.gguf"), "unknown shape 'gone.gguf'"),
         (
             ("train", "run.yaml", "model.path=gone.gguf", "output.dir=new"),
             "model folder gone.gguf does not exist",

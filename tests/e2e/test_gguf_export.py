@@ -237,7 +237,7 @@ def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/merged is whole, but its drift is unknown: no GPU was found; --no-check "
+        "error: out/merged is complete, but its drift is unknown: no GPU was found; --no-check "
         "skips the measurement\n"
     )
     assert (place / "out/merged/model.safetensors").exists()
@@ -260,7 +260,7 @@ def test_mistakes(place) -> None:
         (("export", "out", "--type", "q5_k_m"), "llama-quantize model.gguf smaller.gguf Q5_K_M"),
         (("export", "out", "--type", "int4"), "--type 'int4' is not a type of GGUF files"),
         (("export", "out", "--gguf", "model.bin"), "must end in .gguf"),
-        (("export", "out", "--adapter-only", "--type", "f16"), "--type is for whole models"),
+        (("export", "out", "--adapter-only", "--type", "f16"), "are mutually exclusive"),
         ((*named, "--model", "other"), "does not fit other"),
         ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
         ((*named, "--model", "gone"), "there is no model folder 'gone'"),

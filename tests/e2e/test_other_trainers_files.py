@@ -66,7 +66,7 @@ def test_files_become_runs_with_their_data(place, name, rows, held_out):
     done = init("--from", FILES / name)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert "settings are taken over" in told and "run.yaml written" in told
+    assert "settings were converted" in told and "run.yaml written" in told
     settings = load_config("run.yaml", SMALL)
     data = read_run_data(settings, OpenedModel.open(settings.model.path), Observer())
     assert (len(data.train), len(data.held_out)) == (rows, held_out)

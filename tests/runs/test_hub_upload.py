@@ -191,13 +191,13 @@ def test_data_of_the_user_is_not_told(tmp_path, hub):
 def test_from_the_command_line(tmp_path, hub):
     run_of(tmp_path / "run")
     refused = run_here("push", "run", "me/mine", cwd=tmp_path)
-    assert refused.returncode == 2 and "add --yes if it is to be sent" in refused.stderr
+    assert refused.returncode == 2 and "add --yes to upload" in refused.stderr
     assert "adapter_model.safetensors" in refused.stdout and not hub.requests
     sent = run_here("push", "run", "me/mine", "--public", "--yes", cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
-    assert "seen by everybody where it is new" in sent.stdout and "sent to http" in sent.stdout
+    assert "(public if it is new)" in sent.stdout and "uploaded to http" in sent.stdout
     both = run_here("push", "run", "me/mine", "--gguf", "a", "--merged", "b", cwd=tmp_path)
-    assert both.returncode == 2 and "leave one out" in both.stderr
+    assert both.returncode == 2 and "mutually exclusive" in both.stderr
 
 
 def test_a_gguf_file(tmp_path, hub):

@@ -8,7 +8,7 @@ from e2e.tiny import CONFIG
 
 from qlora_wgpu.bench import measure
 from qlora_wgpu.cli.doctor import _describe as describe
-from qlora_wgpu.cli.doctor import _judge as judge
+from qlora_wgpu.cli.doctor import _report_failures as judge
 from qlora_wgpu.cli.doctor import doctor
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu import memory as sizes
@@ -79,13 +79,13 @@ def test_a_quick_doctor_measures_nothing_and_says_so(monkeypatch):
     monkeypatch.setattr("qlora_wgpu.cli.doctor.training_summary", measured)
     done = CliRunner().invoke(doctor, ["--quick"])
     assert done.exit_code == 0, done.output
-    assert "skipped with --quick: " in done.output and "You have" not in done.output
+    assert "skipped by --quick: " in done.output and "You have" not in done.output
 
 
 def test_a_quick_doctor_is_not_asked_for_all_checks():
     done = CliRunner().invoke(doctor, ["--quick", "--check"])
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "--check and --quick exclude each other: choose one"
+    assert str(done.exception) == "--check and --quick are mutually exclusive"
 
 
 def test_the_largest_model_is_the_first_that_fits(monkeypatch):
@@ -129,14 +129,14 @@ def test_a_device_is_described_in_a_table():
     assert rows["workgroup"] == "256 invocations, 48 KiB shared"
     assert rows["storage buffers"] == "16 per shader" and "matrix units" not in rows
     assert "subgroups yes" in rows["features"] and " no" in rows["features"]
-    assert told(description="")[1]["driver"] == "not told"
+    assert told(description="")[1]["driver"] == "unknown"
     backend.matrix_shapes = lambda raw: ("16x16x16", "8x8x8")
     assert told()[1]["matrix units"] == "16x16x16, 8x8x8"
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
-    ([], "all 4 checks are good"),
-    ([("as on GPUs", "float32")], "the kernels this device would use are good"),
+    ([], "all 4 checks passed"),
+    ([("as on GPUs", "float32")], "the kernels that this GPU uses passed"),
     ([("own", "bfloat16")], None),
 ])  # fmt: skip
 def test_wrong_checks_are_named_and_only_the_devices_own_count(wrong, said):
@@ -146,9 +146,9 @@ def test_wrong_checks_are_named_and_only_the_devices_own_count(wrong, said):
         for dtype in ("float32", "bfloat16")
     } for variant in ("own", "as on GPUs")}  # fmt: skip
     if said is None:
-        with pytest.raises(DeviceError, match="A card does not compute rightly: update its driver"):
+        with pytest.raises(DeviceError, match="A card miscomputes: update the driver"):
             judge(console, card(), results)
     else:
         judge(console, card(), results)
         assert lines.pop() == said
-    assert lines == [f"wrong: rope, {variant}, {dtype}" for variant, dtype in wrong]
+    assert lines == [f"failed: rope, {variant}, {dtype}" for variant, dtype in wrong]

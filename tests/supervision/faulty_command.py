@@ -13,12 +13,12 @@ from pathlib import Path
 from qlora_wgpu.errors import LOST
 from qlora_wgpu.mapped_files import map_file, map_listeners
 from qlora_wgpu.supervision import child
-from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import let_through
+from qlora_wgpu.supervision.child import Journal
+from qlora_wgpu.supervision.processes import unblock_signals
 
 journal = Journal.inherited()
 child.begin(journal)
-let_through()
+unblock_signals()
 map_listeners.append(journal.note_mapped)
 attempts = Path("attempts")
 with attempts.open("a") as file:
