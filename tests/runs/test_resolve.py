@@ -107,9 +107,7 @@ def test_a_name_without_its_owner(place):
 def test_a_base_that_is_a_link_to_nothing(place):
     (place / "base").rename(place / "moved")
     (place / "base").symlink_to("gone")
-    with pytest.raises(
-        ConfigError, match=r"base does not exist: it is a broken link to gone$"
-    ):
+    with pytest.raises(ConfigError, match=r"base does not exist: it is a broken link to gone$"):
         base_in(load_config(place / "run" / "config.yaml"))
 
 
