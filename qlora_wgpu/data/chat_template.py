@@ -139,26 +139,26 @@ class ChatTemplate:
         messages = sum(len(each.messages) for each in given)
         if len(given) > 1 and not self._stopped:
             try:
-                return _masked(self._ask(mask_many, self.sources, given, how, answers=messages))
+                return _masked(self._ask(mask_many, self.sources, given, how, items=messages))
             except Exception:  # one by one, each has its own time limit and its own error
                 return [self.mask_many([each], how)[0] for each in given]
         try:
             with _rendering_errors():
-                return _masked(self._call(mask_many, self.sources, given, how, answers=messages))
+                return _masked(self._call(mask_many, self.sources, given, how, items=messages))
         except QLoRAError as err:
             return [err] * len(given)
 
-    def _ask(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+    def _ask(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
         """Calls a function in the process that may render the template."""
         if self._is_own:
             return function(*args)
-        return templates_process().call(function, *args, answers=answers)
+        return templates_process().call(function, *args, items=items)
 
-    def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+    def _call(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
         """Calls a function, unless the template has exceeded its limits before."""
         if not self._stopped:
             try:
-                return self._ask(function, *args, answers=answers)
+                return self._ask(function, *args, items=items)
             except SandboxError as err:
                 self._stopped = f"the chat template was stopped: it {err}"
         raise TokenizerError(self._stopped)

@@ -37,7 +37,7 @@ class PreprocessConfig:
 _NAMED = 5  # locations of rows in a warning
 # Reasons for a row without labels that have a warning of their own.
 _REASONS = ("no assistant", "zero weight", "all excluded")
-_ALL_EXCLUDED = "no turn to train on without weight 0 or train: false"
+_ALL_EXCLUDED = "only assistant turns with weight 0 or train: false"
 
 
 class RowStats:

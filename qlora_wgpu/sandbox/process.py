@@ -81,12 +81,12 @@ class SandboxProcess:
         self._owner = 0
         self._spare = CHILD_SECONDS
         self._spent = 0.0
-        self._responses = 0
+        self._items = 0
 
-    def call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
         """Calls a function and returns its result, converted to JSON and back.
 
-        The time limit grows with ``answers``, the number of items that the call processes.
+        The time limit grows with ``items``, the number of items that the call processes.
         """
         request = pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
         with self._lock:
@@ -94,7 +94,7 @@ class SandboxProcess:
             is_own = child is not None and self._owner == os.getpid()  # not inherited by a fork
             if child is None or not is_own or child.poll() is not None:
                 self._start()
-            response = self._send(request, answers)
+            response = self._send(request, items)
         return _value(response)
 
     def close(self) -> None:
@@ -117,17 +117,17 @@ class SandboxProcess:
         self._finalizer = weakref.finalize(self, _end, self._process, self._owner)
         self._spare = CHILD_SECONDS
         self._spent = 0.0
-        self._responses = 0
+        self._items = 0
         if self._setup:
             response = self._send(pickle.dumps((self._setup[0], self._setup[1:])))
             if "error" in response:  # it is not ready for any call
                 self.close()
             _value(response)
 
-    def _send(self, request: bytes, answers: int = 1) -> Mapping[str, Any]:
+    def _send(self, request: bytes, items: int = 1) -> Mapping[str, Any]:
         """Sends a request and waits for the response; ends the process if that fails."""
         assert self._process is not None and self._process.stdin and self._process.stdout
-        more = len(request) * CHILD_SECONDS_PER_BYTE + (answers - 1) * CHILD_SECONDS_REGAINED
+        more = len(request) * CHILD_SECONDS_PER_BYTE + (items - 1) * CHILD_SECONDS_REGAINED
         seconds, wait = self._spare + more, CHILD_WAIT + 10 * more
         try:
             self._process.stdin.write(REQUEST.pack(len(request), seconds, wait))
@@ -151,7 +151,7 @@ class SandboxProcess:
             raise SandboxError(self._too_long(seconds))
         self._spare = min(seconds - spent + CHILD_SECONDS_REGAINED, CHILD_SECONDS)
         self._spent += spent
-        self._responses += answers
+        self._items += items
         return response
 
     def _status(self) -> int:
@@ -168,8 +168,8 @@ class SandboxProcess:
     def _too_long(self, seconds: float) -> str:
         if self._spare > CHILD_SECONDS / 2:
             return f"takes more than {seconds:.1f} seconds of CPU time"
-        total, calls = self._spent + seconds, self._responses + 1
-        return f"takes more than {total:.1f} seconds of CPU time for {calls} calls"
+        total, items = self._spent + seconds, self._items + 1
+        return f"takes more than {total:.1f} seconds of CPU time for {items} items"
 
 
 def _paths() -> list[str]:

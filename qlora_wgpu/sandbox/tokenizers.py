@@ -195,7 +195,7 @@ class ConfinedTokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[_Encoding]:
         """Token ids and offsets of several texts, in one call."""
-        made = self._call(_encode, list(texts), add_special_tokens, answers=len(texts))
+        made = self._call(_encode, list(texts), add_special_tokens, items=len(texts))
         return [_Encoding(ids, [(a, b) for a, b in offsets]) for ids, offsets in made]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -230,9 +230,9 @@ class ConfinedTokenizer:
     def no_padding(self) -> None:
         """Does nothing: it never pads."""
 
-    def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+    def _call(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
         try:
-            return self._process.call(function, *args, answers=answers)
+            return self._process.call(function, *args, items=items)
         except SandboxError as err:
             raise TokenizerError(f"the tokenizer was stopped: it {err}") from err
 

@@ -171,9 +171,7 @@ def in_python(path, tokenizer, how):
             "endless": any("no end-of-turn token is trained on" in each for each in found.warnings),
             "dropped": any("the chat template omits" in each for each in found.warnings),
             "unread": any("is ignored: only text is read" in each for each in found.warnings),
-            "spared": any(
-                "no turn to train on without weight 0" in each for each in found.warnings
-            ),
+            "spared": any("only assistant turns with weight 0" in each for each in found.warnings),
             "bad": any("labelled false and trained on" in each for each in found.warnings),
         },
     }

@@ -184,7 +184,7 @@ def test_the_last_turn_alone(tokenizer):
     for train_on in ("last_turn", "completion"):
         assert read_as(tokenizer, kept, train_on=train_on) == "d</s>"
         with pytest.raises(
-            DataError, match="nothing to train on: its only row has no turn to train on"
+            DataError, match="nothing to train on: its only row has only assistant turns"
         ):
             read(tokenizer, {"messages": chat({}, {"weight": 0})}, train_on=train_on)
         row = {"messages": chat({"weight": 0}, {})}
@@ -287,7 +287,7 @@ def test_rows_with_nothing_left_are_left_out_and_counted(tokenizer):
     none, some = {"messages": chat({"weight": 0})}, {"messages": chat({}, {"weight": 0})}
     dataset = read(tokenizer, none, some, none)
     assert len(dataset) == 1 and dataset.counts.without_labels == 2
-    told = "has no turn to train on without weight 0 or train: false"
+    told = "has only assistant turns with weight 0 or train: false"
     assert dataset.warnings == (
         f"rows: 2 of 3 rows {told.replace('has', 'have')} and were dropped",
     )

@@ -72,7 +72,7 @@ def test_what_takes_long_all_together_is_stopped(matcher, monkeypatch) -> None:
         while True:
             matcher.call(expressions._fits, "(a*)*!", "a" * 15)
             answers += 1
-    assert answers > 1 and f"for {answers + 1} answers" in str(stopped.value)
+    assert answers > 1 and f"for {answers + 1} items" in str(stopped.value)
 
 
 @pytest.mark.slow
