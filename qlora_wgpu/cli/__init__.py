@@ -112,7 +112,7 @@ def _of_the_system(err: OSError) -> str:
 
 def _tell(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
     """Shows a warning as a sentence; where in the code it arose says nothing to a user."""
-    from qlora_wgpu.config.problems import RenamedKeyWarning
+    from qlora_wgpu.config.section import RenamedKeyWarning
 
     console = Terminal(stderr=True, soft_wrap=True)
     (console.note if issubclass(category, RenamedKeyWarning) else console.warning)(message)

@@ -32,16 +32,16 @@ def converted(
     conversion = convert_file(
         Path(path), {key: value for key, value in given.items() if value}, _num_layers
     )
-    others = len(conversion.left_out)
+    others = len(conversion.dropped)
     console.print(
-        f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
+        f"{path} is a file of {conversion.dialect}: {len(conversion.settings)} settings are taken "
         f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where it "
         "comes from, or why it is left out."
     )
     for note in conversion.notes:
         console.note(note)
-    template = _template(conversion.taken)
-    return replace(conversion, taken={**conversion.taken, **template}).text()
+    template = _template(conversion.settings)
+    return replace(conversion, settings={**conversion.settings, **template}).text()
 
 
 def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qlora_wgpu.config import Config, OptimConfig
-from qlora_wgpu.config.schedules import PLATEAU
+from qlora_wgpu.config.sections.train import PLATEAU
 from qlora_wgpu.errors import ConfigError
 
 # ---- losses that go wrong ------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_torchtunes_data_sets(place, dataset, row_format, train, train_on):
 def test_what_torchtune_learns_that_is_not_known_is_refused(place):
     dataset = {**ALPACA, "masking_strategy": "train_on_some"}
     with pytest.raises(
-        ConfigError, match="masking_strategy: train_on_some is none of train_on_all"
+        ConfigError, match="masking_strategy: train_on_some must be one of train_on_all"
     ):
         converted(place, "torchtune.yaml", {"dataset": dataset})
     two = [{**ALPACA, "masking_strategy": "train_on_last"}, ALPACA]
@@ -138,7 +138,7 @@ def test_what_unsloths_notebooks_call_learning_answers(place):
     changes = {"training": {"train_on_responses_only": True, "instruction_part": "<user>"}}
     config, conversion = converted(place, "unsloth.yaml", changes)
     assert config.data.train_on == "assistant"
-    assert "data.train_on says" in reasons_of(conversion)["instruction_part: <user>"]
+    assert "use data.train_on" in reasons_of(conversion)["instruction_part: <user>"]
 
 
 def test_what_unsloth_does_where_its_file_says_nothing(place):

@@ -8,10 +8,10 @@ import pytest
 from support.yaml_texts import MODEL, failure
 
 from qlora_wgpu.config import DataConfig, loading
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
-OLD_NAME = r"device\.adapter is now called device\.gpu"
+OLD_NAME = r"device\.adapter was renamed to device\.gpu"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
         ("".join(f"key{i}:\n" for i in range(4000)), "and 3980 more"),
         (f"log: {{report_to: [{'a,' * 4000}]}}", "and 3980 more"),
         (f"? {'k' * (N // 2)}\n: 1", "has a key that is longer than 500 characters"),
-        ('"a\\nb": 1', "or holds a control character"),
+        ('"a\\nb": 1', "or contains a control character"),
         (f"lora: {{target_modules: '{'(' * 1500 + ')' * 1500}'}}", "not a regular expression"),
         (f"lora: {{target_modules: 'a{{{2**80}}}'}}", "not a regular expression"),
     ],

@@ -16,8 +16,8 @@ import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import LoraConfig, Observer, QLoRAModel, QuantConfig
 from qlora_wgpu.cli import _opening, commands
-from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.loading import find_run
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import merge
 from qlora_wgpu.runs import evaluation, exporting, opening, resolve

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import Config, OptimConfig
-from qlora_wgpu.config.schedules import ARGUMENTS
+from qlora_wgpu.config.sections.train import SCHEDULES
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.checkpoints import RunState
@@ -95,8 +95,8 @@ def test_a_plateau_by_default():
         ("cosine_with_min_lr", {"min_lr": 1.0}, "has min_lr, which must not be above the learning"),
         ("cosine_with_min_lr", {"min_lr_rate": "0.1"}, "has min_lr_rate, which must be a number"),
         ("cosine_with_min_lr", {"min_lr_rate": float("nan")}, "min_lr_rate, which must be a numb"),
-        ("cosine_with_restarts", {"num_cycles": 1.5}, "must be a whole number from 1"),
-        ("cosine_with_restarts", {"num_cycles": True}, "must be a whole number from 1"),
+        ("cosine_with_restarts", {"num_cycles": 1.5}, "must be an integer from 1"),
+        ("cosine_with_restarts", {"num_cycles": True}, "must be an integer from 1"),
         ("polynomial", {"lr_end": 2e-4}, "must have an lr_end below the learning_rate"),
         ("warmup_stable_decay", {}, "must have num_decay_steps"),
         ("warmup_stable_decay", {"num_decay_steps": 5, "decay_type": "exp"}, "must be one of lin"),
@@ -161,7 +161,7 @@ NEEDED = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "cosine_warmup_with_min_lr
           "warmup_stable_decay": {"num_decay_steps": 5000}}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ARGUMENTS)
+@pytest.mark.parametrize("kind", SCHEDULES)
 def test_a_schedule_has_the_rows_of_the_whole_table(kind):
     given = NEEDED.get(kind, {})
     total = 10_007
