@@ -32,7 +32,7 @@ def test_trl(place):
     assert (config.optim.learning_rate, config.train.num_train_epochs) == (2e-5, 3)
     assert (config.train.per_device_train_batch_size, config.optim.warmup_ratio) == (8, 0)
     assert config.optim.lr_scheduler_type == "linear"
-    assert any("TRL learns every token" in note for note in conversion.notes)
+    assert any("TRL takes the loss on all tokens" in note for note in conversion.notes)
 
 
 def test_the_alignment_handbooks_mixture(place):
@@ -162,7 +162,7 @@ def test_losses_of_trl(place, loss, ours):
 
 def test_packing_that_cuts_rows_is_told(place):
     conversion = converted(place, "trl.yaml", {"packing_strategy": "wrapped"})[1]
-    assert any("wrapped cuts rows" in note for note in conversion.notes)
+    assert any("wrapped splits rows" in note for note in conversion.notes)
     conversion = converted(place, "trl.yaml", {"packing_strategy": "bfd"})[1]
     assert not any("wrapped" in note for note in conversion.notes)
 

@@ -1,4 +1,4 @@
-"""torchtune's files and Unsloth Studio's, whose keys stand in sections."""
+"""torchtune's files and Unsloth Studio's, with their keys in sections."""
 
 import pytest
 from support.dialects import converted, reasons_of
