@@ -37,7 +37,7 @@ def configuration() -> str:
     )
     for section, field in Config.model_fields.items():
         model = field.annotation
-        lines.append(f"## {section}\n\n{field.description}\n")
+        lines.append(f"## {section}\n\n{model.__doc__}\n")
         lines.append("| key | default | meaning |\n|---|---|---|")
         for key, leaf in model.model_fields.items():
             default = "required" if leaf.is_required() else f"`{_shown(leaf.get_default())}`"

@@ -29,31 +29,17 @@ from qlora_wgpu.errors import ConfigError
 class Config(Section):
     """All settings of a run."""
 
-    model: ModelConfig = Field(description="The base model.")
-    quant: QuantConfig = Field(
-        default_factory=QuantConfig, description="Quantization of the frozen base weights."
-    )
-    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
-    data: DataConfig = Field(default_factory=DataConfig, description="The data sets.")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="The training loop.")
-    optim: OptimConfig = Field(
-        default_factory=OptimConfig, description="The optimizer and its schedule."
-    )
-    eval: Annotated[EvalConfig, FREE_ON_RESUME] = Field(
-        default_factory=EvalConfig, description="Evaluation on held-out data."
-    )
-    log: Annotated[LogConfig, FREE_ON_RESUME] = Field(
-        default_factory=LogConfig, description="Logging."
-    )
-    output: Annotated[OutputConfig, FREE_ON_RESUME] = Field(
-        default_factory=OutputConfig, description="The run's folder."
-    )
-    device: Annotated[DeviceConfig, FREE_ON_RESUME] = Field(
-        default_factory=DeviceConfig, description="The GPU."
-    )
-    cluster: Annotated[ClusterConfig, FREE_ON_RESUME] = Field(
-        default_factory=ClusterConfig, description="Several GPUs and machines."
-    )
+    model: ModelConfig
+    quant: QuantConfig = Field(default_factory=QuantConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    eval: Annotated[EvalConfig, FREE_ON_RESUME] = Field(default_factory=EvalConfig)
+    log: Annotated[LogConfig, FREE_ON_RESUME] = Field(default_factory=LogConfig)
+    output: Annotated[OutputConfig, FREE_ON_RESUME] = Field(default_factory=OutputConfig)
+    device: Annotated[DeviceConfig, FREE_ON_RESUME] = Field(default_factory=DeviceConfig)
+    cluster: Annotated[ClusterConfig, FREE_ON_RESUME] = Field(default_factory=ClusterConfig)
 
     @field_validator("train")
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +13,10 @@ from pydantic import (
     Field,
     PlainValidator,
     TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 
 from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
@@ -64,44 +66,24 @@ def eval_metrics(objective: str, loss_type: str | None) -> tuple[str, ...]:
 
 # ---- types ---------------------------------------------------------------------------------------
 
-_TEXT, _NULL = {"type": "string"}, {"type": "null"}  # of JSON Schema
-_FRACTION = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
+def _or_else(requirement: str) -> WrapValidator:
+    """Replaces the errors of a union's members by a single one."""
 
-def _integer_from(minimum: int) -> dict[str, Any]:
-    return {"type": "integer", "minimum": minimum}
+    def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(requirement) from None
 
-
-def _list_of(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": item, "minItems": 1}
-
-
-def _any_of(*schemas: Mapping[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": list(schemas)})
-
-
-def _valid_if(is_valid: Callable[[Any], bool], requirement: str) -> PlainValidator:
-    """A validator that keeps valid values as they are and raises ``requirement`` for others."""
-
-    def validate(value: Any) -> Any:
-        if not is_valid(value):
-            raise ValueError(requirement)
-        return value
-
-    return PlainValidator(validate)
-
-
-def _is_integer(value: Any, minimum: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= COUNT
-
-
-def _is_fraction(value: Any) -> bool:
-    return isinstance(value, float) and 0.0 < value < 1.0
+    return WrapValidator(validate)
 
 
 # Numbers
 
 PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
+_Count = Annotated[int, Field(ge=0, le=COUNT)]
+_Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 Rank = Annotated[int, Field(ge=1, le=RANK)]
 
 
@@ -154,13 +136,13 @@ def _memory(value: Any) -> int | str:
 
 # It stays as it was written; ``parse_bytes`` reads it.
 MemorySize = Annotated[
-    int | str, PlainValidator(_memory), _any_of(_TEXT, _integer_from(MIN_WITHOUT_UNIT))
+    int | str,
+    PlainValidator(_memory),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": MIN_WITHOUT_UNIT}]}
+    ),
 ]
-AutoOrBool = Annotated[
-    bool | Literal["auto"],
-    _valid_if(lambda v: v == "auto" or isinstance(v, bool), "must be auto, true or false"),
-    WithJsonSchema({"enum": ["auto", True, False]}),
-]
+AutoOrBool = Annotated[bool | Literal["auto"], _or_else("must be auto, true or false")]
 
 # Counts of steps, rows and workers
 
@@ -173,39 +155,26 @@ def _max_steps(value: int) -> int:
 
 MaxSteps = Annotated[int, AfterValidator(_max_steps)]
 EvalSteps = Annotated[
-    int | float,
-    _valid_if(
-        lambda v: _is_integer(v, 0) or _is_fraction(v),
+    _Count | _Fraction,
+    _or_else(
         "must be an integer number of steps, a fraction of the run between 0 and 1, or 0 for only "
-        "at the end",
+        "at the end"
     ),
-    _any_of(_integer_from(0), _FRACTION),
 ]
-AT_EVALUATIONS = "eval"
+AT_EVALUATIONS: Literal["eval"] = "eval"
 SampleSteps = Annotated[
-    int | float | str,
-    _valid_if(
-        lambda v: v == AT_EVALUATIONS or _is_integer(v, 0) or _is_fraction(v),
+    _Count | _Fraction | Literal["eval"],
+    _or_else(
         "must be an integer number of steps, a fraction of the run between 0 and 1, eval for every "
-        "evaluation, or 0 for only before and after training",
+        "evaluation, or 0 for only before and after training"
     ),
-    _any_of(_integer_from(0), _FRACTION, {"const": AT_EVALUATIONS}),
 ]
 EvalSplit = Annotated[
-    int | float | None,
-    _valid_if(
-        lambda v: v is None or _is_integer(v, 1) or _is_fraction(v),
-        "must be a fraction between 0 and 1, an integer number of rows, or null for none",
-    ),
-    _any_of(_integer_from(1), _FRACTION, _NULL),
+    PositiveInt | _Fraction | None,
+    _or_else("must be a fraction between 0 and 1, an integer number of rows, or null for none"),
 ]
 Workers = Annotated[
-    int | str,
-    _valid_if(
-        lambda v: v == "auto" or _is_integer(v, 1),
-        "must be auto or a number of workers, at least 1",
-    ),
-    _any_of(_integer_from(1), {"const": "auto"}),
+    PositiveInt | Literal["auto"], _or_else("must be auto or a number of workers, at least 1")
 ]
 
 # Names and text
@@ -238,15 +207,12 @@ MetricName = Annotated[
     str, Field(min_length=1), AfterValidator(lambda name: name.removeprefix("eval_"))
 ]
 """A metric of evaluations, which transformers accepts with and without ``eval_``."""
-_ADDRESS = re.compile(r"(tls|tcp)://[^\s/]+:[0-9]{1,5}")
 Scheduler = Annotated[
-    str | None,
-    _valid_if(
-        lambda v: v in (None, "local") or (isinstance(v, str) and bool(_ADDRESS.fullmatch(v))),
+    Annotated[str, Field(pattern=r"^(local|(tls|tcp)://[^\s/]+:[0-9]{1,5})$")] | None,
+    _or_else(
         "must be local, the address of a scheduler such as tls://192.168.1.5:8786, or null for "
-        "this process only",
+        "this process only"
     ),
-    _any_of(_TEXT, _NULL),
 ]
 
 
@@ -289,39 +255,17 @@ def _target_modules(value: Any) -> str | list[str]:
     return list(value)
 
 
+_NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 TargetModules = Annotated[
     str | list[str],
     PlainValidator(_target_modules),
-    _any_of({"type": "string", "minLength": 1}, _list_of({"type": "string"})),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, _NAMES]}),
 ]
-
-
-def _are_token_indices(value: Any) -> bool:
-    if value is None:
-        return True
-    lists = list(value.values()) if isinstance(value, dict) else [value]
-    named = not isinstance(value, dict) or all(isinstance(name, str) and name for name in value)
-    return bool(lists) and named and all(map(_is_list_of_tokens, lists))
-
-
-def _is_list_of_tokens(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(token) is int and 0 <= token < 2**31 for token in value)
-    )
-
-
-_TOKENS = _list_of(_integer_from(0))
-
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 TokenIndices = Annotated[
-    list[int] | dict[str, list[int]] | None,
-    _valid_if(
-        _are_token_indices,
-        "must be a list of token ids, a mapping from matrix names to such lists, or null for none",
-    ),
-    _any_of(
-        _TOKENS, {"type": "object", "additionalProperties": _TOKENS, "minProperties": 1}, _NULL
+    _TokenIds | Annotated[dict[Text, _TokenIds], Field(min_length=1)] | None,
+    _or_else(
+        "must be a list of token ids, a mapping from matrix names to such lists, or null for none"
     ),
 ]
 

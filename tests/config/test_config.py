@@ -141,7 +141,7 @@ def test_defaults() -> None:
 
 def test_every_field_is_described_in_one_sentence() -> None:
     for name, field in Config.model_fields.items():
-        assert field.description, name
+        assert field.annotation.__doc__, name
         for leaf, leaf_field in field.annotation.model_fields.items():
             assert leaf_field.description, f"{name}.{leaf}"
             assert leaf_field.description.endswith("."), f"{name}.{leaf}"

@@ -92,10 +92,7 @@ def convert_file(
         names = ", ".join(d.name for d in DIALECTS)
         raise ConfigError(f"{path} is not recognized as a configuration of {names} by its keys")
     draft = Draft(
-        dict(values),
-        path,
-        lambda model: num_layers(overrides.get("model.path", model)),
-        overrides,
+        dict(values), path, lambda model: num_layers(overrides.get("model.path", model)), overrides
     )
     _convert(draft, dialect)
     conversion = Conversion(dialect.name, path.name, draft.settings, draft.dropped, draft.notes)

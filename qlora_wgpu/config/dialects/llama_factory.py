@@ -48,7 +48,7 @@ _TEMPLATES = {
     "{{ 'System: ' + message['content'] + eos_token + '\\n' }}{% elif message['role'] == 'user' %}"
     "{{ 'Human: ' + message['content'] + eos_token + '\\nAssistant:' }}"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token + '\\n' }}"
-    "{% endif %}{% endfor %}",
+    "{% endif %}{% endfor %}"
 }
 """Templates that no tokenizer has, as Jinja."""
 _ROLES = {

@@ -229,12 +229,7 @@ _NOT_NEEDED = {
 _ENTRY = "path id name config data_files data_dir split fraction weight"
 _DEFAULTS: Defaults = {
     **DEFAULTS,
-    "lora": {
-        "r": 16,
-        "lora_alpha": 32,
-        "lora_dropout": 0.05,
-        "target_modules": PEFT_TARGETS,
-    },
+    "lora": {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": PEFT_TARGETS},
     "quant": {"double_quant": False},
     "data": {"max_seq_length": 1024},
     "optim": {**DEFAULTS["optim"], "learning_rate": 2e-5},

@@ -102,9 +102,7 @@ class LoraConfig(Section):
         {}, description="Alphas of modules that differ from lora_alpha, by patterns of their names."
     )
     layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = Field(
-        None,
-        min_length=1,
-        description="Indices of the layers that get an adapter; null for all.",
+        None, min_length=1, description="Indices of the layers that get an adapter; null for all."
     )
     init_lora_weights: InitLoraWeights = Field(
         "default",

@@ -164,8 +164,7 @@ class DeviceConfig(Section):
     """The GPU."""
 
     gpu: GpuName = Field(
-        "auto",
-        description="GPU to use: auto, or an index or part of a name from doctor's list.",
+        "auto", description="GPU to use: auto, or an index or part of a name from doctor's list."
     )
     backend: Literal["auto", "wgpu", "dawn"] = Field(
         "auto",
