@@ -7,6 +7,7 @@ from typing import Any
 
 from qlora_wgpu.config.dialects import preferences, trl
 from qlora_wgpu.config.dialects.draft import (
+    NO_FULL_FINE_TUNING,
     ONE_TRUNCATION,
     Defaults,
     Dialect,
@@ -64,7 +65,7 @@ def _convert(draft: Draft) -> None:
             raise draft.refuse(key, True, "is not supported: only language models are trained")
     adapter, four, eight = (draft.take(k) for k in ("adapter", "load_in_4bit", "load_in_8bit"))
     if adapter is None:
-        draft.notes.append("full fine-tuning is not supported: a LoRA adapter is trained")
+        draft.note(NO_FULL_FINE_TUNING)
     bits = 4 if four or adapter == "qlora" else 8 if eight else None
     origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
     trl.set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
@@ -86,22 +87,19 @@ def _convert_targets(draft: Draft) -> None:
 
 
 def _convert_tokens(draft: Draft) -> None:
-    """Converts ``tokens``, and the ``special_tokens`` that a tokenizer may lack."""
     given = draft.take("special_tokens", {})
     if not isinstance(given, Mapping):
         draft.drop("special_tokens", given, "must be a mapping such as {eos_token: ...}")
         given = {}
     more = given.get("additional_special_tokens") or []
     named = [str(given[k]) for k in ("bos_token", "eos_token", "unk_token") if given.get(k)]
-    tokens = list(dict.fromkeys([*named, *listed_tokens(more)]))
-    plain = [token for token in listed_tokens(draft.take("tokens", [])) if token not in tokens]
-    draft.set_tokens("add_tokens", plain, "tokens")
-    draft.set_tokens("add_special_tokens", tokens, "special_tokens, if the tokenizer lacks them")
+    special = list(dict.fromkeys([*named, *listed_tokens(more)]))
+    draft.set_tokens(
+        ("tokens", listed_tokens(draft.take("tokens", []))),
+        ("special_tokens, if the tokenizer lacks them", special),
+    )
     if named:
-        draft.notes.append(
-            "special_tokens: the BOS and EOS tokens remain those of the tokenizer and the chat "
-            "template"
-        )
+        draft.note("special_tokens: BOS and EOS remain those of the tokenizer and chat template")
     if (padding := given.get("pad_token")) is not None:
         draft.drop("special_tokens.pad_token", padding, "padding is always masked")
 
@@ -125,7 +123,7 @@ def _convert_data(draft: Draft, objective: str) -> None:
     if set(formats) == {"text"}:
         draft.set("data.truncation", "windows", "completion splits long text")
     elif "text" in formats:
-        draft.notes.append(f"completion splits long text; {ONE_TRUNCATION}")
+        draft.note(f"completion splits long text; {ONE_TRUNCATION}")
 
 
 def _paths(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
@@ -133,7 +131,7 @@ def _paths(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
     if files and (path in ("json", "csv", "parquet", "text") or not path):
         return draft.file_paths(files, entry.get("split"), "datasets")
     if files:
-        draft.notes.append(f"data_files of {path} are ignored: set the split or the folder")
+        draft.note(f"data_files of {path} are ignored: set the split or the folder")
     return draft.dataset_paths(path, entry.get("name"), entry.get("split"))
 
 
@@ -144,11 +142,7 @@ def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -
     if objective != "sft":
         return preferences.rows_of_axolotl(draft, entry, key)
     if isinstance(kind, Mapping):
-        columns = {
-            "instruction": kind.get("field_instruction"),
-            "input": kind.get("field_input"),
-            "output": kind.get("field_output"),
-        }
+        columns = {key: kind.get(f"field_{key}") for key in ("instruction", "input", "output")}
         draft.drop(key, kind, "custom prompts are not supported: Alpaca's is used")
         return RowSpec.named("instruction/output", columns, key)
     name = str(kind or "").partition(":")[0]
@@ -188,29 +182,30 @@ def _chats(draft: Draft, entry: Mapping[str, Any], number: int, name: str, origi
     return RowSpec.named(row_format, {row_format: field}, origin)
 
 
+_ENTRY_REASONS = {
+    "roles_to_train": (
+        "the loss is taken on the assistant's turns and turns with train: true, or on all with "
+        "data.train_on: all"
+    ),
+    "message_field_training_detail": "the loss is taken on whole turns",
+    "message_field_training": "rename it to train, training or weight",
+    "train_on_": "the loss is taken on the assistant's turns with their end tokens",
+    "shards": "use rows in data.sources for a part of the rows",
+    "": "not supported by data.format",
+}
+"""By the beginning of a key, the first of which counts."""
+
+
 def _drop_others(draft: Draft, entry: Mapping[str, Any], number: int) -> None:
     """Drops the keys of a data set apart from its path and format."""
     for key, value in entry.items():
         if key in _ENTRY_KEYS.split() or value in (None, False, _ENTRY_DEFAULTS.get(key)):
             continue
-        reason = "not supported by data.format"
-        if key == "roles_to_train":
-            if value and set(value) <= _ASSISTANT_ROLES:
-                continue
-            reason = (
-                "the loss is taken on the assistant's turns and turns with train: true, or on all "
-                "with data.train_on: all"
-            )
-        elif key == "message_field_training":
-            if value in _TURN_MARKS:
-                continue
-            reason = "rename it to train, training or weight"
-        elif key == "message_field_training_detail":
-            reason = "the loss is taken on whole turns"
-        elif key.startswith("train_on_"):
-            reason = "the loss is taken on the assistant's turns with their end tokens"
-        elif key.startswith("shards"):
-            reason = "use rows in data.sources for a part of the rows"
+        if key == "roles_to_train" and value and set(value) <= _ASSISTANT_ROLES:
+            continue
+        if key == "message_field_training" and value in _TURN_MARKS:
+            continue
+        reason = next(why for start, why in _ENTRY_REASONS.items() if key.startswith(start))
         draft.drop(f"datasets[{number}].{key}", value, reason)
 
 

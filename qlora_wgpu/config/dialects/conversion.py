@@ -133,7 +133,7 @@ def _convert(draft: Draft, dialect: Dialect) -> None:
     for ours, mapped in draft.settings.items():
         placeholder = _PLACEHOLDER.search(str(mapped.value))
         if placeholder and ours != "data.chat_template":
-            draft.notes.append(f"{placeholder[0]} in {ours} is not expanded: replace it")
+            draft.note(f"{placeholder[0]} in {ours} is not expanded: replace it")
     if "data.eval" in draft.settings:
         draft.settings.pop("data.eval_split", None)
     if empty:

@@ -22,6 +22,9 @@ The function returns None for a value that is not set.
 Defaults = Mapping[str, Mapping[str, Any]]
 """Values by our sections and keys."""
 
+NO_COUNTERPART = "not supported"
+NO_FULL_FINE_TUNING = "full fine-tuning is not supported: a LoRA adapter is trained"
+ONE_EVAL = "data.eval is a single data set"
 ONE_TRUNCATION = (
     "here data.truncation is the same for all rows; windows splits text and truncates other rows"
 )
@@ -122,6 +125,10 @@ class Draft:
         """Drops a key, if it is set, for a reason or for the usual one."""
         self.convert({key: reason or reason_for(key) or NO_COUNTERPART})
 
+    def note(self, sentence: str) -> None:
+        """Adds a sentence about a difference."""
+        self.notes.append(sentence)
+
     def refuse(self, key: str, value: Any, reason: str) -> ConfigError:
         """The error for a file that cannot be converted."""
         return ConfigError(f"{self.file.name} cannot be converted: {key}: {brief(value)} {reason}")
@@ -211,15 +218,15 @@ class Draft:
             reason = "the tokenizer's template is used; if it has none, set data.chat_template"
             self.drop(origin, template, reason)
 
-    def set_tokens(self, key: str, tokens: list[str], origin: str) -> None:
-        """Sets ``add_tokens`` or ``add_special_tokens``."""
+    def set_tokens(self, plain: tuple[str, list[str]], special: tuple[str, list[str]]) -> None:
+        """Sets the plain and special tokens to add, each with its origin."""
+        (origin, tokens), (special_origin, special_tokens) = plain, special
+        tokens = [token for token in tokens if token not in special_tokens]
+        trained = "their rows of the embedding and head are trained"
         if tokens:
-            trained = "their rows of the embedding and head are trained"
-            self.set(f"model.{key}", tokens, f"{origin}; {trained}")
-
-
-NO_COUNTERPART = "not supported"
-ONE_EVAL = "data.eval is a single data set"
+            self.set("model.add_tokens", tokens, f"{origin}; {trained}")
+        if special_tokens:
+            self.set("model.add_special_tokens", special_tokens, f"{special_origin}; {trained}")
 
 
 @dataclass(frozen=True)
@@ -244,6 +251,16 @@ def _with_split(path: str, subset: Any, split: str) -> str:
 def listed(value: Any) -> list[Any]:
     """A list, or a list of a single value."""
     return value if isinstance(value, list) else [value]
+
+
+def mapping_of(value: Any) -> Mapping[str, Any]:
+    """A mapping, or an empty one instead of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def words_of(value: Any) -> list[str]:
+    """A list, or the words of text between commas or spaces."""
+    return value if isinstance(value, list) else str(value).replace(",", " ").split()
 
 
 def listed_tokens(value: Any) -> list[str]:

@@ -17,6 +17,8 @@ from qlora_wgpu.config.dialects.draft import (
     Source,
     listed,
     listed_tokens,
+    mapping_of,
+    words_of,
 )
 from qlora_wgpu.config.yaml import read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -65,7 +67,7 @@ def _convert(draft: Draft) -> None:
     if stage not in ("sft", "pt"):
         objective = preferences.convert_llama_factory(draft, str(stage))
     if (kind := draft.take("finetuning_type", "lora")) != "lora":
-        draft.notes.append(f"finetuning_type: {kind} is not supported: a LoRA adapter is trained")
+        draft.note(f"finetuning_type: {kind} is not supported: a LoRA adapter is trained")
     bits = draft.take("quantization_bit")
     trl.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
     draft.drop_key("quantization_type", "4-bit quantization is always nf4")
@@ -76,16 +78,15 @@ def _convert(draft: Draft) -> None:
     _convert_packing(draft, documents=stage == "pt")
     trl.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
     trl.convert_training(draft)
-    disabled = draft.take("disable_gradient_checkpointing", False)
     draft.take("gradient_checkpointing")
-    origin = "not disable_gradient_checkpointing"
-    draft.set("train.gradient_checkpointing", not disabled, origin)
+    is_enabled = not draft.take("disable_gradient_checkpointing", False)
+    draft.set("train.gradient_checkpointing", is_enabled, "disable_gradient_checkpointing")
 
 
 def _convert_lora(draft: Draft) -> None:
     target = draft.take("lora_target", "all")
-    names = target if isinstance(target, list) else str(target).replace(",", " ").split()
-    modules = "all-linear" if names == ["all"] else names
+    modules = words_of(target)
+    modules = "all-linear" if modules == ["all"] else modules
     draft.set("lora.target_modules", modules, f"lora_target: {target}")
     rank = draft.remaining.get("lora_rank") or _DEFAULTS["lora"]["r"]
     if draft.remaining.get("lora_alpha") is None:
@@ -101,14 +102,13 @@ def _convert_lora(draft: Draft) -> None:
 
 
 def _convert_tokens(draft: Draft) -> None:
-    plain, special = draft.take("add_tokens", []), draft.take("add_special_tokens")
+    plain, special = draft.take("add_tokens"), draft.take("add_special_tokens")
     origin = "add_special_tokens" if special is not None else "new_special_tokens"
     if special is None:
         special = draft.take("new_special_tokens")
-    tokens = listed_tokens(special or [])
-    others = [token for token in listed_tokens(plain or []) if token not in tokens]
-    draft.set_tokens("add_tokens", others, "add_tokens")
-    draft.set_tokens("add_special_tokens", tokens, origin)
+    draft.set_tokens(
+        ("add_tokens", listed_tokens(plain or [])), (origin, listed_tokens(special or []))
+    )
     draft.drop_key("resize_vocab", "the embedding always has a row for every token")
 
 
@@ -153,13 +153,13 @@ def _convert_packing(draft: Draft, *, documents: bool) -> None:
     if documents and packing is not False:
         draft.set("data.packing", True, "packing, or stage: pt")
         draft.set("data.truncation", "windows", "stage: pt")
-        draft.notes.append("stage: pt concatenates all text and splits it every cutoff_len tokens; "
+        draft.note("stage: pt concatenates all text and splits it every cutoff_len tokens; "
                            f"here each text is split separately, and {PACKED_ATTENTION}"
                            )  # fmt: skip
     elif packing or neat:
         draft.set("data.packing", True, "neat_packing" if neat else "packing")
         if not neat:
-            draft.notes.append(PACKED_ATTENTION)
+            draft.note(PACKED_ATTENTION)
 
 
 def _names(value: Any) -> list[str]:
@@ -174,16 +174,15 @@ def _portions(draft: Draft, count: int) -> list[dict[str, float]]:
     if count < 2 or not str(strategy).startswith("interleave"):
         return [{}] * count
     if strategy == "interleave_over_without_replacement":
-        draft.notes.append("interleave_over_without_replacement: every row is used once per epoch")
+        draft.note("interleave_over_without_replacement: every row is used once per epoch")
         return [{}] * count
     weights = [1.0] * count
     if shares is not None:
         listed = shares if isinstance(shares, list) else str(shares).split(",")
         weights = [float(share) for share in listed]
     if len(weights) != count:
-        raise draft.refuse(
-            "interleave_probs", shares, f"must have {count} values, got {len(weights)}"
-        )
+        problem = f"must have {count} values, got {len(weights)}"
+        raise draft.refuse("interleave_probs", shares, problem)
     ends = "first_exhausted" if strategy == "interleave_under" else "all_exhausted"
     draft.set("data.stopping_strategy", ends, f"mix_strategy: {strategy}")
     return [{"weight": weight} for weight in weights]
@@ -215,7 +214,7 @@ def _source(
 
 def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool) -> RowSpec:
     """The rows of a data set, by its description."""
-    columns, tags = _mapping(entry, "columns"), _mapping(entry, "tags")
+    columns, tags = mapping_of(entry.get("columns")), mapping_of(entry.get("tags"))
     origin = f"dataset_info.json: {name}"
     more = {key: columns.get(key) for key in ("system", "tools")}
     if documents:
@@ -232,7 +231,7 @@ def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool)
         return RowSpec.named(row_format, {**prompt, **answer, **more}, origin)
     _check_tags(draft, tags)
     if formatting == "openai":
-        draft.notes.append(
+        draft.note(
             "with formatting: openai, LLaMA-Factory adds `detailed thinking off` to system "
             "messages of rows without tools and joins tool results; here they are unchanged"
         )
@@ -244,7 +243,7 @@ def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool)
 
 def _note_columns(draft: Draft, entry: Mapping[str, Any], name: str, path: str) -> None:
     """Notes the columns that only one of both programs reads."""
-    columns = _mapping(entry, "columns")
+    columns = mapping_of(entry.get("columns"))
     for key in _MEDIA:
         if columns.get(key):
             draft.drop(f"{name}: {key}", columns[key], "only text is trained on")
@@ -258,14 +257,13 @@ def _note_columns(draft: Draft, entry: Mapping[str, Any], name: str, path: str) 
         named |= {"history": columns.get("history"), "input": columns.get("query", not columns)}
     for key, column in named.items():
         if not column and f'"{key}":'.encode() in start:
-            draft.notes.append(
+            draft.note(
                 f"LLaMA-Factory ignores the column {key} of {name}, which dataset_info.json does "
                 "not name; here it is read, unless you remove it from the rows"
             )
 
 
 def _check_tags(draft: Draft, tags: Mapping[str, Any]) -> None:
-    """Drops tags for keys and roles that differ from the formats here."""
     keys = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
     odd = any(tags.get(tag, roles[0]) not in roles for tag, roles in _ROLES.items())
     if odd or keys not in (("from", "value"), ("role", "content")):
@@ -278,9 +276,7 @@ def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
     """The entry of a data set in dataset_info.json."""
     path = folder / "dataset_info.json"
     if not is_file(path):
-        draft.notes.append(
-            f"{path.as_posix()} does not exist, so {name!r} is used as a file or Hub name"
-        )
+        draft.note(f"{path.as_posix()} does not exist: {name!r} is used as a file or Hub name")
         return {"hf_hub_url": draft.resolve(name), "formatting": None}
     entry = read_json_object(path, MODEL_JSON_BYTES, ConfigError).get(name)
     if not isinstance(entry, dict):
@@ -295,15 +291,9 @@ def _path(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
         part = entry.get("subset") or entry.get("folder")
         return draft.dataset_path(str(entry["hf_hub_url"]), part, entry.get("split"))
     if entry.get("file_name"):
-        return draft.dataset_path(
-            (folder / str(entry["file_name"])).as_posix(), None, entry.get("split")
-        )
+        file = (folder / str(entry["file_name"])).as_posix()
+        return draft.dataset_path(file, None, entry.get("split"))
     raise draft.refuse("dataset", entry, "requires file_name or hf_hub_url")
-
-
-def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = entry.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 DIALECT = Dialect("LLaMA-Factory", _MARKS, _KEYS, _convert, _DEFAULTS)
@@ -361,7 +351,7 @@ def _convert_adapter_v1(draft: Draft) -> None:
     adapter = _plugin_v1(draft, "peft_config")
     if adapter.get("name", "lora") != "lora" or not adapter:
         kind = adapter.get("name", "full")
-        draft.notes.append(f"peft_config: {kind} is not supported: a LoRA adapter is trained")
+        draft.note(f"peft_config: {kind} is not supported: a LoRA adapter is trained")
     draft.convert({key: f"lora.{key}" for key in _LORA_V1}, adapter, "peft_config.")
     targets = adapter.get("target_modules", "all")
     modules = "all-linear" if targets == "all" else targets
@@ -384,10 +374,8 @@ def _convert_data_v1(draft: Draft) -> None:
         if "instruction/output" in formats:
             draft.set("data.apply_chat_template", True, _AS_CHATS)
         if None in formats:
-            draft.notes.append(
-                "parts of messages must be {type: text, text: ...}; in LLaMA-Factory they are "
-                "{type: text, value: ...}"
-            )
+            draft.note("parts of messages must be {type: text, text: ...}, not {type: text, value: "
+                       "...} as in LLaMA-Factory")  # fmt: skip
     if (held_out := draft.take("eval_dataset")) is not None:
         first, *others = _descriptions_v1(draft, "eval_dataset", str(held_out))
         draft.set("data.eval", _path_v1(draft, first), "eval_dataset")
@@ -402,9 +390,7 @@ def _descriptions_v1(draft: Draft, key: str, path: str) -> list[Mapping[str, Any
         return [{"path": path}]
     entries = [dict(entry) for entry in read_yaml_file(file, aliases=True).values.values()]
     if any(entry.get("converter") == "pair" for entry in entries):
-        raise draft.refuse(
-            key, path, "contains preferences, which are not supported in this format"
-        )
+        raise draft.refuse(key, path, "contains preferences, which are not supported here")
     return list(entries)
 
 

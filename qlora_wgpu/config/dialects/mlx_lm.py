@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.dialects import trl
 from qlora_wgpu.config.dialects.draft import (
+    NO_FULL_FINE_TUNING,
     ONE_EVAL,
     Defaults,
     Dialect,
@@ -15,6 +16,7 @@ from qlora_wgpu.config.dialects.draft import (
     RowSpec,
     Source,
     listed,
+    mapping_of,
 )
 from qlora_wgpu.files import is_dir, is_file
 
@@ -22,17 +24,6 @@ from qlora_wgpu.files import is_dir, is_file
 
 _RATE = 1e-5
 _WITH_MIN_LR = {"cosine": ("cosine_with_min_lr", "min_lr"), "linear": ("polynomial", "lr_end")}
-
-
-def _bounds(name: str, arguments: Sequence[Any]) -> tuple[float, float, int] | None:
-    """A schedule's first and last learning rate and its updates; None if it has no end."""
-    if name == "cosine_decay":
-        first, updates, *end = arguments
-        return first, end[0] if end else 0.0, updates
-    if name == "linear_schedule":
-        first, last, updates = arguments
-        return first, last, updates
-    return None
 
 
 def _convert_schedule(draft: Draft, steps: int) -> None:
@@ -44,14 +35,18 @@ def _convert_schedule(draft: Draft, steps: int) -> None:
         warmup_init = schedule.get("warmup_init")
         if warmup and warmup_init:
             draft.drop("lr_schedule.warmup_init", warmup_init, "warmup starts at 0")
-        rate, last, updates = _bounds(name, arguments) or (arguments[0], None, 0)
+        rate, last, updates = arguments[0], None, 0
+        if name == "cosine_decay":
+            rate, updates, last = (*arguments, 0.0)[:3]
+        elif name == "linear_schedule":
+            rate, last, updates = arguments
         if last is None:
             draft.drop("lr_schedule", name, "not supported: the learning rate is constant")
         elif last > rate:  # it is a warmup itself
             rate, warmup = last, warmup + updates
         elif last < rate:
             if warmup + updates != steps:
-                draft.notes.append(
+                draft.note(
                     f"the learning rate reaches {last:g} at the last of {steps} updates; with "
                     f"{name} it would after {warmup + updates}"
                 )
@@ -100,7 +95,7 @@ def _convert(draft: Draft) -> None:
     if kind == "dora":
         draft.set("lora.use_dora", True, "fine_tune_type")
     elif kind == "full":
-        draft.notes.append("full fine-tuning is not supported: a LoRA adapter is trained")
+        draft.note(NO_FULL_FINE_TUNING)
     _convert_model(draft)
     _convert_lora(draft)
     _convert_data(draft)
@@ -112,7 +107,7 @@ def _convert_model(draft: Draft) -> None:
     quantized = "bit" in model.lower()
     trl.set_quantization(draft, 4 if quantized else None, "by the model's name")
     if "model.path" not in draft.overrides and (quantized or model.startswith("mlx-community/")):
-        draft.notes.append(
+        draft.note(
             f"the model {model} is in MLX's format, which is not supported: use the original one "
             "with --model, and keep quant.scheme: nf4"
         )
@@ -167,8 +162,7 @@ def _convert_data(draft: Draft) -> None:
 
 def _named(entry: Mapping[str, Any]) -> tuple[str, Any]:
     """A Hub data set's name and configuration."""
-    config = entry.get("config") or {}
-    subset = config.get("name") if isinstance(config, Mapping) else None
+    subset = mapping_of(entry.get("config")).get("name")
     return str(entry.get("path") or entry.get("name") or ""), subset
 
 
@@ -212,9 +206,7 @@ def _convert_loop(draft: Draft) -> None:
 
 def _convert_optimizer(draft: Draft) -> None:
     name = str(draft.take("optimizer", "adam")).lower()
-    config = draft.take("optimizer_config", {})
-    arguments = config.get(name) if isinstance(config, Mapping) else None
-    arguments = arguments if isinstance(arguments, Mapping) else {}
+    arguments = mapping_of(mapping_of(draft.take("optimizer_config")).get(name))
     decay = arguments.get("weight_decay", 0.01 if name == "adamw" else 0.0)
     draft.set("optim.weight_decay", decay, f"optimizer: {name}")
     trl.set_betas(draft, arguments, "optimizer_config.betas")
@@ -223,14 +215,8 @@ def _convert_optimizer(draft: Draft) -> None:
     if name not in ("adam", "adamw"):
         draft.drop("optimizer", name, "not supported: AdamW is used")
     if not arguments.get("bias_correction"):
-        draft.notes.append(
-            f"mlx-lm's {name} has no bias correction unless optimizer_config sets it; here it "
-            "always has, so the first steps are smaller"
-        )
-    _convert_reports(draft)
-
-
-def _convert_reports(draft: Draft) -> None:
+        draft.note(f"mlx-lm's {name} has no bias correction unless optimizer_config sets it; here "
+                   "it always has, so the first steps are smaller")  # fmt: skip
     project, services = draft.take("wandb"), draft.take("report_to", "")
     names = [name.strip() for name in str(services).split(",") if name.strip()]
     if project is not None or "wandb" in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Draft, RowSpec
+from qlora_wgpu.config.dialects.draft import Draft, RowSpec, mapping_of
 from qlora_wgpu.config.sections.train import LOSSES
 
 # ---- objectives ----------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def convert_trl(draft: Draft) -> str:
         raise draft.refuse("loss_type", loss, OTHER_LOSS)
     _set_objective(draft, objective, loss, "loss_type")
     if objective == "dpo" and loss is None and draft.remaining.get("label_smoothing") is None:
-        draft.notes.append("`trl dpo` and TRL's ORPO have the same keys: for ORPO, set "
+        draft.note("`trl dpo` and TRL's ORPO have the same keys: for ORPO, set "
                            "train.objective: orpo")  # fmt: skip
     weights = ("beta", "desirable_weight", "undesirable_weight")
     draft.convert({key: f"train.{key}" for key in weights})
@@ -90,8 +90,8 @@ def convert_axolotl(draft: Draft) -> str:
     _set_objective(draft, objective, "ipo" if method == "ipo" else loss, "rl")
     betas = ("rl_beta", "dpo_beta", *(["orpo_alpha"] if objective == "orpo" else []))
     draft.convert(dict.fromkeys(betas, "train.beta"))
-    trl = draft.remaining.get("trl")  # its beta wins over ``rl_beta``
-    if isinstance(trl, Mapping) and trl.get("beta") is not None:
+    trl = mapping_of(draft.remaining.get("trl"))  # its beta wins over ``rl_beta``
+    if trl.get("beta") is not None:
         draft.set("train.beta", trl["beta"], "trl.beta")
         draft.remaining["trl"] = {key: trl[key] for key in trl if key != "beta"} or None
     draft.convert({
@@ -116,7 +116,7 @@ def convert_llama_factory(draft: Draft, stage: str) -> str:
         })  # fmt: skip
     elif loss == "orpo":
         _set_objective(draft, "orpo", None, "pref_loss: orpo")
-        draft.notes.append("ORPO's supervised loss is on prompt and answer, as in TRL; in "
+        draft.note("ORPO's supervised loss is on prompt and answer, as in TRL; in "
                            "LLaMA-Factory it is on the answer")  # fmt: skip
     elif loss in ("sigmoid", "hinge", "ipo"):
         _set_objective(draft, "dpo", loss, "pref_loss")
@@ -126,7 +126,7 @@ def convert_llama_factory(draft: Draft, stage: str) -> str:
     if smoothing := draft.take("dpo_label_smoothing", 0):
         draft.drop("dpo_label_smoothing", smoothing, ONLY_ROBUST)
     if draft.remaining.get("adapter_name_or_path") is not None:
-        draft.notes.append("the reference model is the base with that adapter, not the base")
+        draft.note("the reference model is the base with that adapter, not the base")
     _convert_common(draft)
     return "kto" if stage == "kto" else draft.get("train.objective")
 
@@ -227,8 +227,7 @@ def rows_of_llama_factory(
     draft: Draft, entry: Mapping[str, Any], name: str, objective: str
 ) -> RowSpec:
     """The rows of one of LLaMA-Factory's data sets."""
-    given = entry.get("columns")
-    columns = given if isinstance(given, Mapping) else {}
+    columns = mapping_of(entry.get("columns"))
     origin = f"dataset_info.json: {name}"
     answers = {key: columns.get(key) for key in ("chosen", "rejected")}
     is_unpaired = objective == "kto" and not entry.get("ranking")

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.config.dialects import preferences, trl
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowSpec, Source, listed
+from qlora_wgpu.config.dialects.draft import (
+    NO_FULL_FINE_TUNING,
+    Defaults,
+    Dialect,
+    Draft,
+    RowSpec,
+    Source,
+    listed,
+    mapping_of,
+)
 
 _MARKS = (
     "tokenizer checkpointer dataset optimizer lr_scheduler loss epochs max_steps_per_epoch "
@@ -62,7 +71,7 @@ _TRAIN_ON = {"train_on_all": "all", "train_on_assistant": "assistant", "train_on
 def _convert(draft: Draft) -> None:
     model, arguments = _component(draft, "model")
     if "lora" not in model:
-        draft.notes.append("full fine-tuning is not supported: a LoRA adapter is trained")
+        draft.note(NO_FULL_FINE_TUNING)
     four = model.startswith("qlora") or bool(arguments.pop("quantize_base", False))
     trl.set_quantization(draft, 4 if four else None, f"model: {model or 'none'}")
     _convert_lora(draft, arguments)
@@ -80,8 +89,7 @@ def _convert(draft: Draft) -> None:
 
 def _component(draft: Draft, key: str) -> tuple[str, dict[str, Any]]:
     """The builder of a component, without its module, and the arguments."""
-    given = draft.take(key, {})
-    arguments = dict(given) if isinstance(given, Mapping) else {}
+    arguments = dict(mapping_of(draft.take(key)))
     return str(arguments.pop("_component_", "")).rpartition(".")[2], arguments
 
 
@@ -150,10 +158,9 @@ def _train_on(draft: Draft, entry: Mapping[str, Any], key: str, default: str) ->
 
 def _rows(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> tuple[RowSpec, str]:
     """The rows of a data set, and its default of data.train_on."""
-    given = entry.get("column_map")
-    columns = given if isinstance(given, Mapping) else {}
+    columns = mapping_of(entry.get("column_map"))
     if name in _ALPACA:
-        draft.notes.append(
+        draft.note(
             "torchtune puts Alpaca's prompt into a chat turn; here it is plain text, or set "
             "data.apply_chat_template: true for chat turns without the prompt"
         )
@@ -202,7 +209,7 @@ def _convert_loop(draft: Draft) -> None:
     if (steps := draft.take("max_steps_per_epoch")) is not None:
         epochs = draft.remaining.get("epochs") or 1
         draft.set("train.max_steps", int(steps * epochs), "max_steps_per_epoch times epochs")
-        draft.notes.append("max_steps_per_epoch ends longer epochs early; train.max_steps counts "
+        draft.note("max_steps_per_epoch ends longer epochs early; train.max_steps counts "
                            "all steps, over as many epochs as needed")  # fmt: skip
     if draft.take("dtype", "bf16") in ("fp32", "float32"):
         draft.set("train.compute_dtype", "float32", "dtype")
@@ -212,7 +219,7 @@ def _convert_loop(draft: Draft) -> None:
     services = {"WandBLogger": "wandb", "TensorBoardLogger": "tensorboard"}
     if logger in services:
         draft.set("log.report_to", [services[logger]], f"metric_logger: {logger}")
-    draft.notes.append("torchtune saves after every epoch; here after output.save_steps steps")
+    draft.note("torchtune saves after every epoch; here after output.save_steps steps")
     draft.convert(_NOT_NEEDED)
 
 

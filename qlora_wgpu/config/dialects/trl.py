@@ -8,6 +8,7 @@ from typing import Any
 from qlora_wgpu.config.dialects import preferences
 from qlora_wgpu.config.dialects.draft import (
     NO_COUNTERPART,
+    NO_FULL_FINE_TUNING,
     ONE_EVAL,
     PACKED_ATTENTION,
     Defaults,
@@ -16,6 +17,7 @@ from qlora_wgpu.config.dialects.draft import (
     RowSpec,
     Source,
     listed,
+    words_of,
 )
 from qlora_wgpu.config.names import reason_for
 from qlora_wgpu.config.sections.train import SCHEDULES, check_schedule
@@ -201,7 +203,7 @@ def set_quantization(draft: Draft, bits: int | None, origin: str) -> None:
     """Sets quant.scheme; None is unquantized."""
     draft.set("quant.scheme", "nf4" if bits == 4 else "none", origin)
     if bits not in (None, 4):
-        draft.notes.append(
+        draft.note(
             f"{bits}-bit quantization is not supported: `quant.scheme: nf4` takes less memory"
         )
 
@@ -240,7 +242,7 @@ _DEFAULTS: Defaults = {
 def _convert(draft: Draft) -> None:
     objective = preferences.convert_trl(draft)
     if not draft.take("use_peft", True):
-        draft.notes.append("full fine-tuning is not supported: a LoRA adapter is trained")
+        draft.note(NO_FULL_FINE_TUNING)
     four, eight = draft.take("load_in_4bit"), draft.take("load_in_8bit")
     bits = 4 if four else 8 if eight else None
     set_quantization(draft, bits, "load_in_4bit" if four else f"{bits or 16} bits")
@@ -249,7 +251,7 @@ def _convert(draft: Draft) -> None:
     if modules == ["all-linear"]:
         draft.remaining["lora_target_modules"] = "all-linear"
     elif isinstance(modules, str) and modules != "all-linear":
-        draft.remaining["lora_target_modules"] = modules.replace(",", " ").split()
+        draft.remaining["lora_target_modules"] = words_of(modules)
     _convert_data(draft)
     _convert_loss_mask(draft, objective)
     preferences.settle_rows(draft, objective)
@@ -277,7 +279,7 @@ def _convert_data(draft: Draft) -> None:
     if draft.remaining.get("truncation_mode") in ("keep_start", "keep_end"):
         draft.convert({"truncation_mode": "data.truncation"})
     if draft.remaining.get("packing") and draft.remaining.get("packing_strategy") == "wrapped":
-        draft.notes.append(f"packing_strategy: wrapped splits rows that do not fit; here none is "
+        draft.note(f"packing_strategy: wrapped splits rows that do not fit; here none is "
                            f"split, and {PACKED_ATTENTION}")  # fmt: skip
     if (text := draft.take("dataset_text_field", "text")) != "text":
         draft.set_rows(RowSpec.named("text", {"text": text}, "dataset_text_field"))
@@ -365,7 +367,7 @@ def _convert_loss_mask(draft: Draft, objective: str) -> None:
     elif completion is False:
         draft.set("data.train_on", "all", "completion_only_loss: false")
     elif completion is None and objective == "sft":
-        draft.notes.append(
+        draft.note(
             "in chats, TRL takes the loss on all tokens unless assistant_only_loss is set; here "
             "only on the assistant's turns, unless `data.train_on: all` is set"
         )

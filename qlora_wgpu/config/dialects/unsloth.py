@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from qlora_wgpu.config.dialects import trl
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowSpec, Source, listed
+from qlora_wgpu.config.dialects.draft import (
+    NO_FULL_FINE_TUNING,
+    Defaults,
+    Dialect,
+    Draft,
+    RowSpec,
+    Source,
+    listed,
+    mapping_of,
+    words_of,
+)
 
 _MARKS = (
     "training logging training.training_type training.num_epochs training.random_seed "
@@ -44,10 +52,9 @@ _CHATS = ("sharegpt", "chatml", "conversational")  # instructions become chat tu
 
 def _convert(draft: Draft) -> None:
     for section in _SECTIONS:
-        inner = draft.take(section, {})
-        draft.remaining.update(inner if isinstance(inner, Mapping) else {})
+        draft.remaining.update(mapping_of(draft.take(section)))
     if draft.take("training_type", "lora") != "lora":
-        draft.notes.append("full fine-tuning is not supported: a LoRA adapter is trained")
+        draft.note(NO_FULL_FINE_TUNING)
     four = draft.take("load_in_4bit", True)
     trl.set_quantization(draft, 4 if four else None, f"load_in_4bit: {bool(four)}")
     _convert_targets(draft)
@@ -66,7 +73,7 @@ def _convert(draft: Draft) -> None:
     if steps := draft.take("save_steps", 0):
         draft.set("output.save_steps", steps, "save_steps")
     else:
-        draft.notes.append("Unsloth saves only at the end by default; here output.save_steps saves "
+        draft.note("Unsloth saves only at the end by default; here output.save_steps saves "
                            "checkpoints during training")  # fmt: skip
     if frequency := draft.take("log_frequency", 0):
         draft.set("log.logging_steps", frequency, "log_frequency")
@@ -77,8 +84,7 @@ def _convert(draft: Draft) -> None:
 
 
 def _convert_targets(draft: Draft) -> None:
-    named = draft.take("target_modules", _ALL_LINEAR)
-    names = named if isinstance(named, list) else str(named).replace(",", " ").split()
+    names = words_of(draft.take("target_modules", _ALL_LINEAR))
     for key, part in (("finetune_attention_modules", _ATTENTION), ("finetune_mlp_modules", _MLP)):
         if draft.take(key, True) is False:
             names = [name for name in names if name not in part]
