@@ -41,7 +41,7 @@ def configuration() -> str:
         lines.append("| key | default | meaning |\n|---|---|---|")
         for key, leaf in model.model_fields.items():
             default = "required" if leaf.is_required() else f"`{_shown(leaf.get_default())}`"
-            meaning = (leaf.description or "").replace("|", "\\|")
+            meaning = " ".join((leaf.description or "").split()).replace("|", "\\|")
             lines.append(f"| `{section}.{key}` | {default} | {meaning} |")
         lines.append("")
     return "\n".join(lines)

@@ -198,14 +198,11 @@ def config_error(sentences: Sequence[str], source: str) -> ConfigError:
 # ---- sections ------------------------------------------------------------------------------------
 
 
-class FreeOnResume:
-    """Marks a key or a section that may be changed when a run is resumed.
+FREE_ON_RESUME = "free on resume"
+"""Marks a key or section that may be changed when a run is resumed.
 
-    It does not change the result, or what it names is compared by its contents.
-    """
-
-
-FREE_ON_RESUME = FreeOnResume()
+It does not change the result, or what it names is compared by its contents.
+"""
 
 
 class _SectionMeta(ModelMetaclass):
@@ -243,7 +240,12 @@ class Section(BaseModel, metaclass=_SectionMeta):
     """A frozen group of settings; unknown names and invalid values raise ConfigError."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="before")

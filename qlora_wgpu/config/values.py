@@ -287,20 +287,14 @@ InitLoraWeights = Annotated[
 
 # Choices that other trainers name differently
 
-OPTIMIZERS = {
-    **dict.fromkeys(
-        ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit", "paged_adamw",
-         "paged_adamw_32bit"),
-        "adamw",
+_OPTIMIZER_NAMES = {
+    "adamw": (
+        "adamw adamw_torch adamw_torch_fused adamw_hf adamw_32bit paged_adamw paged_adamw_32bit"
     ),
-    **dict.fromkeys(
-        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit", "pagedadamw8bit"),
-        "adamw_8bit",
-    ),
-    **dict.fromkeys(
-        ("lion", "lion_32bit", "paged_lion", "paged_lion_32bit", "lion_pytorch"), "lion"
-    ),
-}  # fmt: skip
+    "adamw_8bit": "adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw8bit pagedadamw8bit",
+    "lion": "lion lion_32bit paged_lion paged_lion_32bit lion_pytorch",
+}
+OPTIMIZERS = {name: ours for ours, names in _OPTIMIZER_NAMES.items() for name in names.split()}
 """Our optimizers by other trainers' names; paging does not change the result."""
 
 

@@ -145,7 +145,7 @@ def test_every_field_is_described_in_one_sentence() -> None:
         for leaf, leaf_field in field.annotation.model_fields.items():
             assert leaf_field.description, f"{name}.{leaf}"
             assert leaf_field.description.endswith("."), f"{name}.{leaf}"
-            assert "\n" not in leaf_field.description
+            assert "\n\n" not in leaf_field.description
 
 
 def test_json_schema_covers_every_key() -> None:

@@ -26,25 +26,18 @@ from qlora_wgpu.config.values import (
 class ModelConfig(Section):
     """The base model."""
 
-    path: Annotated[FileName, FREE_ON_RESUME] = Field(
-        description="Folder of the base model or its name on the Hugging Face Hub, optionally with "
-        "a revision (owner/name@REVISION); or a GGUF file (on the Hub: owner/name/FILE.gguf)."
-    )
-    cache: Annotated[bool, FREE_ON_RESUME] = Field(
-        True,
-        description="Whether offloaded layers that were quantized here are cached on disk instead "
-        "of in host memory, so that the next run does not quantize them again.",
-    )
-    add_tokens: list[Text] = Field(
-        [],
-        description="Tokens to add to the tokenizer if it lacks them (tokenizer.add_tokens); their "
-        "embedding rows start as the mean of all others and are trained.",
-    )
-    add_special_tokens: list[Text] = Field(
-        [],
-        description="Special tokens to add in the same way, such as those of a chat template: "
-        "['<|im_start|>', '<|im_end|>'].",
-    )
+    path: Annotated[FileName, FREE_ON_RESUME]
+    """Folder of the base model or its name on the Hugging Face Hub, optionally with a revision
+    (owner/name@REVISION); or a GGUF file (on the Hub: owner/name/FILE.gguf)."""
+    cache: Annotated[bool, FREE_ON_RESUME] = True
+    """Whether offloaded layers that were quantized here are cached on disk instead of in host
+    memory, so that the next run does not quantize them again."""
+    add_tokens: list[Text] = Field([])
+    """Tokens to add to the tokenizer if it lacks them (tokenizer.add_tokens); their embedding rows
+    start as the mean of all others and are trained."""
+    add_special_tokens: list[Text] = Field([])
+    """Special tokens to add in the same way, such as those of a chat template: ['<|im_start|>',
+    '<|im_end|>']."""
 
     @property
     def adds_tokens(self) -> bool:
@@ -55,82 +48,54 @@ class ModelConfig(Section):
 class QuantConfig(Section):
     """Quantization of the frozen base weights."""
 
-    scheme: Literal["nf4", "none"] = Field(
-        "nf4",
-        description="Format of the frozen linear weights: nf4 (4-bit NormalFloat, load_in_4bit in "
-        "transformers) or none (unquantized); with nf4, a base that is already quantized keeps its "
-        "own format.",
-    )
-    blocksize: Blocksize = Field(
-        64, description="Number of weights that share one absmax scale, as in bitsandbytes."
-    )
-    double_quant: bool = Field(
-        True,
-        description="Whether the absmax scales are themselves quantized to 8 bits "
-        "(bnb_4bit_use_double_quant).",
-    )
+    scheme: Literal["nf4", "none"] = "nf4"
+    """Format of the frozen linear weights: nf4 (4-bit NormalFloat, load_in_4bit in transformers) or
+    none (unquantized); with nf4, a base that is already quantized keeps its own format."""
+    blocksize: Blocksize = 64
+    """Number of weights that share one absmax scale, as in bitsandbytes."""
+    double_quant: bool = True
+    """Whether the absmax scales are themselves quantized to 8 bits (bnb_4bit_use_double_quant)."""
 
 
 class LoraConfig(Section):
     """The trained low-rank adapter, with PEFT's names."""
 
-    r: Rank = Field(16, description="Rank of the adapter matrices.")
-    lora_alpha: PositiveNumber = Field(
-        32, description="Numerator of the adapter's scaling, lora_alpha / r."
-    )
-    lora_dropout: Float = Field(
-        0.0, ge=0.0, lt=1.0, description="Dropout probability of the adapter's inputs."
-    )
-    target_modules: TargetModules = Field(
-        ALL_LINEAR,
-        description="Modules that get an adapter: a list of names (of linear layers, lm_head, "
-        "embed_tokens), a regular expression that matches whole names, or all-linear for every "
-        "linear layer except the output head and experts.",
-    )
-    use_rslora: bool = Field(
-        False, description="Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."
-    )
-    use_dora: bool = Field(
-        False,
-        description="Whether each output's magnitude is trained separately (DoRA); not supported "
-        "for experts, as in PEFT, and with dropout it adds a second product to each layer.",
-    )
-    rank_pattern: dict[Pattern, Rank] = Field(
-        {}, description="Ranks of modules that differ from r, by patterns of their names."
-    )
-    alpha_pattern: dict[Pattern, PositiveNumber] = Field(
-        {}, description="Alphas of modules that differ from lora_alpha, by patterns of their names."
-    )
-    layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = Field(
-        None, min_length=1, description="Indices of the layers that get an adapter; null for all."
-    )
-    init_lora_weights: InitLoraWeights = Field(
-        "default",
-        description="Initialization of A and B: default (A uniform as in PEFT, B zero), gaussian "
-        "(A normal with a standard deviation of 1 / r), or pissa, pissa_niter_N (faster) or olora, "
-        "which take them out of the base's weights.",
-    )
-    trainable_token_indices: TokenIndices = Field(
-        None,
-        description="Token ids whose embedding rows are trained: a list, or lists by matrix such "
-        "as {embed_tokens: [0], lm_head: [0]}; null for none (a tied head shares the rows).",
-    )
-    modules_to_save: list[Text] | None = Field(
-        None,
-        min_length=1,
-        description="Which of lm_head and embed_tokens are trained in full, in float32, as in "
-        "PEFT; null for none (16 bytes per parameter, in addition to the base's).",
-    )
-    ensure_weight_tying: bool = Field(
-        False,
-        description="Whether a tied embedding and head are trained as one matrix; required if "
-        "modules_to_save names either of them.",
-    )
-    init_from: Annotated[FileName | None, FREE_ON_RESUME] = Field(
-        None,
-        description="Folder of an adapter of the same shape to continue training; null starts a "
-        "new one.",
-    )
+    r: Rank = 16
+    """Rank of the adapter matrices."""
+    lora_alpha: PositiveNumber = 32
+    """Numerator of the adapter's scaling, lora_alpha / r."""
+    lora_dropout: Float = Field(0.0, ge=0.0, lt=1.0)
+    """Dropout probability of the adapter's inputs."""
+    target_modules: TargetModules = ALL_LINEAR
+    """Modules that get an adapter: a list of names (of linear layers, lm_head, embed_tokens), a
+    regular expression that matches whole names, or all-linear for every linear layer except the
+    output head and experts."""
+    use_rslora: bool = False
+    """Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."""
+    use_dora: bool = False
+    """Whether each output's magnitude is trained separately (DoRA); not supported for experts, as
+    in PEFT, and with dropout it adds a second product to each layer."""
+    rank_pattern: dict[Pattern, Rank] = Field({})
+    """Ranks of modules that differ from r, by patterns of their names."""
+    alpha_pattern: dict[Pattern, PositiveNumber] = Field({})
+    """Alphas of modules that differ from lora_alpha, by patterns of their names."""
+    layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    """Indices of the layers that get an adapter; null for all."""
+    init_lora_weights: InitLoraWeights = "default"
+    """Initialization of A and B: default (A uniform as in PEFT, B zero), gaussian (A normal with a
+    standard deviation of 1 / r), or pissa, pissa_niter_N (faster) or olora, which take them out of
+    the base's weights."""
+    trainable_token_indices: TokenIndices = None
+    """Token ids whose embedding rows are trained: a list, or lists by matrix such as {embed_tokens:
+    [0], lm_head: [0]}; null for none (a tied head shares the rows)."""
+    modules_to_save: list[Text] | None = Field(None, min_length=1)
+    """Which of lm_head and embed_tokens are trained in full, in float32, as in PEFT; null for none
+    (16 bytes per parameter, in addition to the base's)."""
+    ensure_weight_tying: bool = False
+    """Whether a tied embedding and head are trained as one matrix; required if modules_to_save
+    names either of them."""
+    init_from: Annotated[FileName | None, FREE_ON_RESUME] = None
+    """Folder of an adapter of the same shape to continue training; null starts a new one."""
 
     @field_validator("init_from")
     @classmethod

@@ -36,95 +36,55 @@ LOSSES = {
 class TrainConfig(Section):
     """The training loop."""
 
-    num_train_epochs: Annotated[float, FREE_ON_RESUME] = Field(
-        1.0, gt=0.0, description="Number of passes over the training data; may be a fraction."
-    )
-    max_steps: Annotated[MaxSteps, FREE_ON_RESUME] = Field(
-        -1, description="Number of optimizer steps; -1 trains for num_train_epochs."
-    )
-    per_device_train_batch_size: PositiveInt = Field(1, description="Rows per micro-batch.")
-    gradient_accumulation_steps: PositiveInt = Field(
-        16, description="Micro-batches whose gradients are summed for one optimizer step."
-    )
-    gradient_checkpointing: Annotated[bool, FREE_ON_RESUME] = Field(
-        True,
-        description="Whether layers are recomputed in the backward pass to save memory; with "
-        "false, only those that do not fit into device.memory are.",
-    )
-    compute_dtype: Literal["bfloat16", "float32"] = Field(
-        "bfloat16",
-        description="Data type of matmul operands (bf16 in transformers); sums are always float32.",
-    )
-    gradient_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="Data type of the adapter's gradient; bfloat16 takes half the memory and "
-        "rounds the sum after each micro-batch.",
-    )
-    label_smoothing_factor: Float = Field(
-        0.0,
-        ge=0.0,
-        lt=1.0,
-        description="Label smoothing of the training loss of sft; evaluation losses are not "
-        "smoothed.",
-    )
-    z_loss_weight: Float = Field(
-        0.0,
-        ge=0.0,
-        description="Weight of the z-loss, the squared log of the softmax's normalizer, in the "
-        "training loss; 1e-4 is usual, 0 disables it.",
-    )
-    router_aux_loss_coef: Float | None = Field(
-        None,
-        ge=0.0,
-        description="Weight of transformers' load-balancing loss for mixtures of experts, logged "
-        "as aux_loss; 0 disables it, null uses config.json's if output_router_logits is true "
-        "there.",
-    )
-    neftune_noise_alpha: Float = Field(
-        0.0,
-        ge=0.0,
-        description="Scale of the noise added to embeddings in training (NEFTune); 5 is usual, 0 "
-        "disables it.",
-    )
-    seed: int = Field(
-        0, ge=0, lt=2**32, description="Seed of data order, dropout and adapter initialization."
-    )
-    objective: Literal["sft", "dpo", "orpo", "kto"] = Field(
-        "sft",
-        description="Training objective, as in TRL: supervised (sft), pairs of a chosen and a "
-        "rejected answer (dpo, orpo), or answers labelled desirable or undesirable (kto).",
-    )
+    num_train_epochs: Annotated[float, FREE_ON_RESUME] = Field(1.0, gt=0.0)
+    """Number of passes over the training data; may be a fraction."""
+    max_steps: Annotated[MaxSteps, FREE_ON_RESUME] = -1
+    """Number of optimizer steps; -1 trains for num_train_epochs."""
+    per_device_train_batch_size: PositiveInt = 1
+    """Rows per micro-batch."""
+    gradient_accumulation_steps: PositiveInt = 16
+    """Micro-batches whose gradients are summed for one optimizer step."""
+    gradient_checkpointing: Annotated[bool, FREE_ON_RESUME] = True
+    """Whether layers are recomputed in the backward pass to save memory; with false, only those
+    that do not fit into device.memory are."""
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Data type of matmul operands (bf16 in transformers); sums are always float32."""
+    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the adapter's gradient; bfloat16 takes half the memory and rounds the sum after
+    each micro-batch."""
+    label_smoothing_factor: Float = Field(0.0, ge=0.0, lt=1.0)
+    """Label smoothing of the training loss of sft; evaluation losses are not smoothed."""
+    z_loss_weight: Float = Field(0.0, ge=0.0)
+    """Weight of the z-loss, the squared log of the softmax's normalizer, in the training loss; 1e-4
+    is usual, 0 disables it."""
+    router_aux_loss_coef: Float | None = Field(None, ge=0.0)
+    """Weight of transformers' load-balancing loss for mixtures of experts, logged as aux_loss; 0
+    disables it, null uses config.json's if output_router_logits is true there."""
+    neftune_noise_alpha: Float = Field(0.0, ge=0.0)
+    """Scale of the noise added to embeddings in training (NEFTune); 5 is usual, 0 disables it."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of data order, dropout and adapter initialization."""
+    objective: Literal["sft", "dpo", "orpo", "kto"] = "sft"
+    """Training objective, as in TRL: supervised (sft), pairs of a chosen and a rejected answer
+    (dpo, orpo), or answers labelled desirable or undesirable (kto)."""
     loss_type: LossType = Field(
         None,
         description="Loss of the objective, as in TRL: nll or dft for sft; "
         f"{', '.join(PAIR_LOSSES)} for dpo; kto or apo_zero_unpaired for kto; null is TRL's "
         "default.",
     )
-    beta: Float = Field(
-        0.1,
-        gt=0.0,
-        description="Strength of the regularization towards the reference model, the one at the "
-        "start of the run (dpo, kto); for orpo, the weight of the odds ratio loss.",
-    )
-    label_smoothing: Float = Field(
-        0.0,
-        ge=0.0,
-        lt=1.0,
-        description="Label smoothing of dpo's losses robust and exo_pair: the assumed fraction of "
-        "pairs whose chosen and rejected answers are swapped.",
-    )
-    desirable_weight: Float = Field(
-        1.0,
-        ge=0.0,
-        description="Weight of desirable answers in kto's loss, which is averaged over all "
-        "answers; 0 ignores them.",
-    )
-    undesirable_weight: Float = Field(
-        1.0,
-        ge=0.0,
-        description="Weight of undesirable answers in kto's loss, which is averaged over all "
-        "answers; 0 ignores them.",
-    )
+    beta: Float = Field(0.1, gt=0.0)
+    """Strength of the regularization towards the reference model, the one at the start of the run
+    (dpo, kto); for orpo, the weight of the odds ratio loss."""
+    label_smoothing: Float = Field(0.0, ge=0.0, lt=1.0)
+    """Label smoothing of dpo's losses robust and exo_pair: the assumed fraction of pairs whose
+    chosen and rejected answers are swapped."""
+    desirable_weight: Float = Field(1.0, ge=0.0)
+    """Weight of desirable answers in kto's loss, which is averaged over all answers; 0 ignores
+    them."""
+    undesirable_weight: Float = Field(1.0, ge=0.0)
+    """Weight of undesirable answers in kto's loss, which is averaged over all answers; 0 ignores
+    them."""
 
     @field_validator("loss_type")
     @classmethod
@@ -299,61 +259,36 @@ def has_default_beta2(values: Mapping[str, Any]) -> bool:
 class OptimConfig(Section):
     """The optimizer and its schedule."""
 
-    name: OptimizerName = Field(
-        "adamw",
-        description="Optimizer: adamw; adamw_8bit, whose 8-bit moments (as in bitsandbytes; also "
-        "adamw_bnb_8bit, paged_adamw_8bit) take a quarter of the memory; or lion, whose only "
-        "moment takes half, for learning rates 5 to 10 times lower.",
-    )
-    learning_rate: Float = Field(
-        2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1], description="Peak learning rate."
-    )
-    lr_scheduler_type: ScheduleName = Field(
-        "cosine",
-        description="Learning rate schedule, as in transformers: constant, linear, cosine, "
-        "constant_with_warmup, cosine_with_restarts, cosine_with_min_lr, "
-        "cosine_warmup_with_min_lr, polynomial, inverse_sqrt, warmup_stable_decay or "
-        "reduce_lr_on_plateau; constant and reduce_lr_on_plateau have no warmup.",
-    )
-    lr_scheduler_kwargs: dict[str, Any] = Field(
-        {},
-        description="Arguments of the schedule, as in transformers, such as {min_lr_rate: 0.1} or "
-        "{num_decay_steps: 200}.",
-    )
-    warmup_ratio: Float = Field(
-        0.03, ge=0.0, le=1.0, description="Fraction of all steps used for linear warmup from zero."
-    )
-    warmup_steps: int = Field(
-        0, ge=0, le=STEPS, description="Number of linear warmup steps; 0 uses warmup_ratio."
-    )
-    loraplus_lr_ratio: Float = Field(
-        1.0,
-        gt=0.0,
-        description="Ratio of B's learning rate to A's (LoRA+); 16 is usual, 1 disables it.",
-    )
-    weight_decay: Float = Field(0.0, ge=0.0, description="Decoupled weight decay.")
-    max_grad_norm: Float = Field(
-        1.0, ge=0.0, description="Maximum global norm of the gradient; 0 disables clipping."
-    )
-    adam_beta1: Float = Field(
-        0.9,
-        ge=0.0,
-        lt=1.0,
-        le=BETA,
-        description="Decay rate of the first moment; for lion, the weight of the moment in an "
-        "update.",
-    )
-    adam_beta2: Float = Field(
-        0.999,
-        ge=0.0,
-        lt=1.0,
-        le=BETA,
-        description="Decay rate of the second moment; for lion, of its only one, with a default of "
-        "0.99.",
-    )
-    adam_epsilon: Float = Field(
-        1e-8, gt=0.0, description="Epsilon in the denominator of AdamW's update."
-    )
+    name: OptimizerName = "adamw"
+    """Optimizer: adamw; adamw_8bit, whose 8-bit moments (as in bitsandbytes; also adamw_bnb_8bit,
+    paged_adamw_8bit) take a quarter of the memory; or lion, whose only moment takes half, for
+    learning rates 5 to 10 times lower."""
+    learning_rate: Float = Field(2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1])
+    """Peak learning rate."""
+    lr_scheduler_type: ScheduleName = "cosine"
+    """Learning rate schedule, as in transformers: constant, linear, cosine, constant_with_warmup,
+    cosine_with_restarts, cosine_with_min_lr, cosine_warmup_with_min_lr, polynomial, inverse_sqrt,
+    warmup_stable_decay or reduce_lr_on_plateau; constant and reduce_lr_on_plateau have no
+    warmup."""
+    lr_scheduler_kwargs: dict[str, Any] = Field({})
+    """Arguments of the schedule, as in transformers, such as {min_lr_rate: 0.1} or
+    {num_decay_steps: 200}."""
+    warmup_ratio: Float = Field(0.03, ge=0.0, le=1.0)
+    """Fraction of all steps used for linear warmup from zero."""
+    warmup_steps: int = Field(0, ge=0, le=STEPS)
+    """Number of linear warmup steps; 0 uses warmup_ratio."""
+    loraplus_lr_ratio: Float = Field(1.0, gt=0.0)
+    """Ratio of B's learning rate to A's (LoRA+); 16 is usual, 1 disables it."""
+    weight_decay: Float = Field(0.0, ge=0.0)
+    """Decoupled weight decay."""
+    max_grad_norm: Float = Field(1.0, ge=0.0)
+    """Maximum global norm of the gradient; 0 disables clipping."""
+    adam_beta1: Float = Field(0.9, ge=0.0, lt=1.0, le=BETA)
+    """Decay rate of the first moment; for lion, the weight of the moment in an update."""
+    adam_beta2: Float = Field(0.999, ge=0.0, lt=1.0, le=BETA)
+    """Decay rate of the second moment; for lion, of its only one, with a default of 0.99."""
+    adam_epsilon: Float = Field(1e-8, gt=0.0)
+    """Epsilon in the denominator of AdamW's update."""
 
     @model_validator(mode="before")
     @classmethod
