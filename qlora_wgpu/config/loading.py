@@ -98,27 +98,27 @@ def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
     """Values by section and key, from settings by dotted key, by section, or by key alone."""
     values: dict[Location, Any] = {}
     for name, value in settings.items():
-        for location, part in _parts(name, value):
+        for location, part in _expanded(name, value):
             if location in values:
                 raise ConfigError(f"{'.'.join(location)} is set twice: set it once")
             values[location] = part
     return values
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
+def _expanded(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
     section, dot, key = name.partition(".")
     if dot:
-        yield _known(section, key), value
+        yield _checked_location(section, key), value
     elif name == "device" and isinstance(value, str | int) and not isinstance(value, bool):
         yield ("device", "gpu"), str(value)  # as in from_pretrained
     elif name in sections() and isinstance(value, Mapping):
         for inner, part in value.items():
-            yield _known(name, str(inner)), part
+            yield _checked_location(name, str(inner)), part
     else:
         yield _location_of(name, value), value
 
 
-def _known(section: str, key: str) -> Location:
+def _checked_location(section: str, key: str) -> Location:
     key = new_name(section, key)
     if key not in sections().get(section, ()):
         location = (section, key) if section in sections() else (f"{section}.{key}",)
@@ -188,9 +188,9 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
     origin: dict[tuple[str, ...], str] = {}
     is_default_beta2 = has_default_beta2(values.get("optim", {}))
     if isinstance(overrides, Mapping):
-        for place, value in located(overrides).items():
-            _put(values, place, plain(value))
-            origin[place] = f"{'.'.join(place)}={shown(value)}"
+        for location, value in located(overrides).items():
+            _put(values, location, plain(value))
+            origin[location] = f"{'.'.join(location)}={shown(value)}"
         overrides = ()
     for text in overrides:
         try:
@@ -376,11 +376,12 @@ def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], fol
     """Makes paths absolute in values that are not yet validated."""
     here = Path.cwd()
 
-    def resolved(key: str, given: Any, place: tuple[str, str]) -> Any:
+    def resolved(key: str, given: Any, location: Location) -> Any:
         path = plain(given)
         if not isinstance(path, str) or not path:
             return given
-        return resolve_path(key, path, (here, folder) if place in overridden else (folder, here))
+        bases = (here, folder) if location in overridden else (folder, here)
+        return resolve_path(key, path, bases)
 
     def source(each: Any) -> Any:
         given = dict(each) if isinstance(each, Mapping | Section) else {}

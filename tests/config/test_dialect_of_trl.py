@@ -160,7 +160,7 @@ def test_losses_of_trl(place, loss, ours):
     assert converted(place, "trl.yaml", {"loss_type": loss})[0].train.loss_type == ours
 
 
-def test_packing_that_cuts_rows_is_told(place):
+def test_packing_that_splits_rows_is_noted(place):
     conversion = converted(place, "trl.yaml", {"packing_strategy": "wrapped"})[1]
     assert any("wrapped splits rows" in note for note in conversion.notes)
     conversion = converted(place, "trl.yaml", {"packing_strategy": "bfd"})[1]
@@ -247,12 +247,12 @@ def test_a_split_of_files_is_theirs(place):
     assert "datasets[0].split: train[:10%]" in reasons_of(conversion)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "left_out"), [
+@pytest.mark.parametrize(("given", "expected", "dropped"), [
     ("wandb", ["wandb"], ""), (["tensorboard", "comet_ml"], ["tensorboard"], "comet_ml"),
     ("comet_ml", [], "comet_ml"), (["none"], [], ""), ("none", [], ""),
 ])  # fmt: skip
-def test_logs_go_to_one_place_or_to_several(place, theirs, ours, left_out):
-    config, conversion = converted(place, "trl.yaml", {"report_to": theirs})
-    assert config.log.report_to == ours
+def test_logs_go_to_one_place_or_to_several(place, given, expected, dropped):
+    config, conversion = converted(place, "trl.yaml", {"report_to": given})
+    assert config.log.report_to == expected
     named = [key for key in reasons_of(conversion) if key.startswith("report_to")]
-    assert named == ([f"report_to: ['{left_out}']"] if left_out else [])
+    assert named == ([f"report_to: ['{dropped}']"] if dropped else [])

@@ -52,8 +52,8 @@ def test_what_torchtune_does_where_its_file_says_nothing(place):
         ),
         *(
             ({"_component_": "torchtune.datasets.chat_dataset", "source": "o/n",
-              "conversation_style": "openai", **learnt}, "messages", "o/n", train_on)
-            for learnt, train_on in (
+              "conversation_style": "openai", **masked}, "messages", "o/n", train_on)
+            for masked, train_on in (
                 ({"masking_strategy": "train_on_last"}, "last_turn"),
                 ({"masking_strategy": "train_on_assistant"}, "assistant"),
                 ({"masking_strategy": "train_on_all"}, "all"),

@@ -125,7 +125,7 @@ def test_llama_factory_v1(place):
 
 
 @pytest.mark.parametrize(
-    ("tags", "is_told"),
+    ("tags", "is_dropped"),
     [
         ({"role_tag": "role", "content_tag": "content", "user_tag": "user"}, False),
         ({"user_tag": "human", "assistant_tag": "gpt"}, False),
@@ -134,12 +134,12 @@ def test_llama_factory_v1(place):
         ({"user_tag": "U", "assistant_tag": "B"}, True),
     ],
 )
-def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_told):
+def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_dropped):
     path = place / "data" / "dataset_info.json"
     entry = {"file_name": "chats.json", "formatting": "sharegpt", "tags": tags}
     path.write_text(json.dumps({"chats": entry}))
     conversion = converted(place, "llama_factory.yaml", {"dataset": "chats"})[1]
-    assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_told
+    assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_dropped
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings that a Python call gives beside a configuration."""
+"""Settings that a Python call passes in addition to a configuration."""
 
 from pathlib import Path
 

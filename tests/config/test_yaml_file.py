@@ -278,7 +278,7 @@ def test_missing_file_and_folder(tmp_path) -> None:
     [
         (
             "chats.jsonl",
-            "is a data file, not .*: create one with `qlora-wgpu init --model MODEL --data .*chats.jsonl'?`",
+            "is a data file, not .*`qlora-wgpu init --model MODEL --data .*chats.jsonl'?`",
         ),
         ("list.json", "is a data file, not"),
         ("chats", "is a folder of data, not .* --data .*chats'?`"),

@@ -66,9 +66,9 @@ def test_text_keys_take_an_override_as_it_is_typed(load, text) -> None:
 
 def test_a_list_of_paths_is_none(load, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = failure(load, MODEL, ["data.train=[a.jsonl, b.csv]"])
-    assert "in the override 'data.train=[a.jsonl, b.csv]' must be one path" in told
-    assert "for several, set data.sources" in told
+    message = failure(load, MODEL, ["data.train=[a.jsonl, b.csv]"])
+    assert "in the override 'data.train=[a.jsonl, b.csv]' must be one path" in message
+    assert "for several, set data.sources" in message
     for key in ("data.eval", "model.path", "output.dir", "lora.init_from"):
         assert "must be text, got ['a', 'b']" in failure(load, MODEL, [f"{key}=[a, b]"])
     (tmp_path / "[a, b]").mkdir()

@@ -158,7 +158,7 @@ def test_sources_that_are_refused(place, sources, message):
 
 
 def test_train_and_sources_are_mutually_exclusive(place):
-    with pytest.raises(ConfigError, match="and data.train are mutually exclusive"):
+    with pytest.raises(ConfigError, match=r"and data\.train are mutually exclusive"):
         load_config(place / "run.yaml", ["data.train=chats.jsonl"])
 
 

@@ -85,8 +85,8 @@ def _convert(draft: Draft) -> None:
 
 def _convert_lora(draft: Draft) -> None:
     target = draft.take("lora_target", "all")
-    modules = words_of(target)
-    modules = "all-linear" if modules == ["all"] else modules
+    names = words_of(target)
+    modules = "all-linear" if names == ["all"] else names
     draft.set("lora.target_modules", modules, f"lora_target: {target}")
     rank = draft.remaining.get("lora_rank") or _DEFAULTS["lora"]["r"]
     if draft.remaining.get("lora_alpha") is None:

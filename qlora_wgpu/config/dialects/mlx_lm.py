@@ -32,8 +32,7 @@ def _convert_schedule(draft: Draft, steps: int) -> None:
     if isinstance(schedule, Mapping):
         name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
         warmup, origin = schedule.get("warmup") or 0, f"lr_schedule: {name}"
-        warmup_init = schedule.get("warmup_init")
-        if warmup and warmup_init:
+        if warmup and (warmup_init := schedule.get("warmup_init")):
             draft.drop("lr_schedule.warmup_init", warmup_init, "warmup starts at 0")
         rate, last, updates = arguments[0], None, 0
         if name == "cosine_decay":
@@ -195,8 +194,7 @@ def _convert_columns(draft: Draft, hub: Mapping[str, Any]) -> None:
 def _convert_loop(draft: Draft) -> None:
     accumulation = draft.take("grad_accumulation_steps", 1)
     draft.set("train.gradient_accumulation_steps", accumulation, "grad_accumulation_steps")
-    iters = draft.take("iters", _STEPS)
-    steps = max(iters // accumulation, 1)
+    steps = max(draft.take("iters", _STEPS) // accumulation, 1)
     draft.set("train.max_steps", steps, "iters" if accumulation == 1 else "iters / accumulation")
     for key, (ours, default) in _STEP_KEYS.items():
         draft.set(ours, max(draft.take(key, default) // accumulation, 1), key)

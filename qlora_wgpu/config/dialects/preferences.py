@@ -67,8 +67,7 @@ def convert_trl(draft: Draft) -> str:
     weights = ("beta", "desirable_weight", "undesirable_weight")
     draft.convert({key: f"train.{key}" for key in weights})
     _convert_label_smoothing(draft, "label_smoothing")
-    divergence = draft.take("f_divergence_type", "reverse_kl")
-    if divergence != "reverse_kl":
+    if (divergence := draft.take("f_divergence_type", "reverse_kl")) != "reverse_kl":
         raise draft.refuse("f_divergence_type", divergence, OTHER_LOSS)
     if draft.take("reference_free"):
         raise draft.refuse("reference_free", True, OTHER_LOSS)
@@ -200,14 +199,11 @@ def rows_of_axolotl(draft: Draft, entry: Mapping[str, Any], key: str) -> RowSpec
     columns, has_messages = _AXOLOTL_ROWS[rows]
     if not has_messages:
         draft.drop(key, kind, _AS_MESSAGES)
-    given = {ours: entry.get(field) for ours, field in _AXOLOTL_FIELDS.items()}
-    renamed = {name: value for name, value in given.items() if value}
+    given = {key: entry.get(f"field_{key}") for key in ("messages", "chosen", "rejected")}
+    renamed = {key: name for key, name in given.items() if name}
     return RowSpec.named(None, {**columns, **renamed}, f"type: {kind}")
 
 
-_AXOLOTL_FIELDS = {
-    "messages": "field_messages", "chosen": "field_chosen", "rejected": "field_rejected",
-}  # fmt: skip
 _AXOLOTL_ROWS: dict[str, tuple[dict[str, str], bool]] = {
     "default": ({}, True),
     "argilla_chat": ({}, True),

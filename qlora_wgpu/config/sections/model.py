@@ -83,8 +83,8 @@ class LoraConfig(Section):
     """Indices of the layers that get an adapter; null for all."""
     init_lora_weights: InitLoraWeights = "default"
     """Initialization of A and B: default (A uniform as in PEFT, B zero), gaussian (A normal with a
-    standard deviation of 1 / r), or pissa, pissa_niter_N (faster) or olora, which take them out of
-    the base's weights."""
+    standard deviation of 1 / r), or pissa, pissa_niter_N (faster) or olora, which take them from
+    the base's weights and subtract them there."""
     trainable_token_indices: TokenIndices = None
     """Token ids whose embedding rows are trained: a list, or lists by matrix such as {embed_tokens:
     [0], lm_head: [0]}; null for none (a tied head shares the rows)."""

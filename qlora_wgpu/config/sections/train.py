@@ -66,7 +66,7 @@ class TrainConfig(Section):
     """Seed of data order, dropout and adapter initialization."""
     objective: Literal["sft", "dpo", "orpo", "kto"] = "sft"
     """Training objective, as in TRL: supervised (sft), pairs of a chosen and a rejected answer
-    (dpo, orpo), or answers labelled desirable or undesirable (kto)."""
+    (dpo, orpo), or answers labeled desirable or undesirable (kto)."""
     loss_type: LossType = Field(
         None,
         description="Loss of the objective, as in TRL: nll or dft for sft; "
