@@ -154,7 +154,7 @@ def test_llama_factory(place, changes, objective, loss):
     [
         ("axolotl.yml", {"rl": "grpo"}, "rl: grpo is not supported (supported: dpo, ipo"),
         ("llama_factory.yaml", {"stage": "ppo"}, "stage: ppo is not supported (supported: pt, sft"),
-        ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "simpo is a loss that is not"),
+        ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "simpo is a loss that is"),
         ("trl.yaml", {"num_generations": 8}, "num_generations: 8 belongs to a trainer that is not"),
         ("trl.yaml", {"loss_type": "discopop"}, "loss_type: discopop is a loss that is not"),
         ("trl.yaml", {"loss_type": ["sigmoid", "sft"]}, "is a sum of losses"),

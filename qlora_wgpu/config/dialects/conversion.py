@@ -81,12 +81,10 @@ def convert_file(
     path: Path, overrides: Mapping[str, str], num_layers: NumLayers = lambda model: None
 ) -> Conversion:
     """Converts a YAML or JSON file; overrides by our keys win over its values."""
-    is_json = path.suffix.lower() == ".json"
-    values = (
-        read_json_object(path, YAML_BYTES, ConfigError)
-        if is_json
-        else read_yaml_file(path, aliases=True).values
-    )
+    if path.suffix.lower() == ".json":
+        values = read_json_object(path, YAML_BYTES, ConfigError)
+    else:
+        values = read_yaml_file(path, aliases=True).values
     dialect = dialect_of(values)
     if dialect is None:
         names = ", ".join(d.name for d in DIALECTS)
@@ -122,8 +120,7 @@ def _convert(draft: Draft, dialect: Dialect) -> None:
         for key, value in defaults.items():
             if f"{section}.{key}" not in draft.settings:
                 draft.set(f"{section}.{key}", value, f"{dialect.name}'s default")
-    if "model.path" in draft.settings:
-        model = draft.settings["model.path"]
+    if model := draft.settings.get("model.path"):
         draft.set("model.path", draft.resolve(model.value), model.origin)
     _set_revision(draft, revisions)
     if "data.train" in draft.overrides:
