@@ -198,7 +198,7 @@ def test_eval_and_its_overrides(place, tmp_path, opened):
     by_run, printed = opened("eval", path)
     assert by_run.quant == QuantConfig(**QUANT) and by_run.device.backend == "wgpu"
     assert "quant.blocksize = 128" in printed
-    with pytest.warns(RenamedKeyWarning, match="now called device.gpu"):
+    with pytest.warns(RenamedKeyWarning, match="renamed to device.gpu"):
         asked, _ = opened("eval", path, "quant.blocksize=32", "device.adapter=1")
     assert (asked.quant.blocksize, asked.quant.double_quant) == (32, False)
     assert asked.device.gpu == "1"
