@@ -37,11 +37,11 @@ def configuration() -> str:
     )
     for section, field in Config.model_fields.items():
         model = field.annotation
-        lines.append(f"## {section}\n\n{field.description}\n")
+        lines.append(f"## {section}\n\n{model.__doc__}\n")
         lines.append("| key | default | meaning |\n|---|---|---|")
         for key, leaf in model.model_fields.items():
             default = "required" if leaf.is_required() else f"`{_shown(leaf.get_default())}`"
-            meaning = (leaf.description or "").replace("|", "\\|")
+            meaning = " ".join((leaf.description or "").split()).replace("|", "\\|")
             lines.append(f"| `{section}.{key}` | {default} | {meaning} |")
         lines.append("")
     return "\n".join(lines)

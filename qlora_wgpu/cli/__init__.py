@@ -247,7 +247,7 @@ def _show_warning(
     message: Warning | str, category: type[Warning], *where: Any, **options: Any
 ) -> None:
     """Shows a warning as a sentence, without the line of code that raised it."""
-    from qlora_wgpu.config.problems import RenamedKeyWarning
+    from qlora_wgpu.config.section import RenamedKeyWarning
 
     console = Terminal(stderr=True, soft_wrap=True)
     (console.note if issubclass(category, RenamedKeyWarning) else console.warning)(message)

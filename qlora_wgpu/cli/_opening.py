@@ -13,7 +13,7 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._options import FILE_OR_FOLDER, SIZE_OR_AUTO, gpu_option
 from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.config import Config, ModelConfig
-from qlora_wgpu.config.as_trained import Changes, changed, without_none
+from qlora_wgpu.config.loading import Changes, changed, without_none
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitable_template
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.generation import QLoRAModel

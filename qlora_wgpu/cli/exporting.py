@@ -17,7 +17,7 @@ from qlora_wgpu.cli._opening import ModelOptions, located, opening_options
 from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import run_around
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import merge as merge_adapter

@@ -32,16 +32,16 @@ def converted(
     conversion = convert_file(
         Path(path), {key: value for key, value in given.items() if value}, _num_layers
     )
-    others = len(conversion.left_out)
+    others = len(conversion.dropped)
     console.print(
-        f"{path} is a {conversion.dialect} config: {len(conversion.taken)} settings were "
+        f"{path} is a {conversion.dialect} config: {len(conversion.settings)} settings were "
         f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file say "
         "where each comes from, or why it is left out."
     )
     for note in conversion.notes:
         console.note(note)
-    template = _template(conversion.taken)
-    return replace(conversion, taken={**conversion.taken, **template}).text()
+    template = _template(conversion.settings)
+    return replace(conversion, settings={**conversion.settings, **template}).text()
 
 
 def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:

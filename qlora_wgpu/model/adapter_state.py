@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device

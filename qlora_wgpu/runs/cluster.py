@@ -25,7 +25,7 @@ from qlora_wgpu.cluster.blocks import (
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.config.loading import changed
 from qlora_wgpu.errors import ClusterError, ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import explicit_in
+from qlora_wgpu.config.loading import explicit_in
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, DataError, option

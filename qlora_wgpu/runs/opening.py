@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig
-from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run
+from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.families.family import Architecture

@@ -9,7 +9,7 @@ from pathlib import Path
 from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
-from qlora_wgpu.config.as_trained import config_of_run, find_run, without_none
+from qlora_wgpu.config.loading import config_of_run, find_run, without_none
 from qlora_wgpu.config.paths import RunPaths, path_hint
 from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.files import exists, is_dir, is_file

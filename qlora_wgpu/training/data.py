@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import read_manifest
 from qlora_wgpu.config import Config, DataConfig, TrainConfig
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data import (
     IGNORE_INDEX,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import Config, OptimConfig
-from qlora_wgpu.config.schedules import PLATEAU, POLYNOMIAL_END
+from qlora_wgpu.config.sections.train import PLATEAU, POLYNOMIAL_END
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.sharded_vector import ShardedVector

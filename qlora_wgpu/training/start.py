@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import config_of_run
+from qlora_wgpu.config.loading import config_of_run
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError, command, option
 from qlora_wgpu.files import exists
 from qlora_wgpu.training.checkpoints import load_best, load_newest

@@ -77,12 +77,12 @@ def test_parts_are_told_apart():
 
 @pytest.mark.parametrize("value", [0, 1.0, -0.1, True, "5%"])
 def test_other_sizes_are_refused(value):
-    with pytest.raises(ConfigError, match="must be a share between 0 and 1, a whole number"):
+    with pytest.raises(ConfigError, match="must be a fraction between 0 and 1, an integer"):
         Config(model={"path": "m"}, data={"eval_split": value})
 
 
 def test_one_of_both():
-    with pytest.raises(ConfigError, match=r"eval_split.* cannot stand beside data\.eval"):
+    with pytest.raises(ConfigError, match=r"eval_split.* and data\.eval are mutually exclusive"):
         Config(model={"path": "m"}, data={"train": "a", "eval": "b", "eval_split": 0.1})
     assert json.loads(Config(model={"path": "m"}).model_dump_json())["data"]["eval_split"] is None
 

@@ -236,7 +236,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
 def test_a_key_s_old_name_is_told_on_stderr(place):
     done = run_here("train", "run.yaml", "device.adapter=radeon9", "output.dir=bad", cwd=place)
     note, error = [line for line in done.stderr.splitlines() if line.strip()]
-    assert note.startswith("note: device.adapter is now called device.gpu")
+    assert note.startswith("note: device.adapter was renamed to device.gpu")
     assert done.returncode == 2 and error.startswith("error: ") and "radeon9" in error
 
 

@@ -16,8 +16,8 @@ import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import LoraConfig, Observer, QLoRAModel, QuantConfig
 from qlora_wgpu.cli import _opening, commands
-from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.loading import find_run
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import merge
 from qlora_wgpu.runs import evaluation, exporting, opening, resolve
@@ -198,7 +198,7 @@ def test_eval_and_its_overrides(place, tmp_path, opened):
     by_run, printed = opened("eval", path)
     assert by_run.quant == QuantConfig(**QUANT) and by_run.device.backend == "wgpu"
     assert "quant.blocksize = 128" in printed
-    with pytest.warns(RenamedKeyWarning, match="now called device.gpu"):
+    with pytest.warns(RenamedKeyWarning, match="renamed to device.gpu"):
         asked, _ = opened("eval", path, "quant.blocksize=32", "device.adapter=1")
     assert (asked.quant.blocksize, asked.quant.double_quant) == (32, False)
     assert asked.device.gpu == "1"

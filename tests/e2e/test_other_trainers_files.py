@@ -82,7 +82,7 @@ def test_such_a_run_trains(place):
 def test_options_complete_a_file(place):
     (place / "theirs.json").write_text(json.dumps({"sequence_len": 64, "micro_batch_size": 2}))
     done = init("--from", "theirs.json")
-    assert "names no model: name it with --model" in str(done.exception)
+    assert "names no model: set it with --model" in str(done.exception)
     done = init("--from", "theirs.json", "--model", "model", "--data", "rows.jsonl")
     assert done.exit_code == 0, done.output
     data = load_config("run.yaml").data

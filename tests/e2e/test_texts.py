@@ -93,7 +93,7 @@ def test_with_each_evaluation(place):
 def test_wrong_settings(place):
     with pytest.raises(ConfigError, match=r"prompt 2 has [\d,]+ tokens; with the 3 of an"):
         train(place, "long", sample_prompts=["short", "long " * 5000])
-    with pytest.raises(ConfigError, match="eval for each evaluation"):
+    with pytest.raises(ConfigError, match="eval for every evaluation"):
         train(place, "steps", sample_steps="often")
 
 
