@@ -30,7 +30,6 @@ from qlora_wgpu.training.run_folder import read_rows
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
-
 # ---- the log -------------------------------------------------------------------------------------
 
 
