@@ -30,6 +30,8 @@ from qlora_wgpu.training.run_folder import read_rows
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
+# ---- the log -------------------------------------------------------------------------------------
+
 
 class RunHistory:
     """What a run has logged; a notebook shows its curves.
@@ -130,6 +132,8 @@ class RunStatus(RunHistory):
         """The texts that were generated last."""
         return [row for row in self.samples if row["step"] == self.samples[-1]["step"]]
 
+
+# ---- the report ----------------------------------------------------------------------------------
 
 _INTERVAL = 5.0  # minimum seconds between two pages during a run
 _SHARE = 100  # times the time that writing a page takes: at most one percent of the run

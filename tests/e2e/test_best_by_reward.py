@@ -141,6 +141,8 @@ def test_a_figure_that_the_rows_do_not_give_is_told_before_the_first_step(folder
     good = {"prompt": pair["prompt"], "completion": pair["rejected"], "label": True}
     (folder / "good.jsonl").write_text(json.dumps(good) + "\n")
     data = {"eval": str(folder / "good.jsonl"), "eval_split": None}
-    with pytest.raises(ConfigError, match=r"is rewards/margins, but there is no bad answer"):
+    with pytest.raises(
+        ConfigError, match=r"is rewards/margins, but the held-out rows have no undesirable"
+    ):
         run(folder, "good", {"metric_for_best_model": "rewards/margins"}, data=data)
     assert not (folder / "good").exists()

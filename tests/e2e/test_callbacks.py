@@ -224,7 +224,7 @@ def test_an_observer_that_fails_ends_the_run_saved(trainer, tmp_path, event):
     else:
         step = SAVED[event]
         done = {step, step + 1} if event == "step" else {step}  # one is on its way
-        assert any(f"saved after step {n}, and resume" in told for n in done), told
+        assert any(f"saved after step {n}: resume" in told for n in done), told
         whole = trainer("run").train(rows(), rows(4, seed=1), resume=True)
         plain = trainer("plain").train(rows(), rows(4, seed=1))
         assert metrics(tmp_path / "run")[-1]["step"] == 6

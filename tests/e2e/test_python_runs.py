@@ -250,7 +250,7 @@ def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
     (tmp_path / "project").rename(moved)
     rows = (moved / "train.jsonl").read_bytes()
     (moved / "train.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which is not"):
+    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which does not"):
         qlora_wgpu.train(moved / "run", resume=True, quiet=True)
     write_chats(moved / "train.jsonl", seed=9)
     with pytest.raises(ConfigError, match=r"started with other training data \(data\.train was"):

@@ -1,4 +1,4 @@
-"""What can be told at once is told before data is read."""
+"""Mistakes that can be reported at once are reported before data is read."""
 
 import pytest
 from e2e.tiny import write_model

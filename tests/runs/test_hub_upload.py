@@ -149,7 +149,7 @@ def test_nothing_leaves_before_somebody_agrees(tmp_path, hub):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, hub, monkeypatch):
-    """The card is sent, though it cannot lie beside the adapter."""
+    """The card is uploaded although it cannot be written next to the adapter."""
 
     def refuse(path, content):
         raise CheckpointError(f"{path} cannot be written: Read-only file system")

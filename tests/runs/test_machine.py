@@ -104,7 +104,7 @@ def test_the_largest_model_is_the_first_that_fits(monkeypatch):
 
 
 def test_a_device_is_described_in_a_table():
-    """What cannot be learnt is said, too."""
+    """Unknown values are reported as unknown."""
     limits = {
         "max-buffer-size": 3 << 30, "max-storage-buffer-binding-size": 1 << 27,
         "max-compute-invocations-per-workgroup": 256, "max-compute-workgroup-storage-size": 49_152,

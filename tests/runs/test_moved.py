@@ -1,4 +1,4 @@
-"""A run that goes on in another place finds its model and data by the ends of their paths."""
+"""A run resumed in another place finds its model and data by the ends of their paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that a driver refuses or computes wrongly give way, and training goes on rightly."""
+"""Kernels that a driver refuses or miscomputes are replaced, and training continues correctly."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -84,7 +84,7 @@ def broken(monkeypatch):
 
 
 def settled(device, folder, profile):
-    """The layout of a run that begins with a profile, and what was told."""
+    """The layout of a run that starts with a profile, and its notes."""
     device.profile, notes = profile, Notes()
     settings = Config.model_validate({"model": {"path": str(folder)}, "lora": LORA.model_dump()})
     base = Pretrained.open(folder)

@@ -1,4 +1,4 @@
-"""What is told of the weights of KTO's good and bad answers."""
+"""Warnings about the weights of KTO's desirable and undesirable answers."""
 
 import numpy as np
 import pytest
