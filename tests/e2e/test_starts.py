@@ -294,7 +294,7 @@ def test_merging(tiny, device, tmp_path):
     ("changes", "text"),
     [
         ({"use_dora": True}, "exclude each other"),
-        ({"r": 37}, "takes 37 parts of"),
+        ({"r": 37}, "needs rank 37 of"),
     ],
 )
 def test_what_cannot_begin_so(tiny, device, changes, text):

@@ -114,7 +114,7 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     ("tokens", "message"),
     [
         ([VOCAB], "there is no token 83"),
-        ([1, 2, 1], "token 1 is there twice"),
+        ([1, 2, 1], "token 1 is listed twice"),
         ([-1], "numbers from 0 on"),
         ([], "numbers from 0 on"),
         ([True], "numbers from 0 on"),
