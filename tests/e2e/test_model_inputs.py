@@ -88,7 +88,10 @@ def test_wrong_inputs(model, ids, labels, mask, message):
         ({"model_type": "mamba"}, "mamba"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "for each pair"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
+            "each pair",
+        ),
         ({"hidden_act": "mish"}, "mish"),
         ({"num_key_value_heads": 4}, "multiple"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
