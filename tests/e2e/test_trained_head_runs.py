@@ -108,7 +108,7 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     [
         ({"use_dora": True}, "use_dora is not supported for lm_head"),
         ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "is not supported for lm_head"),
-        ({"trainable_token_indices": [1]}, "target_modules names lm_head, and rows of tokens"),
+        ({"trainable_token_indices": [1]}, "target_modules names lm_head while rows of tokens"),
     ],
 )
 def test_what_does_not_go_together_is_a_sentence(place, lora, message):

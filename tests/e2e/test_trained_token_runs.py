@@ -113,8 +113,8 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([VOCAB], "there is no token 83"),
-        ([1, 2, 1], "token 1 is there twice"),
+        ([VOCAB], "token 83 does not exist"),
+        ([1, 2, 1], "token 1 is listed twice"),
         ([-1], "numbers from 0 on"),
         ([], "numbers from 0 on"),
         ([True], "numbers from 0 on"),
@@ -135,7 +135,7 @@ def test_files_that_contradict_themselves_are_a_sentence(place, whole, tmp_path)
     tensors, config = load_adapter(place / "whole/adapter")
     for change, message in (
         ({NAME: tensors[NAME][:2]}, "names 4 tokens"),
-        ({NAME: np.full_like(tensors[NAME], np.nan)}, "not finite"),
+        ({NAME: np.full_like(tensors[NAME], np.nan)}, "contain NaN"),
     ):
         with pytest.raises(CheckpointError, match=message):
             save_adapter(tmp_path / "broken", {**tensors, **change}, config)

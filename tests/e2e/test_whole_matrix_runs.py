@@ -167,7 +167,7 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     ("changes", "message"),
     [
         ({"lora": {"modules_to_save": ["lm_head"]}}, "lm_head is tied to model.embed_tokens"),
-        ({"lora": {**WHOLE, "modules_to_save": ["score"]}}, "not 'score': norms"),
+        ({"lora": {**WHOLE, "modules_to_save": ["score"]}}, "'score' is not supported"),
         ({"lora": {**WHOLE, "trainable_token_indices": [1]}}, "rows of them"),
         (
             {"lora": {**WHOLE, "init_lora_weights": "olora", "lora_dropout": 0.0}},
@@ -190,11 +190,11 @@ def test_files_that_contradict_themselves_are_a_sentence(place, both, tmp_path):
     without = {n: a for n, a in tensors.items() if n not in (EMBEDDING, HEAD)}
     with pytest.raises(CheckpointError, match="there is no such matrix"):
         save_adapter(tmp_path / "broken", without, config)
-    with pytest.raises(CheckpointError, match="not finite"):
+    with pytest.raises(CheckpointError, match="contains NaN"):
         save_adapter(tmp_path / "broken", {**tensors, HEAD: tensors[HEAD] * np.nan}, config)
-    with pytest.raises(UnsupportedModelError, match=r"holds the whole model.embed_tokens, which"):
+    with pytest.raises(UnsupportedModelError, match=r"contains the whole model.embed_tokens, but"):
         save_adapter(tmp_path / "broken", tensors, replace(config, modules_to_save=["lm_head"]))
     resized = {**tensors, HEAD.replace("weight", "modules_to_save.weight"): tensors[HEAD]}
-    with pytest.raises(UnsupportedModelError, match=r"the whole lm_head\.modules_to_save, which"):
+    with pytest.raises(UnsupportedModelError, match=r"the whole lm_head\.modules_to_save, but"):
         save_adapter(tmp_path / "broken", resized, replace(config, ensure_weight_tying=True))
     assert json.loads((place / "both/adapter/adapter_config.json").read_text())["modules_to_save"]

@@ -115,7 +115,7 @@ def test_what_cannot_be_compiled_gives_way_once(own, folder):
     # The next run begins with what is right, and says why.
     own.profile = MATRIX
     avoid_what_is_wrong(own)
-    assert own.profile.gemm_kind == "tiled" and "wrongly before" in own.notes[-1]
+    assert own.profile.gemm_kind == "tiled" and "gave wrong results before" in own.notes[-1]
     assert_trains_rightly(own, folder)
 
 
@@ -126,7 +126,7 @@ def test_what_ended_the_process_is_not_checked_again(own, monkeypatch):
     )
     avoid_what_is_wrong(own)
     assert (own.profile.gemm_kind, own.profile.attention_kind) == ("matrix", "tiled")
-    assert "ended the process before" in own.notes[-1]
+    assert "crashed before" in own.notes[-1]
 
 
 def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypatch):
@@ -142,7 +142,7 @@ def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypat
 @pytest.mark.slow
 def test_where_nothing_plainer_is_left_it_is_an_error(own, folder, broken):
     broken("v += load_residual(at);", "")
-    with pytest.raises(DeviceError, match=r"does not compute rightly.*update the driver"):
+    with pytest.raises(DeviceError, match=r"gives wrong results.*update the driver"):
         settled(own, folder, TILED)
 
 
