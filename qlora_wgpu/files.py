@@ -25,6 +25,9 @@ _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NO
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How text in UTF-16 begins, as PowerShell's ``>`` writes it; UTF-8 never begins so."""
 
+LFS_PREFIX = b"version https://git-lfs"
+"""The start of a Git LFS pointer, in place of the file."""
+
 BUFFER_BYTES = 8192  # Python 3.14 would take 128 KiB for each open file
 
 _KINDS = {

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
-from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
+from qlora_wgpu.checkpoint.gguf_file import part_names, split_name
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.files import exists, is_dir
 

@@ -12,23 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX
-from qlora_wgpu.config.yaml import json_object
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import file_bytes, is_file, open_file
-from qlora_wgpu.limits import MODEL_JSON_BYTES
-
-
-def read_json_object(path: Path, most: int = MODEL_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object."""
-    try:
-        raw = file_bytes(path, most)
-    except OSError as err:
-        raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
-    if raw.startswith(LFS_PREFIX):
-        raise CheckpointError(f"{path} is a Git LFS pointer, not the file: run git lfs pull")
-    return json_object(raw, path, CheckpointError)
-
+from qlora_wgpu.files import is_file, open_file
 
 MANIFEST = "manifest.json"
 _VERSION = 1

@@ -31,13 +31,11 @@ from safetensors import safe_open
 from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint.atomic import final_name, write_pieces
 from qlora_wgpu.errors import CheckpointError, brief, reason
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import LFS_PREFIX, open_file
 from qlora_wgpu.limits import DIMENSIONS, HEADER_BYTES, TENSORS
 from qlora_wgpu.mapped_files import map_file, pieces
 
 # ---- files of another kind -----------------------------------------------------------------------
-
-LFS_PREFIX = b"version https://git-lfs"
 
 _KINDS = (
     (LFS_PREFIX, "is a Git LFS pointer, not the weights: run git lfs pull"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.cache_folder import folder_of_this_process
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import CONFIG, GENERATION, copy_tokenizer
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.files import file_bytes, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES

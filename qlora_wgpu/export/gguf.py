@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.checkpoint.gguf.file import StoredTensor
-from qlora_wgpu.checkpoint.gguf.header import ElementType
+from qlora_wgpu.checkpoint.gguf_file import ElementType, StoredTensor
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import MARGIN, check_disk_space
 from qlora_wgpu.export.gguf_tensors import (

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import changed, config_of_run, find_run
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.data.dataset import encoded_examples
 from qlora_wgpu.data.gguf_vocabulary import (

@@ -7,8 +7,8 @@ from contextlib import suppress
 from os import PathLike
 from typing import Any
 
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.files import exists
 from qlora_wgpu.report.page import inline

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
+from qlora_wgpu.checkpoint.quantized import PlannedFormats
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 

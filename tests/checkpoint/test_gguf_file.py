@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from support.gguf_files import keys_of, random_weights, tensors_of, write_gguf, write_model
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf.header import TYPES
+from qlora_wgpu.checkpoint.gguf_file import TYPES
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export import merge
 from qlora_wgpu.model.pretrained import Pretrained

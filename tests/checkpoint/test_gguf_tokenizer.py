@@ -13,7 +13,7 @@ from support.gguf_files import byte_vocabulary, keys_of, random_weights, tensors
 from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TokenizerError
 

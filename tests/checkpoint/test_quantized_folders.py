@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
+from qlora_wgpu.checkpoint.quantized import PlannedFormats
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "formats.npz"

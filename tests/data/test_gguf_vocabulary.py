@@ -10,7 +10,7 @@ from checkpoint.test_gguf_tokenizer import as_read, odd_texts
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.gguf_vocabulary import cutting_note, pre_tokenizer_name, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError

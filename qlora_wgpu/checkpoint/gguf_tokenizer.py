@@ -1,4 +1,4 @@
-"""The tokenizer.json and tokenizer_config.json of what a GGUF file says of its vocabulary."""
+"""tokenizer.json and tokenizer_config.json, made from a GGUF file's vocabulary."""
 
 from __future__ import annotations
 
