@@ -1,8 +1,7 @@
 """GGUF files, mapped into memory: their header, and one or all parts of a split model.
 
-gguf's own reader makes an array of every string of the vocabulary, 10 s and 700 MB for one of
-262,144 tokens, and takes strings that are longer than the file; here nothing is believed that the
-file has no bytes for.
+gguf's own reader takes 10 s and 700 MB for a vocabulary of 262,144 tokens, since it makes an array
+for each string, and accepts strings longer than the file. This one trusts no length in the header.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from qlora_wgpu.mapped_files import map_file
 class ElementType:
     """An element type."""
 
-    number: int  # what the file calls it
-    name: str  # what llama.cpp calls it, for example "Q4_K"
-    block: int  # neighbours in a row that are stored together
-    nbytes: int  # bytes of such a block
-    is_float: bool = False  # whether elements are floating-point numbers as they are
+    number: int  # in files
+    name: str  # llama.cpp's, for example "Q4_K"
+    block: int  # elements of a block
+    nbytes: int  # bytes of a block
+    is_float: bool = False  # whether elements are plain floats
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row."""
@@ -58,7 +57,7 @@ FLOATS = {
     28: ElementType(28, "F64", 1, 8, True),
     30: ElementType(30, "BF16", 1, 2, True),
 }
-"""Types that weights are read from as they are."""
+"""Types of unquantized weights."""
 
 _QUANTIZED = (
     *((2, "Q4_0", 32, 18), (3, "Q4_1", 32, 20), (6, "Q5_0", 32, 22), (7, "Q5_1", 32, 24)),
@@ -75,19 +74,19 @@ _OTHERS = (
 )
 
 QUANTIZED = {entry[0]: ElementType(*entry) for entry in _QUANTIZED}
-"""Types whose blocks become floating-point numbers."""
+"""Types that can be dequantized."""
 
 TYPES = FLOATS | QUANTIZED | {entry[0]: ElementType(*entry) for entry in _OTHERS}
-"""All that are known, by number; those beside the others are in no weights that are read."""
+"""All known types, by number; others than ``FLOATS`` and ``QUANTIZED`` are not read."""
 
 
 # ---- the header ----------------------------------------------------------------------------------
 
 MAGIC = b"GGUF"
-_VERSIONS = (2, 3)  # 1 had other counts; big-endian files have 3, too, with its bytes swapped
+_VERSIONS = (2, 3)  # 1 had other counts; big-endian files have 3 with its bytes swapped
 _DIMENSIONS = 4
-_ALIGNMENT = 32  # where no key says it
-_MOST_ALIGNED = 1 << 20
+_ALIGNMENT = 32  # the default
+_MAX_ALIGNMENT = 1 << 20
 _DAMAGED = "download or copy it again"
 
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"}
@@ -97,26 +96,26 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor's type, shape and place."""
+    """A tensor's type, shape and place in the file."""
 
-    type: ElementType  # its element type
-    shape: tuple[int, ...]  # its dimensions, rows before columns as NumPy has them
-    begin: int  # its first byte in the file
-    end: int  # the byte after its last
+    type: ElementType
+    shape: tuple[int, ...]  # rows before columns, as in NumPy
+    begin: int  # first byte in the file
+    end: int  # byte after the last
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself."""
+    """A file's header."""
 
-    # Values by key: numbers, flags, text, NumPy arrays of numbers, lists of strings as bytes
+    # Values by key: numbers, booleans, text, NumPy arrays of numbers, lists of strings as bytes
     metadata: dict[str, Any]
-    tensors: dict[str, TensorPlace]  # where each tensor lies, by its name
-    nbytes: int  # bytes of the header
+    tensors: dict[str, TensorPlace]  # by name
+    nbytes: int  # of the header
 
 
 def read_header(data: memoryview) -> Header:
-    """Reads and checks the header of a file of these bytes."""
+    """Reads and checks the header of a file."""
     size = len(data)
     if size < 24:
         raise HeaderError(f"is not a GGUF file: it has only {size} bytes")
@@ -127,26 +126,27 @@ def read_header(data: memoryview) -> Header:
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         if swapped in _VERSIONS:
-            raise HeaderError("was written for big-endian machines: take the usual file")
+            raise HeaderError("is for big-endian machines: use the little-endian file")
         raise HeaderError(
-            f"has version {version} of GGUF, but {' and '.join(map(str, _VERSIONS))} are read: "
-            "convert the model anew with a llama.cpp of this year"
+            f"has GGUF version {version}, which is not supported (supported: "
+            f"{', '.join(map(str, _VERSIONS))}): convert the model with a current llama.cpp"
         )
     num_tensors, num_keys = cursor.number("<Q"), cursor.number("<Q")
-    for count, most, what in ((num_tensors, TENSORS, "tensors"), (num_keys, GGUF_KEYS, "keys")):
-        if count > most:
-            raise HeaderError(f"says it has {count} {what}, more than the {most:,} allowed")
+    for count, limit, what in ((num_tensors, TENSORS, "tensors"), (num_keys, GGUF_KEYS, "keys")):
+        if count > limit:
+            raise HeaderError(f"has {count} {what}, more than the {limit:,} allowed")
     metadata = _read_metadata(cursor, num_keys)
     entries = [_read_entry(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
-    if type(alignment) is not int or not _is_power_of_two(alignment):
-        raise HeaderError(f"has general.alignment {brief(alignment)}, which is no power of two")
+    is_valid = type(alignment) is int and 0 < alignment <= _MAX_ALIGNMENT
+    if not is_valid or alignment & (alignment - 1):
+        raise HeaderError(f"has general.alignment {brief(alignment)}, which is not a power of two")
     begin = -(-cursor.at // alignment) * alignment
     return Header(metadata, _places(entries, begin, alignment, size), cursor.at)
 
 
 class _Cursor:
-    """Reads from the beginning on; everything is checked against what is there."""
+    """Reads a header from the beginning, and never beyond the file's bytes."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -168,7 +168,7 @@ class _Cursor:
         return taken
 
     def number(self, form: str) -> int:
-        """The next whole number."""
+        """The next number, in ``struct``'s format."""
         value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
         return value
 
@@ -177,11 +177,13 @@ class _Cursor:
         return bytes(self.take(self.number("<Q"), what))
 
     def strings(self, count: int, what: str) -> list[bytes]:
-        """As many strings as an array has."""
+        """The next ``count`` strings."""
         if count > (self._size - self.at) // 8:
-            self.take(8 * count, what)  # which there are not
+            self.take(8 * count, what)  # raises
         if count > GGUF_STRINGS:
-            raise HeaderError(f"has {what} with {count:,} strings, more than {GGUF_STRINGS:,}")
+            raise HeaderError(
+                f"has {what} with {count:,} strings, more than the {GGUF_STRINGS:,} allowed"
+            )
         return [self.string(what) for _ in range(count)]
 
 
@@ -209,44 +211,44 @@ def _read_value(cursor: _Cursor, kind: int, key: str) -> Any:
 
 def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> Any:
     if kind not in _NUMBERS:
-        raise HeaderError(f"has {what} of type {kind}, which is not known: {_DAMAGED}")
+        raise HeaderError(f"has {what} of unknown type {kind}: {_DAMAGED}")
     dtype = np.dtype(_NUMBERS[kind])
     return np.frombuffer(bytes(cursor.take(dtype.itemsize * count, what)), dtype)
 
 
-def _text(raw: bytes, what: str, most: int) -> str:
-    if len(raw) > most:
-        raise HeaderError(f"has {what} of {len(raw):,} bytes, more than the {most:,} allowed")
+def _text(raw: bytes, what: str, limit: int) -> str:
+    if len(raw) > limit:
+        raise HeaderError(f"has {what} of {len(raw):,} bytes, more than the {limit:,} allowed")
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise HeaderError(f"has {what} that is no UTF-8: {_DAMAGED}") from None
+        raise HeaderError(f"has {what} that is not valid UTF-8: {_DAMAGED}") from None
 
 
 _Entry = tuple[str, ElementType, tuple[int, ...], int]
 
 
 def _read_entry(cursor: _Cursor) -> _Entry:
-    """A tensor's name, type, shape, and place behind the header."""
+    """A tensor's name, type, shape, and offset after the header."""
     name = _text(cursor.string("a tensor's name"), "a tensor's name", GGUF_NAME_BYTES)
     what = f"tensor {brief(name)}"
     count = cursor.number("<I")
     if not 1 <= count <= _DIMENSIONS:
-        raise HeaderError(f"gives {what} {count} dimensions, not 1 to {_DIMENSIONS}: {_DAMAGED}")
+        raise HeaderError(f"has {what} with {count} dimensions, not 1 to {_DIMENSIONS}: {_DAMAGED}")
     sizes = tuple(cursor.number("<Q") for _ in range(count))
     number, offset = cursor.number("<I"), cursor.number("<Q")
     if number not in TYPES:
         raise HeaderError(
-            f"stores {what} as type {number}, which is not known (known: "
+            f"has {what} of unknown type {number} (known: "
             f"{', '.join(t.name for t in TYPES.values())})"
         )
     if not all(sizes) or math.prod(sizes) > MATRIX_ELEMENTS:
-        raise HeaderError(f"gives {what} the shape {brief(sizes[::-1])}: {_DAMAGED}")
+        raise HeaderError(f"has {what} of invalid shape {brief(sizes[::-1])}: {_DAMAGED}")
     kind = TYPES[number]
     if sizes[0] % kind.block:
         raise HeaderError(
-            f"stores {what} as {kind.name}, whose blocks have {kind.block} elements, in rows of "
-            f"{sizes[0]}: {_DAMAGED}"
+            f"has {what} with rows of {sizes[0]} elements, not a multiple of {kind.name}'s blocks "
+            f"of {kind.block}: {_DAMAGED}"
         )
     return name, kind, sizes[::-1], offset
 
@@ -260,7 +262,8 @@ def _places(entries: list[_Entry], begin: int, alignment: int, size: int) -> dic
             raise HeaderError(f"has the tensor {brief(name)} twice: {_DAMAGED}")
         if offset % alignment:
             raise HeaderError(
-                f"puts tensor {brief(name)} at {offset}, no multiple of {alignment}: {_DAMAGED}"
+                f"has tensor {brief(name)} at offset {offset}, not a multiple of {alignment}: "
+                f"{_DAMAGED}"
             )
         if end > size:
             raise HeaderError(
@@ -268,21 +271,16 @@ def _places(entries: list[_Entry], begin: int, alignment: int, size: int) -> dic
                 f"has {size}; {_DAMAGED}"
             )
         places[name] = TensorPlace(kind, shape, first, end)
-    _check_apart(places)
-    return places
-
-
-def _check_apart(places: dict[str, TensorPlace]) -> None:
     ordered = sorted(places.items(), key=lambda item: item[1].begin)
     for (one, first), (other, second) in pairwise(ordered):
         if second.begin < first.end:
             raise HeaderError(
-                f"puts the tensors {brief(one)} and {brief(other)} into one place: {_DAMAGED}"
+                f"is damaged: tensors {brief(one)} and {brief(other)} overlap; {_DAMAGED}"
             )
+    return places
 
 
-def _is_power_of_two(value: int) -> bool:
-    return 0 < value <= _MOST_ALIGNED and value & (value - 1) == 0
+# ---- the file ------------------------------------------------------------------------------------
 
 
 SUFFIX = ".gguf"
@@ -291,28 +289,28 @@ _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor as a file has it."""
+    """A tensor as stored."""
 
-    place: TensorPlace  # its type and shape
-    data: npt.NDArray[np.uint8]  # its bytes, a view of the file, or made of the metadata
+    place: TensorPlace
+    data: npt.NDArray[np.uint8]  # a view of the file, or from the metadata
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:
-        """(rows, bytes of a row): blocks lie along rows."""
+        """(rows, bytes of a row)."""
         return self.data.reshape(-1, self.place.type.row_bytes(self.place.shape[-1]))
 
 
 class GGUFFile:
-    """An open model; nothing but its header is read before it is asked for.
+    """An open model; tensors are read on demand.
 
     Attributes:
-        path: The file, or the first of its parts.
+        path: The file, or the first part of a split model.
         paths: All parts.
-        metadata: Values by key, as ``Header`` has them.
+        metadata: Values by key, as in ``Header``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a file and checks its header; of a split model any part names all."""
+        """Opens a file, or all parts of a split model by the path of any."""
         paths = parts_of(Path(path))
         self.path, self.paths = paths[0], tuple(paths)
         parts = [_open(part) for part in paths]
@@ -320,24 +318,24 @@ class GGUFFile:
         _check_parts(paths, [header for header, _ in parts])
         self._headers: list[npt.NDArray[np.uint8]] = []
         self._tensors: dict[str, StoredTensor] = {}
-        self._made: dict[str, StoredTensor] = {}
+        self._numbers: dict[str, StoredTensor] = {}
         for part, (header, data) in zip(paths, parts, strict=True):
             self._headers.append(data[: header.nbytes])
             for name, place in header.tensors.items():
                 if name in self._tensors:
-                    raise CheckpointError(f"{part} holds {brief(name)}, as another part does")
+                    raise CheckpointError(f"{part}: another part also has tensor {brief(name)}")
                 self._tensors[name] = StoredTensor(place, data[place.begin : place.end])
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def names(self) -> list[str]:
-        """All tensors, by the names that llama.cpp has for them."""
+        """All tensors, by llama.cpp's names."""
         return list(self._tensors)
 
     def tensor(self, name: str) -> StoredTensor:
-        """A tensor by such a name."""
-        found = self._tensors.get(name) or self._made.get(name)
+        """A tensor by llama.cpp's name."""
+        found = self._tensors.get(name) or self._numbers.get(name)
         if found is None:
             raise CheckpointError(
                 f"{self.path} has no tensor {brief(name)}{nearest(name, self.names())}"
@@ -345,21 +343,21 @@ class GGUFFile:
         return found
 
     def add_number(self, name: str, value: float) -> None:
-        """Adds a number of the metadata as what ``tensor`` finds; ``names`` has it not."""
+        """Makes a number of the metadata available by ``tensor``, but not in ``names``."""
         data = np.array([value], "<f4").view(np.uint8)
         place = TensorPlace(TYPES[0], (1,), 0, data.nbytes)
-        self._made[name] = StoredTensor(place, data)
+        self._numbers[name] = StoredTensor(place, data)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
-        """A small tensor of floating-point numbers."""
+        """A tensor in float32."""
         place = self.tensor(name).place
         if place.type.name != "F32":
-            raise CheckpointError(f"{self.path}: {name} is stored as {place.type.name}, not as F32")
+            raise CheckpointError(f"{self.path}: {name} must be F32, got {place.type.name}")
         return self.tensor(name).data.view("<f4").reshape(place.shape)
 
     @cached_property
     def header_digest(self) -> str:
-        """A hash of all headers, which tell everything but the weights."""
+        """A hash of all headers."""
         digest = hashlib.sha256()
         for header in self._headers:
             digest.update(header.data)
@@ -367,7 +365,7 @@ class GGUFFile:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of a model, by the name of one: itself, or the parts of one that was split."""
+    """The path, or all parts of a split model."""
     split = split_name(path.name)
     if split is None:
         return [path]
@@ -376,19 +374,19 @@ def parts_of(path: Path) -> list[Path]:
     missing = [part.name for part in parts if not is_there(part)]
     if missing:
         raise CheckpointError(
-            f"{path.parent} lacks {missing[0]} ({len(missing)} of {count} parts are missing): "
-            "download all of them"
+            f"{missing[0]} is missing from {path.parent} ({len(missing)} of {count} parts are "
+            "missing): download all of them"
         )
     return parts
 
 
 def part_names(base: str, count: int) -> list[str]:
-    """The names of a split model's files."""
+    """The file names of a split model."""
     return [f"{base}-{number:05}-of-{count:05}{SUFFIX}" for number in range(1, count + 1)]
 
 
 def split_name(name: str) -> tuple[str, int] | None:
-    """What the names of a split model's parts begin with, and how many there are; None if none."""
+    """The common start of a split model's file names, and their number; None if not split."""
     found = _PART.fullmatch(name)
     return None if found is None or int(found[3]) == 0 else (found[1], int(found[3]))
 
@@ -410,14 +408,14 @@ def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
 
 
 def _check_parts(paths: list[Path], headers: list[Header]) -> None:
-    """Makes sure that each part is what its name says."""
+    """Checks that each part has the number in its name."""
     for number, (path, header) in enumerate(zip(paths, headers, strict=True)):
         count, place = (header.metadata.get(f"split.{key}") for key in ("count", "no"))
         if len(paths) == 1 and count in (None, 0, 1):
             continue
         if count != len(paths) or place != number:
             raise CheckpointError(
-                f"{path} says that it is part {brief(place)} of {brief(count)} parts, counted from "
-                f"0, but its name says {number} of {len(paths)}: name the parts as llama.cpp's "
-                "gguf-split did, NAME-00001-of-0000N.gguf"
+                f"{path} is part {brief(place)} of {brief(count)} by its metadata, but part "
+                f"{number} of {len(paths)} by its name (counted from 0): name the parts as "
+                "llama.cpp's gguf-split does, NAME-00001-of-0000N.gguf"
             )

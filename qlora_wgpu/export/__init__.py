@@ -1,4 +1,4 @@
-"""Results for other programs: merged models, 4-bit folders, GGUF adapters."""
+"""Exports for other programs: merged models, 4-bit folders, GGUF files."""
 
 from qlora_wgpu.export.folders import quantize_folder
 from qlora_wgpu.export.gguf import export_gguf

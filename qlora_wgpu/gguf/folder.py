@@ -32,7 +32,7 @@ from qlora_wgpu.gguf.architectures import find_architecture
 from qlora_wgpu.gguf.config import read_config
 from qlora_wgpu.gguf.placements import TensorMapping, tensor_map
 from qlora_wgpu.limits import MODEL_JSON_BYTES
-from qlora_wgpu.mapped_files import let_go
+from qlora_wgpu.mapped_files import release_pages
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, repack_ggml
 from qlora_wgpu.weight_format import WeightFormat
 
@@ -324,7 +324,7 @@ class GGUFFolder(ModelFolder):
         """Releases the weight that was read before, so that only one is in memory."""
         if self._read_last is not None:
             for leaf in self.placements[self._read_last].leaves:
-                let_go(self.file.tensor(leaf.stored).data)
+                release_pages(self.file.tensor(leaf.stored).data)
         self._read_last = name
         if self.on_read is not None:
             self.on_read(name)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import WINDOW, Storage
-from qlora_wgpu.mapped_files import expect
+from qlora_wgpu.mapped_files import prefetch
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
@@ -71,7 +71,7 @@ class WeightGroup:
     def prefetch(self) -> None:
         """Lets the operating system read ahead what is in files."""
         for chunk in self.chunks.values():
-            expect(chunk)
+            prefetch(chunk)
 
     def show(self, data: npt.NDArray[Any]) -> None:
         """Takes all of its bytes where they are, without a copy."""

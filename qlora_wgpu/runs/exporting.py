@@ -31,7 +31,7 @@ from qlora_wgpu.data.ollama.modelfile import modelfile
 from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError, QLoRAError, TokenizerError
 from qlora_wgpu.export import export_gguf
-from qlora_wgpu.export.folders import take_over_prompts
+from qlora_wgpu.export.folders import copy_prompt_files
 from qlora_wgpu.export.gguf import gguf_model
 from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import Base, MergedWeights
@@ -419,7 +419,7 @@ def _text_folder(folder: ModelFolder, adapter: str) -> Iterator[Path]:
         for name in ("config.json", GENERATION):
             if is_there(source / name):
                 (made / name).write_bytes(file_bytes(source / name, MODEL_JSON_BYTES))
-        take_over_prompts(Path(adapter), made)
+        copy_prompt_files(Path(adapter), made)
         yield made
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_hint
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
@@ -99,7 +99,7 @@ def base_in(settings: Config) -> str:
         hint = path_hint(Path(path).expanduser()) or _model_like(Path(path))
         if not hint:
             hint = f"if it lies elsewhere now, {set_it}"
-            if wanted := owner_wanted(path):
+            if wanted := owner_hint(path):
                 hint += f"; {wanted}"
         raise ConfigError(f"there is no model folder {path}: {hint}")
     return path

@@ -151,5 +151,5 @@ def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
     plain = vocabulary_keys(Tokenizer.from_folder(folder), folder, size, joins_pairs=True)
     assert plain["tokenizer.ggml.model"] == "llama"  # which has a space before each text
     keys["tokenizer.ggml.merges"][3] = "alone"
-    with pytest.raises(TokenizerError, match="merges that is no pair"):
+    with pytest.raises(TokenizerError, match="merges that is not a pair"):
         read_back(keys, tmp_path / "wrong", tmp_path / "m.gguf")

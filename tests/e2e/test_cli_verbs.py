@@ -251,7 +251,7 @@ def test_quantize(place, double):
     stored = QLoRAModel.from_pretrained(place / out, lora, None, "float32").base_state_dict()
     assert all(np.array_equal(array, stored[name]) for name, array in own.items())
     assert "is quantized already" in refused(place, "quantize", "--model", out, "--out", "twice")
-    assert "original weights are not known" in refused(
+    assert "original weights are unknown" in refused(
         place, "merge", "--model", out, "--adapter", "out/adapter", "--out", "from-q4"
     )
     merged = run_here("merge", "--model", out, "--adapter", "out/adapter", "--base", "dequantized",

@@ -264,7 +264,7 @@ def test_mistakes(place) -> None:
         (("export", "out", "--adapter-only", "--type", "f16"), "--type is for whole models"),
         ((*named, "--model", "other"), "does not fit other"),
         ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
-        ((*named, "--model", "gone"), "there is no model folder 'gone'"),
+        ((*named, "--model", "gone"), "model folder 'gone' does not exist"),
     ):
         done = run_here(*args, cwd=place)
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)

@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_used_is_told_in_one_sentence(home, how):
 def test_without_a_home_folder_nothing_is_kept_in_the_present_one(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: "~/.cache/qlora-wgpu")
-    assert "no absolute path" in cache_problem()
+    assert "not an absolute path" in cache_problem()
     write_cache_file(cache_path("tuning.json"), "[1]")
     assert not list(tmp_path.iterdir())
     (tmp_path / "~" / ".cache" / "qlora-wgpu").mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_a_user_without_a_home_folder(monkeypatch):
         raise RuntimeError("could not determine the home directory")
 
     monkeypatch.setattr("platformdirs.user_cache_dir", nowhere)
-    assert "no absolute path" in cache_problem()
+    assert "not an absolute path" in cache_problem()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has no such owners")

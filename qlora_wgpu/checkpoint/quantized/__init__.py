@@ -47,14 +47,14 @@ from qlora_wgpu.quant.safetensors_formats import (
 )
 from qlora_wgpu.weight_format import WHOLE
 
-_READ = (
+_SUPPORTED = (
     "bitsandbytes' NF4, FP4 and LLM.int8, AWQ, GPTQ and AutoRound, compressed-tensors, FP8 with a "
     "scale for each tile, row or tensor, NVFP4, and gpt-oss's MXFP4"
 )
 
 
 def quantized_files(path: Path, files: Files, config: Mapping[str, Any]) -> QuantizedFiles:
-    """A folder's quantized weights, of which there may be none."""
+    """A folder's quantized weights, if it has any."""
     quantization = config.get("quantization_config")
     if quantization is None:
         return QuantizedFiles(files, config, Int8Weight, FourBitWeight)
@@ -85,7 +85,8 @@ def quantized_files(path: Path, files: Files, config: Mapping[str, Any]) -> Quan
         return QuantizedFiles(files, config, Nvfp4Weight)
     what = brief(method).strip("'") + (f" ({form[:80]})" if form else "")
     raise UnsupportedModelError(
-        f"{path} is quantized with {what}, but only {_READ} are read: take the unquantized model"
+        f"{path} is quantized with {what}, which is not supported (supported: {_SUPPORTED}): use "
+        "the unquantized model"
     )
 
 
@@ -99,21 +100,22 @@ def _tile(path: Path, quantization: Mapping[str, Any]) -> tuple[int, int] | None
         or not all(type(length) is int and 0 < length < 2**20 for length in size)
     ):
         raise CheckpointError(
-            f"{path / 'config.json'}: weight_block_size of quantization_config must be two sizes, "
-            f"got {brief(size)}"
+            f"{path / 'config.json'}: weight_block_size of quantization_config must be a list of "
+            f"two sizes, got {brief(size)}"
         )
     return size[0], size[1]
 
 
-_USUAL_BLOCKSIZE = 64  # of bitsandbytes, which does not write it into config.json
+# ---- plans without weights -----------------------------------------------------------------------
+
+_BLOCKSIZE = 64  # bitsandbytes' default, which it does not write into config.json
 _SKIPPED = ("llm_int8_skip_modules", "modules_to_not_convert", "ignore")
 
 
 class PlannedFormats:
-    """The formats that a ``quantization_config`` asks for."""
+    """The formats of weights, from a ``quantization_config`` alone."""
 
     def __init__(self, quantization: Mapping[str, Any]) -> None:
-        """Notes it."""
         self._config = as_awq_or_gptq(quantization, "config.json")
         self._groups = None
         if quantization.get("quant_method") == "compressed-tensors":
@@ -123,7 +125,7 @@ class PlannedFormats:
         self._skipped = [name for name in names if isinstance(name, str)]
 
     def format(self, name: str, columns: int) -> WeightFormat | None:
-        """The format of a weight of so many columns; None of one that is kept in floats."""
+        """The format of a weight with this many columns; None if it is not quantized."""
         module = name.removesuffix(".weight")
         if self._groups is not None:
             group = None if self._groups.is_ignored(module) else self._groups.of(module)
@@ -137,8 +139,8 @@ class PlannedFormats:
         method = config.get("quant_method", "bitsandbytes")
         kind = str(config.get("format") or config.get("quant_algo") or method).lower()
         if method in ("awq", "gptq"):
-            own = config.get("extra_config")
-            layer = own.get(module) if isinstance(own, Mapping) else None
+            layers = config.get("extra_config")
+            layer = layers.get(module) if isinstance(layers, Mapping) else None
             layer = {**config, **layer} if isinstance(layer, Mapping) else config
             bits, group = _size(layer, "bits", 4), _size(layer, "group_size", 128)
             if bits > 8:
@@ -152,18 +154,18 @@ class PlannedFormats:
             return MXFP4
         if config.get("load_in_8bit") or config.get("_load_in_8bit"):
             return INT8
-        return nf4_format(_USUAL_BLOCKSIZE, config.get("bnb_4bit_use_double_quant") is True)
+        return nf4_format(_BLOCKSIZE, config.get("bnb_4bit_use_double_quant") is True)
 
-    def _fp8(self, usual: tuple[int, int]) -> WeightFormat:
+    def _fp8(self, default: tuple[int, int]) -> WeightFormat:
         tile = self._config.get("weight_block_size")
         sizes: list[Any] = tile if isinstance(tile, list) and len(tile) == 2 else [None]
         if all(type(size) is int and size > 0 for size in sizes):
             return fp8_format("F8_E4M3", (sizes[0], sizes[1]))
-        return fp8_format("F8_E4M3", usual)
+        return fp8_format("F8_E4M3", default)
 
 
 def _of_group(group: Group, columns: int) -> WeightFormat:
-    """The format of a weight of a group of compressed-tensors."""
+    """The format of a weight in a group of compressed-tensors."""
     if group.kind == PACKED:
         return packed_format(group.bits, group.tile, columns, has_zeros=group.has_zeros)
     if group.kind == INT:
@@ -173,13 +175,13 @@ def _of_group(group: Group, columns: int) -> WeightFormat:
     return MXFP4 if group.kind == MXFP4_KIND else NVFP4
 
 
-def _size(config: Mapping[str, Any], key: str, usual: int) -> int:
+def _size(config: Mapping[str, Any], key: str, default: int) -> int:
     value = config.get(key)
-    return value if type(value) is int and (value > 0 or value == -1) else usual
+    return value if type(value) is int and (value > 0 or value == -1) else default
 
 
 def _is_skipped(module: str, key: str) -> bool:
-    """As transformers matches names: whole parts anywhere, any ending, or a * for any of them."""
+    """As transformers matches names: by parts of the path, by endings, or by a pattern with *."""
     if "*" in key:
         return fnmatchcase(f".{module}.", f"*.{key}.*")
     return f".{key}." in f".{module}." or module.endswith(key)
