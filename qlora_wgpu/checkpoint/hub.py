@@ -58,12 +58,10 @@ def download_bars(name: str) -> Iterator[type[Any]]:
                 super().display(*args, **options)
             elif now >= DownloadBar.printed_at + _BETWEEN_LINES and self.total and not self.disable:
                 DownloadBar.printed_at = now
-                sys.stderr.write(f"downloading {name}: {self._amounts()}\n")
-
-        def _amounts(self) -> str:
-            if self.unit != "B":
-                return f"{self.n} of {self.total} files"
-            return " of ".join(f"{self.format_sizeof(n)}B" for n in (self.n, self.total))
+                amounts = f"{self.n} of {self.total} files"
+                if self.unit == "B":
+                    amounts = " of ".join(f"{self.format_sizeof(n)}B" for n in (self.n, self.total))
+                sys.stderr.write(f"downloading {name}: {amounts}\n")
 
         def update(self, *args: Any) -> Any:
             if stopped.is_set():

@@ -104,7 +104,10 @@ def check_header(raw: bytes, data_bytes: int) -> None:
         raise HeaderError(f"is damaged: its header is not JSON ({err})") from err
     if not isinstance(header, dict):
         raise HeaderError("is damaged: its header is not a JSON object")
-    _check_metadata(header.pop("__metadata__", None))
+    metadata = header.pop("__metadata__", None)
+    is_map = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    if metadata is not None and not is_map:
+        raise HeaderError("is damaged: its metadata is not a map of strings")
     places = {name: _place(name, value) for name, value in header.items()}
     _check_cover(places, data_bytes, 8 + len(raw))
 
@@ -115,13 +118,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise HeaderError(f"is damaged: its header lists {brief(twice)} twice")
     return result
-
-
-def _check_metadata(value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise HeaderError("is damaged: its metadata is not a map of strings")
 
 
 def _place(name: str, value: Any) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from qlora_wgpu.gguf.architecture import (
     ModelKeys,
     Pair,
     check_scales,
+    window_pattern,
 )
 from qlora_wgpu.gguf.gemma4 import read_gemma4, write_gemma4
 from qlora_wgpu.gguf.mixtures import COUNTS, SHARED, by_softmax, counts, shared_size
@@ -134,7 +136,11 @@ _ROWS = (
             **by_softmax(normalized=True), **_SECTIONS,
             SHARED: shared_size("moe_num_shared_experts", "moe_intermediate_size"),
         },
-        write=(check_scales, mixtures.check_after_dense, mixtures.check_ernie_router), biases=(),
+        write=(
+            check_scales, mixtures.check_after_dense,
+            partial(mixtures.check_router, sigmoid=False),
+        ),
+        biases=(),
     ),
     GGUFArchitecture(
         "lfm2moe", ("lfm2_moe",), "Lfm2MoeForCausalLM",
@@ -148,7 +154,8 @@ _ROWS = (
         },
         allowed={**by_softmax(normalized=True), "expert_gating_func": (2,)}, epsilon="norm_eps",
         hybrid=True, read=mixers.read_convolutions, write=(
-            mixers.write_convolutions, mixtures.check_after_dense, mixtures.check_lfm2_router,
+            mixers.write_convolutions, mixtures.check_after_dense,
+            partial(mixtures.check_router, sigmoid=True),
         ),
         is_square=True,
     ),
@@ -292,7 +299,8 @@ _ROWS = (
     GGUFArchitecture(
         "cohere2", ("cohere2",), "Cohere2ForCausalLM", keys=(_LOGIT_SCALE, _WINDOW),
         fixed={"attention_bias": False}, allowed={"rope.freq_base_swa": (_as("rope_theta"),)},
-        default_scale=False, **_LAYER_NORM, read=families.read_cohere2,
+        default_scale=False, **_LAYER_NORM,
+        read=lambda keys, file, config: window_pattern(keys, config, 4),
         write=(families.check_cohere,), head="tied", is_square=True, biases=(), windows="periodic",
     ),
     GGUFArchitecture(
@@ -308,7 +316,8 @@ _ROWS = (
         keys=(Pair("use_parallel_residual", "use_parallel_residual", True),),
         fixed={"hidden_act": "gelu_new"}, flags={"attention_bias": "blk.0.attn_qkv.bias"},
         allowed={"attention.head_count_kv": (_as("num_attention_heads"),)},
-        rotated_share="rotary_pct", **_LAYER_NORM, read=families.read_gpt_neox,
+        rotated_share="rotary_pct", **_LAYER_NORM,
+        read=lambda keys, file, config: {"rotary_emb_base": config["rope_theta"]},
         write=(families.check_biased,), head="own", is_square=True,
         biases=("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"), activation=_GELU,
         approximates=("gelu",),
@@ -320,8 +329,8 @@ _ROWS = (
     ),
     GGUFArchitecture(
         "apertus", ("apertus",), "ApertusForCausalLM", fixed={"hidden_act": "xielu"},
-        flags={"attention_bias": BIAS}, read=families.read_apertus, write=(families.check_apertus,),
-        head="own", scalars=XIELU, scalings=_FACTORS,
+        flags={"attention_bias": BIAS}, read=families.read_apertus, head="own", activation="xielu",
+        scalars=XIELU, scalings=_FACTORS,
     ),
     GGUFArchitecture(
         "lfm2", ("lfm2",), "Lfm2ForCausalLM", keys=(Pair("shortconv.l_cache", "conv_L_cache"),),

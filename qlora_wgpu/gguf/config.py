@@ -12,7 +12,6 @@ from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.parts.config import ConfigReader
 from qlora_wgpu.families.parts.decoder import Decoder
-from qlora_wgpu.families.parts.mlp import XIELU
 from qlora_wgpu.families.parts.norm import LayerNorm
 from qlora_wgpu.gguf.architecture import (
     MTP_LAYERS,
@@ -186,7 +185,5 @@ def _check_parts(keys: ModelKeys) -> None:
             note = f"llama.cpp approximates the activation {activation} by {llama_cpp.activation}"
             if note not in keys.notes:
                 keys.notes.append(note)
-        elif activation == XIELU:
-            continue  # its architecture has no other
-        elif ACTIVATIONS[activation] != ACTIVATIONS[llama_cpp.activation]:
+        elif ACTIVATIONS.get(activation) != ACTIVATIONS.get(llama_cpp.activation):
             raise keys.unsupported(f"the activation {activation}")

@@ -6,7 +6,6 @@ import math
 
 from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.parts.mlp import XIELU, PlainMLP
 from qlora_wgpu.gguf.architecture import Config, Keys, ModelKeys, check_scales, window_pattern
 
 # ---- similar to Llama ----------------------------------------------------------------------------
@@ -62,20 +61,7 @@ def read_apertus(keys: Keys, file: GGUFFile, config: Config) -> Config:
     return {"rope_parameters": {**scaling, "rope_theta": config["rope_theta"]}}
 
 
-def check_apertus(keys: ModelKeys) -> None:
-    """Refuses any activation but its own."""
-    check_scales(keys)
-    mlps = [layer.mlp for layer in keys.decoder.layers]
-    if not all(isinstance(mlp, PlainMLP) and mlp.activation == XIELU for mlp in mlps):
-        raise keys.unsupported("an activation other than xIELU")
-
-
 # ---- windows -------------------------------------------------------------------------------------
-
-
-def read_cohere2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Command R7B and Command A, where every fourth layer has full attention."""
-    return window_pattern(keys, config, 4)
 
 
 def read_olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
@@ -205,11 +191,6 @@ def check_phi(keys: ModelKeys) -> None:
 def read_padding(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """The padding token, which some families require."""
     return {"pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id")}
-
-
-def read_gpt_neox(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """GPT-NeoX, whose rotation has another name."""
-    return {"rotary_emb_base": config["rope_theta"]}
 
 
 def check_biased(keys: ModelKeys) -> None:

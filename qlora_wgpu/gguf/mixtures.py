@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from qlora_wgpu.checkpoint.gguf_file import GGUFFile
@@ -141,11 +142,6 @@ def check_every_layer(keys: ModelKeys, *, normalized: bool = True) -> None:
         raise keys.unsupported(f"expert weights that {do_sum} to one (norm_topk_prob = {value})")
 
 
-def check_unnormalized(keys: ModelKeys) -> None:
-    """The same for Qwen 2's and OLMoE's mixtures, whose weights are not normalized."""
-    check_every_layer(keys, normalized=False)
-
-
 def write_mixtral(keys: ModelKeys) -> None:
     """Adds Mixtral's experts, whose size is feed_forward_length."""
     if keys.model_type == "mixtral":
@@ -190,17 +186,8 @@ def check_groups(keys: ModelKeys) -> None:
         raise keys.unsupported("groups of experts that are ranked by their best expert")
 
 
-def check_ernie_router(keys: ModelKeys) -> None:
-    """Refuses another router than ERNIE 4.5's softmax, which no key describes."""
-    _check_router(keys, sigmoid=False)
-
-
-def check_lfm2_router(keys: ModelKeys) -> None:
-    """Refuses another router than LFM2's sigmoid, which no key describes."""
-    _check_router(keys, sigmoid=True)
-
-
-def _check_router(keys: ModelKeys, *, sigmoid: bool) -> None:
+def check_router(keys: ModelKeys, *, sigmoid: bool) -> None:
+    """Refuses another router than the architecture's, which no key describes."""
     scoring = keys.scoring
     if scoring.sigmoid != sigmoid or not scoring.normalized or scoring.groups > 1:
         raise keys.unsupported("expert weights that do not sum to one, or groups of experts")
@@ -212,6 +199,6 @@ def _check_router(keys: ModelKeys, *, sigmoid: bool) -> None:
 
 
 EVERY_LAYER = (check_scales, check_every_layer)
-UNNORMALIZED = (check_scales, check_unnormalized)
+UNNORMALIZED = (check_scales, partial(check_every_layer, normalized=False))
 AFTER_DENSE = (check_scales, check_after_dense, check_groups)
 """Checks of mixtures in all layers, with weights that sum to one or not, and of DeepSeek-V3's."""

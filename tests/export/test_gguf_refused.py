@@ -65,7 +65,7 @@ REFUSED = {
     "layers without biases for gpt_neox": ("gpt_neox", {"attention_bias": False}),
     "layers without biases": ("starcoder2", {"use_bias": False}),
     "2 layers with QK norms": ("cohere", {"use_qk_norm": True, "attention_bias": False}),
-    "an activation other than xIELU": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),
+    "the activation silu": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),
     "scaled queries without YaRN": ("ministral3", {
         "sliding_window": None, "rope_parameters": {
             "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,

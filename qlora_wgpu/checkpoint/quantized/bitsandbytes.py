@@ -61,17 +61,13 @@ _DTYPES = ("float32", "float16", "bfloat16")
 class FourBitWeight(CodedWeight):
     """A weight in NF4 or FP4; its arrays are views of the file."""
 
+    is_mapped = True  # codes are stored as the device reads them
     codes_leaf = ""
 
     @property
     def exists(self) -> bool:
         """Whether the files have its state."""
         return self._has(self._state_leaf)
-
-    @property
-    def is_mapped(self) -> bool:
-        """True: codes are stored as the device reads them."""
-        return True
 
     @property
     def shape(self) -> tuple[int, int]:

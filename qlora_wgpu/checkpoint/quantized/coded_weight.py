@@ -29,6 +29,7 @@ _ACTIVATIONS = (
 class CodedWeight(StoredWeight):
     """A weight ``X.weight`` whose codes and companions are tensors ``X.…``."""
 
+    is_quantized = True
     codes_leaf = "weight"  # the last part of the codes' tensor name
     codes_types: tuple[str, ...] = ()  # their possible dtypes
     companions: tuple[str, ...] = ()  # the last parts of companions' names; the first is required
@@ -54,11 +55,6 @@ class CodedWeight(StoredWeight):
     @abstractmethod
     def quantized(self) -> QuantizedWeight | None:
         """Codes and scales; None if ``format`` is None."""
-
-    @property
-    def is_quantized(self) -> bool:
-        """True."""
-        return True
 
     @property
     def path(self) -> Path:
