@@ -137,7 +137,9 @@ def append_line(path: str | PathLike[str], line: str) -> None:
     # Unbuffered, since closing the file would otherwise repeat a write that failed.
     with _checkpoint_errors(path), path.open("ab+", buffering=0) as file:
         end = _end_of_lines(file)
-        if _ends_with(file, end, data):
+        begin = max(end - len(data) - 1, 0)  # includes the newline before it
+        file.seek(begin)
+        if file.read(end - begin) in (data, b"\n" + data):
             return
         try:
             file.truncate(end)
@@ -227,7 +229,6 @@ def _delete(path: Path) -> None:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """The end of an open file's last complete line."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return 0
@@ -236,12 +237,6 @@ def _end_of_lines(file: IO[bytes]) -> int:
         return size
     file.seek(0)
     return file.read(size).rfind(b"\n") + 1
-
-
-def _ends_with(file: IO[bytes], end: int, line: bytes) -> bool:
-    begin = end - len(line) - 1  # includes the newline before it
-    file.seek(max(begin, 0))
-    return file.read(end - max(begin, 0)) == (line if begin < 0 else b"\n" + line)
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:

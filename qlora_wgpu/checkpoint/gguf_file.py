@@ -154,7 +154,6 @@ class _Cursor:
         self.at = len(MAGIC)
 
     def take(self, count: int, what: str = "its header") -> memoryview:
-        """The next bytes."""
         end = self.at + count
         if end > self._size:
             raise HeaderError(
@@ -173,11 +172,9 @@ class _Cursor:
         return value
 
     def string(self, what: str) -> bytes:
-        """The next string."""
         return bytes(self.take(self.number("<Q"), what))
 
     def strings(self, count: int, what: str) -> list[bytes]:
-        """The next ``count`` strings."""
         if count > (self._size - self.at) // 8:
             self.take(8 * count, what)  # raises
         if count > GGUF_STRINGS:
@@ -272,8 +269,8 @@ def _places(entries: list[_Entry], begin: int, alignment: int, size: int) -> dic
             )
         places[name] = TensorPlace(kind, shape, first, end)
     ordered = sorted(places.items(), key=lambda item: item[1].begin)
-    for (one, first), (other, second) in pairwise(ordered):
-        if second.begin < first.end:
+    for (one, left), (other, right) in pairwise(ordered):
+        if right.begin < left.end:
             raise HeaderError(
                 f"is damaged: tensors {brief(one)} and {brief(other)} overlap; {_DAMAGED}"
             )

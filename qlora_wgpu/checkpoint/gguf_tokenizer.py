@@ -278,7 +278,6 @@ class _Vocabulary:
         return special[name] if self._values.get(f"add_{name}_token", default) is True else None
 
     def _ends(self, eos: int | None) -> list[int]:
-        """All tokens that end a generation."""
         named = [eos, *(self._special_id(key) for key in ("eot", "eom"))]
         ids = [i for i in named if i is not None]
         kinds = (_CONTROL, _USER_DEFINED)

@@ -203,7 +203,6 @@ def read_header(
 
 
 def _entries(raw: bytes) -> dict[str, TensorEntry]:
-    """The entries of a header that the library has accepted."""
     try:
         header = json.loads(raw)
     except ValueError as err:  # a number with more digits than Python reads, in an unused field
@@ -258,7 +257,6 @@ class SafetensorsFile:
     on_read: Callable[[str], None] | None = None
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a file and checks its header."""
         self.path = Path(path)
         try:
             self._entries, self.metadata, self._data = _open(self.path)

@@ -156,7 +156,6 @@ def copy_rest(source: Path, target: Path) -> None:
 
 
 def _rest(source: Path) -> Iterator[Path]:
-    """The files of a model folder without weights."""
     for path in sorted(source.iterdir()):
         ignored = path.name == INDEX or path.name.startswith(".")
         if is_file(path) and not (ignored or path.name.endswith(_NOT_COPIED)):
@@ -252,7 +251,6 @@ def quantize_folder(
     parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
 
     def quantized(name: str) -> dict[str, npt.NDArray[Any]]:
-        """All tensors of one weight, cached for the last one."""
         if name not in parts:
             parts.clear()
             weight = quantize_nf4(folder[name].read(), *form)

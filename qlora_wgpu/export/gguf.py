@@ -266,7 +266,6 @@ def _llama_cpp(merged: MergedWeights) -> GGUFArchitecture:
 
 
 def _notes(tensors: Sequence[FileTensor], file_type: FileType) -> Iterator[str]:
-    """A note on matrices whose rows are not a multiple of a block."""
     kind = file_type.kind
     kept = [t.name for t in tensors if t.kind == F16 and t.shape[-1] % kind.block]
     if kept:

@@ -56,7 +56,6 @@ class MergedWeights:
         base: Base = "original",
         quant: QuantConfig | None = None,
     ) -> None:
-        """Opens a base and an adapter, with the arguments of ``merge``."""
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
@@ -178,7 +177,6 @@ class MergedWeights:
         return config
 
     def _was_requantized(self, name: str) -> bool:
-        """Whether a weight that is stored in another format was NF4 in training."""
         return self._base == "dequantized" and self.folder[name].must_requantize
 
     def _resized(self, weight: FloatArray) -> FloatArray:
@@ -187,7 +185,6 @@ class MergedWeights:
         return np.concatenate([weight, np.zeros((more, weight.shape[1]), np.float32)])
 
     def _check_vocabulary(self, tensors: Mapping[str, FloatArray], config: AdapterConfig) -> None:
-        """Checks that the adapter's embedding and head fit the base's."""
         vocabulary = replace(Vocabulary.of(self.architecture), tied=self._is_tied)
         adapted = {layer.module for layer in adapted_layers(tensors)}
         has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))

@@ -52,7 +52,6 @@ def _softcap(logits: str, usual: float) -> Pair:
 def _delta_nets(
     name: str, model_type: str, causal_class: str, *, has_experts: bool, **more: Any
 ) -> GGUFArchitecture:
-    """An architecture in which most layers are delta nets."""
     allowed: Mapping[str, tuple[Any, ...]] = {"expert_count": (0,)}
     checks: tuple[Callable[[ModelKeys], None], ...] = (mixers.check_delta_nets,)
     experts: tuple[Pair, ...] = ()

@@ -95,7 +95,6 @@ def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Confi
 
 
 def _key_heads(keys: Keys, heads: int, architecture: GGUFArchitecture) -> int:
-    """Key heads of the layers that have attention."""
     if architecture.own_sizes:
         return 0
     if not architecture.hybrid:
@@ -138,11 +137,11 @@ def rope_tensors(keys: ModelKeys) -> dict[str, npt.NDArray[np.float32]]:
 
 def scalar_keys(merged: Any, llama_cpp: GGUFArchitecture) -> dict[str, Any]:
     """Keys that are an array with a number for each layer."""
-    layers = merged.architecture.num_layers
     keys: dict[str, Any] = {}
     for key, leaf in llama_cpp.scalars:
-        own = [merged.stored_name(f"model.layers.{i}.{leaf}") for i in range(layers)]
-        keys[key] = np.array([merged.float32(name).reshape(()) for name in own], np.float32)
+        names = [f"model.layers.{i}.{leaf}" for i in range(merged.architecture.num_layers)]
+        values = [merged.float32(merged.stored_name(name)).reshape(()) for name in names]
+        keys[key] = np.array(values, np.float32)
     return keys
 
 

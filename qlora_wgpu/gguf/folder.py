@@ -104,7 +104,6 @@ def _write(folder: Path, contents: dict[str, str]) -> None:
 
 
 def _evict(cache: Path) -> None:
-    """Removes the least recently used folders."""
     with suppress(OSError, CheckpointError):
         folders = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in folders[: -_KEPT + 1]:

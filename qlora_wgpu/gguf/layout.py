@@ -95,11 +95,6 @@ class TensorSlice:
     transposed: bool = False  # whether each of these is transposed
     decays: bool = False  # whether -exp of the values is stored
 
-    @property
-    def is_permutation(self) -> bool:
-        """Whether it has the source's elements, in any order."""
-        return not self.heads and not self.decays
-
     def of(self, array: FloatArray) -> FloatArray:
         """The file's tensor, from the model's."""
         taken = self.by_columns(array if self.rows is None else array[self.rows])

@@ -28,6 +28,7 @@ from qlora_wgpu.gguf.architecture import (
     shortest,
 )
 from qlora_wgpu.gguf.mixtures import by_softmax, read_corrected
+from qlora_wgpu.gguf.rotation import write_yarn
 
 # ---- delta nets ----------------------------------------------------------------------------------
 
@@ -226,10 +227,5 @@ def _scaling(keys: ModelKeys, attention: LatentAttention) -> None:
     betas = given.get("beta_fast") or 32, given.get("beta_slow") or 1
     if betas != (32, 1) or not given.get("truncate", True):
         raise keys.unsupported("YaRN with a non-default beta_fast, beta_slow or truncate")
-    length = given.get("original_max_position_embeddings") or keys.values["context_length"]
-    keys.values |= {
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": factor,
-        "rope.scaling.original_context_length": int(length),
-        "rope.scaling.yarn_log_multiplier": _LOG_SHARE * share,
-    }
+    write_yarn(keys, given, keys.values["context_length"])
+    keys.values["rope.scaling.yarn_log_multiplier"] = _LOG_SHARE * share

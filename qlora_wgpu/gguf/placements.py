@@ -211,7 +211,7 @@ class _TensorMap:
         self._check_length(stored, shape, 0, None if order is None else len(order))
         if columns is not None:
             self._check_length(stored, shape, 1, columns.width * len(columns.order))
-        if not part.is_permutation:
+        if part.heads or part.decays:  # not just another order
             return _computed((TensorMapping(stored, shape),), (part,), shape, order)
         columns = None if columns is None else columns.inverse
         return TensorMapping(stored, shape, offset=offset, order=order, columns=columns)
@@ -248,7 +248,6 @@ class _TensorMap:
     def _whole(
         self, parts: tuple[TensorSlice, ...], first: TensorMapping, second: TensorMapping | None
     ) -> TensorMapping:
-        """A tensor that the file has in two parts."""
         rows_of_parts = [part.rows for part in parts if part.rows is not None]
         order = np.argsort(np.concatenate(rows_of_parts), kind="stable")
         if parts[0].heads:

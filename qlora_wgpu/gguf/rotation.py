@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -218,13 +219,18 @@ def _yarn_keys(keys: ModelKeys, rope: Rope, given: dict[str, Any]) -> None:
         raise keys.unsupported("YaRN with a non-default mscale, attention_factor or truncate")
     if betas != (32, 1):
         raise keys.unsupported(f"YaRN with beta_fast and beta_slow of {betas}")
-    length = given.get("original_max_position_embeddings") or keys.config.get(
-        "original_max_position_embeddings", keys.values["context_length"]
-    )
+    length = keys.config.get("original_max_position_embeddings", keys.values["context_length"])
+    write_yarn(keys, given, length)
+
+
+def write_yarn(keys: ModelKeys, given: Mapping[str, Any], length: int) -> None:
+    """Adds YaRN's factor and original length, by default ``length``."""
     keys.values |= {
         "rope.scaling.type": "yarn",
-        "rope.scaling.factor": factor,
-        "rope.scaling.original_context_length": int(length),
+        "rope.scaling.factor": float(given["factor"]),
+        "rope.scaling.original_context_length": int(
+            given.get("original_max_position_embeddings") or length
+        ),
     }
 
 

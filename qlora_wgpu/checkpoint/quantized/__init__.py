@@ -165,7 +165,6 @@ class PlannedFormats:
 
 
 def _of_group(group: Group, columns: int) -> WeightFormat:
-    """The format of a weight in a group of compressed-tensors."""
     if group.kind == PACKED:
         return packed_format(group.bits, group.tile, columns, has_zeros=group.has_zeros)
     if group.kind == INT:

@@ -118,7 +118,6 @@ class CodedWeight(StoredWeight):
         return self._files[tensor].shape(tensor)
 
     def _matrix(self, leaf: str) -> tuple[int, int]:
-        """The shape of a tensor of rows and columns."""
         shape = self._shape_of(leaf)
         if len(shape) != 2:
             raise self._error(leaf, f"must be a matrix, got shape {shape}")
@@ -136,7 +135,6 @@ class CodedWeight(StoredWeight):
     def _raw(
         self, leaf: str, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
-        """A tensor's elements as stored."""
         tensor = self._found(leaf)
         file = self._files[tensor]
         if file.dtype(tensor) not in dtypes:

@@ -199,7 +199,6 @@ class _IntegerWeight(CodedWeight):
     def __init__(
         self, files: Files, name: str, torch_dtype: str, *, groups: CompressedGroups
     ) -> None:
-        """``groups`` are those of config.json."""
         super().__init__(files, name, torch_dtype)
         self._groups = groups
 
@@ -249,7 +248,6 @@ class _IntegerWeight(CodedWeight):
 
     @property
     def _tile(self) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
         (rows, columns), scales = self.shape, self._shape_of(_SCALE)
         if int(np.prod(scales)) == 1:
             return WHOLE, WHOLE

@@ -23,20 +23,43 @@ from qlora_wgpu.weight_format import WHOLE
 
 # ---- NVFP4 and MXFP4 -----------------------------------------------------------------------------
 
-_GROUP = 16
 _EXPONENTS = ("U8", "F8_E8M0")
 _NAN = 255
 
 
-class Nvfp4Weight(CodedWeight):
+class _Fp4Weight(CodedWeight):
+    """4-bit codes, two in a byte, in blocks of a row."""
+
+    codes_types = ("U8",)
+    block = MXFP4.blocksize
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        rows, pairs = self._matrix(self.codes_leaf)
+        if 2 * pairs % self.block:
+            raise self._error(
+                self.codes_leaf,
+                f"has rows of {2 * pairs} codes, which are not a multiple of {self.block}",
+            )
+        return rows, 2 * pairs
+
+    def _exponents(self, leaf: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        exponents = self._raw(leaf, _EXPONENTS, shape)
+        if (exponents == _NAN).any():
+            raise self._error(leaf, "contains NaN: the model is damaged")
+        return exponents
+
+
+class Nvfp4Weight(_Fp4Weight):
     """4-bit codes with an FP8 scale for each 16, and a float32 scale of the tensor.
 
     compressed-tensors divides by the tensor's scale, ModelOpt multiplies by it.
     """
 
-    codes_types = ("U8",)
     companions = ("weight_scale", "weight_global_scale", "weight_scale_2")
     format = NVFP4
+    block = NVFP4.blocksize
 
     def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
         """Codes are ``X.weight_packed`` or ``X.weight``."""
@@ -44,21 +67,11 @@ class Nvfp4Weight(CodedWeight):
         if self._has("weight_packed"):
             self.codes_leaf, self.tensor = "weight_packed", self._leaf("weight_packed")
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out_features, in_features); a byte has two weights."""
-        shape = self._shape_of(self.codes_leaf)
-        if len(shape) != 2 or 2 * shape[1] % _GROUP:
-            raise self._error(
-                self.codes_leaf, f"has shape {shape}, whose rows are not a multiple of a block"
-            )
-        return shape[0], 2 * shape[1]
-
     def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored, with the tensor's scale in the scales' map."""
         rows, columns = self.shape
         codes = self._raw(self.codes_leaf, ("U8",), (rows, columns // 2))
-        blocks = self._raw("weight_scale", ("F8_E4M3",), (rows, columns // _GROUP))
+        blocks = self._raw("weight_scale", ("F8_E4M3",), (rows, columns // self.block))
         scale_map = self._scale_map()
         if not np.isfinite(scale_map)[blocks].all():
             raise self._error(self.codes_leaf, "has scales that are NaN or infinite")
@@ -75,11 +88,10 @@ class Nvfp4Weight(CodedWeight):
         return scales
 
 
-class Mxfp4Weight(CodedWeight):
+class Mxfp4Weight(_Fp4Weight):
     """``X.weight_packed`` with an exponent for each 32 codes: ``mxfp4-pack-quantized``."""
 
     codes_leaf = "weight_packed"
-    codes_types = ("U8",)
     companions = ("weight_scale",)
     format = MXFP4
 
@@ -88,23 +100,10 @@ class Mxfp4Weight(CodedWeight):
         """Whether the files have codes and exponents."""
         return super().exists and self._dtype_of("weight_scale") in _EXPONENTS
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out_features, in_features); a byte has two weights."""
-        shape = rows, columns = self._matrix(self.codes_leaf)
-        if 2 * columns % MXFP4.blocksize:
-            raise self._error(
-                self.codes_leaf, f"has shape {shape}, whose rows are not a multiple of a block"
-            )
-        return rows, 2 * columns
-
     def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
         rows, columns = self.shape
-        blocks = (rows, columns // MXFP4.blocksize)
-        exponents = self._raw("weight_scale", _EXPONENTS, blocks)
-        if (exponents == _NAN).any():
-            raise self._error("weight_scale", "contains NaN: the model is damaged")
+        exponents = self._exponents("weight_scale", (rows, columns // self.block))
         return fp4_weight(MXFP4, self._raw(self.codes_leaf, ("U8",)), exponents, E8M0)
 
 

@@ -126,7 +126,6 @@ class GroupWeight(CodedWeight):
     all_bits: tuple[int, ...] = ()
 
     def __init__(self, files: Files, name: str, torch_dtype: str, *, groups: Groups) -> None:
-        """``groups`` are config.json's settings."""
         super().__init__(files, name, torch_dtype)
         self._groups = groups
 
