@@ -176,7 +176,7 @@ def _rotation(keys: Keys, config: Config) -> Config:
     return {**scaling, "rope_theta": config["rope_theta"]}
 
 
-# llama.cpp takes models with these numbers of layers for those without a latent vector of queries.
+# llama.cpp assumes that models with these numbers of layers have no latent vector of queries.
 _LITE = (26, 27)
 _LITE_BY_VOCABULARY = (48, 128_256)
 

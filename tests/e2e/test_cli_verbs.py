@@ -233,7 +233,7 @@ def test_a_merge_asks_first_whether_the_disk_has_room(place, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20}))
     named = "--model", "model", "--adapter", "out/adapter"
     text = refused(place, "merge", *named, "--out", "new/merged")
-    assert "new has room for 1.0 MB, but the model takes 1." in text and "--out" in text
+    assert "new has 1.0 MB of free space, but the model needs 1." in text and "--out" in text
     assert not (place / "new").exists()
 
 
