@@ -73,7 +73,7 @@ class PreTokenizer:
     cut: Part  # ``pre_tokenizer`` of tokenizer.json
     normalizer: Part | None = None  # ``normalizer`` of tokenizer.json
     ignore_merges: bool = False  # whether a word that is a token is not split by merges
-    begins: bool = False  # the default of add_bos_token
+    adds_bos: bool = False  # the default of add_bos_token
 
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -108,14 +108,14 @@ _NFC = {"type": "NFC"}
 _GPT2 = PreTokenizer(_byte_level(True))
 _DIGITS = PreTokenizer(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(True)))
 _LLAMA3 = PreTokenizer(
-    _sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)), ignore_merges=True, begins=True
+    _sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)), ignore_merges=True, adds_bos=True
 )
 _PLAIN = PreTokenizer(_sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)))
 _QWEN2 = PreTokenizer(_sequence(_split(_words(r"\p{N}")), _byte_level(False)), _NFC)
 _QWEN35 = PreTokenizer(_sequence(_split(_MARKED), _byte_level(False)), _NFC)
 _GPT4O = PreTokenizer(_sequence(_split(_CASED), _byte_level(False)))
 _MISTRAL = PreTokenizer(
-    _sequence(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, begins=True
+    _sequence(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, adds_bos=True
 )
 _DEEPSEEK = PreTokenizer(
     _sequence(
@@ -129,7 +129,7 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _PLAIN),
     "qwen2": _QWEN2,
-    "deepseek-r1-qwen": PreTokenizer(_QWEN2.cut, begins=True),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2.cut, adds_bos=True),
     "qwen35": _QWEN35,
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
@@ -216,7 +216,7 @@ class _Vocabulary:
     def files(self) -> TokenizerFiles:
         added = [self._added(i) for i in range(len(self._tokens)) if self._is_added(i)]
         special = {name: self._special_id(key) for name, key in _ROLES.items()}
-        bos, eos = self._adds("bos", special), self._adds("eos", special)
+        bos, eos = self._added_token("bos", special), self._added_token("eos", special)
         parts = self._byte_level() if self._pre is not None else self._sentence_piece()
         tokenizer = {
             "version": "1.0",
@@ -224,7 +224,7 @@ class _Vocabulary:
             "padding": None,
             "added_tokens": added,
             **parts,
-            "post_processor": self._around(bos, eos, parts["post_processor"]),
+            "post_processor": self._post_processor(bos, eos, parts["post_processor"]),
         }
         config = {
             **{f"{name}_token": self._tokens[i] for name, i in special.items() if i is not None},
@@ -235,7 +235,7 @@ class _Vocabulary:
         }
         if isinstance(self._template, str):
             config["chat_template"] = self._template
-        ends = self._ends(special["eos"])
+        ends = self._end_tokens(special["eos"])
         return TokenizerFiles(tokenizer, config, {"eos_token_id": ends} if ends else {})
 
     # -- metadata ----------------------------------------------------------------------------
@@ -272,12 +272,12 @@ class _Vocabulary:
         is_one = type(number) is int and 0 <= number < len(self._tokens)
         return number if is_one else None
 
-    def _adds(self, name: str, special: Mapping[str, int | None]) -> int | None:
+    def _added_token(self, name: str, special: Mapping[str, int | None]) -> int | None:
         """The BOS or EOS token, if it is added to each text."""
-        default = name == "bos" and (self._pre is None or self._pre.begins)
+        default = name == "bos" and (self._pre is None or self._pre.adds_bos)
         return special[name] if self._values.get(f"add_{name}_token", default) is True else None
 
-    def _ends(self, eos: int | None) -> list[int]:
+    def _end_tokens(self, eos: int | None) -> list[int]:
         named = [eos, *(self._special_id(key) for key in ("eot", "eom"))]
         ids = [i for i in named if i is not None]
         kinds = (_CONTROL, _USER_DEFINED)
@@ -392,7 +392,7 @@ class _Vocabulary:
                     found.append(((-score, i, pieces[left], pieces[right]), left, right))
         return [(left, right) for _, left, right in sorted(found)]
 
-    def _around(self, bos: int | None, eos: int | None, alone: Part | None) -> Part | None:
+    def _post_processor(self, bos: int | None, eos: int | None, alone: Part | None) -> Part | None:
         """``post_processor`` of tokenizer.json: adds BOS and EOS tokens."""
         ends = [i for i in (bos, eos) if i is not None]
         if not ends:

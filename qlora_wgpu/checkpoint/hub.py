@@ -21,7 +21,7 @@ from qlora_wgpu.files import exists, is_dir
 # ---- progress bars -------------------------------------------------------------------------------
 
 _DELAY = 1.0  # seconds: a model in the local cache takes less
-_BETWEEN_LINES = 15.0  # seconds
+_LINE_INTERVAL = 15.0  # seconds
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def download_bars(name: str) -> Iterator[type[Any]]:
                 return
             if draws:
                 super().display(*args, **options)
-            elif now >= DownloadBar.printed_at + _BETWEEN_LINES and self.total and not self.disable:
+            elif now >= DownloadBar.printed_at + _LINE_INTERVAL and self.total and not self.disable:
                 DownloadBar.printed_at = now
                 amounts = f"{self.n} of {self.total} files"
                 if self.unit == "B":

@@ -162,7 +162,7 @@ class ModelFolder:
         return self.path
 
     @property
-    def parts_stacks(self) -> bool:
+    def splits_experts(self) -> bool:
         """Whether experts are separate tensors here, which Hugging Face's files stack."""
         return False
 

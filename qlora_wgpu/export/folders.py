@@ -60,7 +60,7 @@ def copy_prompt_files(adapter: Path, target: Path) -> None:
     prompt = _read(folder / PROMPT_FORMAT)
     if prompt.get("prompt_format", "chat") != "chat":  # chat is a model's default
         _write(target / PROMPT_FORMAT, prompt)
-    ends, known = _ends(folder), _ends(target)
+    ends, known = _end_tokens(folder), _end_tokens(target)
     # If the model lists none, a single one is the tokenizer's EOS token.
     if not ends <= known and (known or len(ends) > 1):
         _write(
@@ -69,7 +69,7 @@ def copy_prompt_files(adapter: Path, target: Path) -> None:
         )
 
 
-def _ends(folder: Path) -> set[int]:
+def _end_tokens(folder: Path) -> set[int]:
     """The tokens that end a generation."""
     ids = {**_read(folder / "config.json"), **_read(folder / GENERATION)}.get("eos_token_id")
     listed = ids if isinstance(ids, list) else [ids]
@@ -169,7 +169,7 @@ def as_dtype(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
     return array.astype(TORCH_NAMES[dtype])
 
 
-def without(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def without_keys(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     """A config.json without some keys."""
     return {key: value for key, value in config.items() if key not in set(keys)}
 

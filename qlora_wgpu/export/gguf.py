@@ -342,7 +342,7 @@ def export_gguf(
     pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
     count = len(pairs)
     if llama_cpp.joins_experts:
-        pairs = _past_factors(pairs, architecture.experts, model)
+        pairs = _with_expert_scales(pairs, architecture.experts, model)
     if embedding in pairs:  # its rows are looked up in A, so llama.cpp swaps A and B
         a, b = pairs.pop(embedding)
         writer.add_tensor("token_embd.weight.lora_a", np.ascontiguousarray(b))
@@ -367,7 +367,7 @@ def _scaled(layer: AdaptedLayer, peft: AdapterConfig) -> Pair:
     return layer.a, b
 
 
-def _past_factors(
+def _with_expert_scales(
     pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec], model: str | PathLike[str]
 ) -> dict[str, Pair]:
     """The pairs with Gemma 4's per-expert scales in B, since llama.cpp adds B·A after scaling."""

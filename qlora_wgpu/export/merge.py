@@ -17,7 +17,7 @@ from qlora_wgpu.checkpoint.stored_weight import ExpertStack
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.as_trained import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
+from qlora_wgpu.export.folders import Tensors, as_dtype, without_keys, write_folder
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
@@ -80,10 +80,10 @@ class MergedWeights:
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self.untied = self._untied_ends()
         self._biases = self._trained_biases(tensors, adapter)
-        self._rows = self._by_ends(
+        self._rows = self._for_both_ends(
             {f"{rows.module}.weight": rows for rows in stored_rows(tensors, config)}
         )
-        self._wholes = self._by_ends(
+        self._wholes = self._for_both_ends(
             {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
         )
         if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
@@ -195,7 +195,7 @@ class MergedWeights:
         rows = vocabulary.trained(own.trainable_token_indices)
         check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
 
-    def _by_ends(self, found: dict[str, Change]) -> dict[str, Change]:
+    def _for_both_ends(self, found: dict[str, Change]) -> dict[str, Change]:
         """Changes of embedding and head by their stored names; both get a tied one's change."""
         if self._is_tied and found:
             ends = self.architecture.embed_name, self.architecture.head_name
@@ -252,7 +252,7 @@ def merge(
             the adapter's run, or ``QuantConfig``'s defaults without a run.
         progress: Called with each tensor's name before it is written.
     """
-    if ModelFolder.without_weights(model).parts_stacks:
+    if ModelFolder.without_weights(model).splits_experts:
         raise UnsupportedModelError(
             f"{model}: transformers requires stacked experts, which a GGUF file does not have: "
             "merge into the model's safetensors version"
@@ -284,5 +284,5 @@ def merge(
     def merged_stack(stack: ExpertStack, dtype: str) -> npt.NDArray[Any]:
         return stack.joined([as_dtype(merged.float32(part), dtype) for part in stack.parts])
 
-    config_json: dict[str, Any] = without(merged.config(), ["quantization_config"])
+    config_json: dict[str, Any] = without_keys(merged.config(), ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

@@ -159,16 +159,16 @@ _ROWS = (
         is_square=True,
     ),
     GGUFArchitecture(
-        "glm4moe", ("glm4_moe",), "Glm4MoeForCausalLM", keys=mixtures.CORRECTED,
+        "glm4moe", ("glm4_moe",), "Glm4MoeForCausalLM", keys=mixtures.DEEPSEEK,
         flags={"attention_bias": BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
         allowed={**_SECTIONS, SHARED: shared_size("n_shared_experts", "moe_intermediate_size")},
-        rotated_share="partial_rotary_factor", mtp_layers=True, read=mixtures.read_corrected,
+        rotated_share="partial_rotary_factor", mtp_layers=True, read=mixtures.read_groups,
         write=mixtures.AFTER_DENSE,
     ),
     # head_count_kv may be 1, for the latent vector, or the number of heads
     GGUFArchitecture(
         "deepseek2", ("deepseek_v3", "deepseek_v2", "glm4_moe_lite"), "DeepseekV3ForCausalLM",
-        keys=mixtures.CORRECTED, fixed={"rope_interleave": True},
+        keys=mixtures.DEEPSEEK, fixed={"rope_interleave": True},
         allowed={
             "attention.temperature_scale": (0.0,),
             SHARED: shared_size("n_shared_experts", "moe_intermediate_size"),
@@ -179,7 +179,7 @@ _ROWS = (
         unadapted=("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "lm_head"),
     ),
     GGUFArchitecture(
-        "exaone-moe", ("exaone_moe",), "ExaoneMoeForCausalLM", keys=(*mixtures.CORRECTED, _WINDOW),
+        "exaone-moe", ("exaone_moe",), "ExaoneMoeForCausalLM", keys=(*mixtures.DEEPSEEK, _WINDOW),
         allowed={
             "rope.freq_base_swa": (_as("rope_theta"),),
             SHARED: shared_size("n_shared_experts", "moe_intermediate_size"),

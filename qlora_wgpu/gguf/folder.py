@@ -275,7 +275,7 @@ class GGUFFolder(ModelFolder):
         return any(self[name].is_quantized for name in self.placements)
 
     @property
-    def parts_stacks(self) -> bool:
+    def splits_experts(self) -> bool:
         """Whether experts are separate tensors here, which Hugging Face's files stack."""
         return self.config.get("model_type") in IN_TURNS
 

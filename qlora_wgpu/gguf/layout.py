@@ -147,7 +147,7 @@ _NAMES = {
     "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
     "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
 }
-_BESIDE_EXPERTS = {
+_SHARED_MLP = {
     "shared_mlp.input_linear": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     "shared_mlp.output_linear": ("mlp.shared_experts.down_proj",),
 }
@@ -171,7 +171,7 @@ class Layout:
         labels = {name: label for label, name in gguf.MODEL_ARCH_NAMES.items()}
         self._map = gguf.get_tensor_name_map(labels[llama_cpp.name], 1)  # for layer 0
         self._llama_cpp = llama_cpp
-        self._names = _NAMES | _BESIDE_EXPERTS if architecture.experts else _NAMES
+        self._names = _NAMES | _SHARED_MLP if architecture.experts else _NAMES
         decoder = architecture.config
         mixers = [layer.attention for layer in decoder.layers]
         self._sizes = decoder.dimensions

@@ -27,7 +27,7 @@ from qlora_wgpu.gguf.architecture import (
     check_scales,
     shortest,
 )
-from qlora_wgpu.gguf.mixtures import by_softmax, read_corrected
+from qlora_wgpu.gguf.mixtures import by_softmax, read_groups
 from qlora_wgpu.gguf.rotation import write_yarn
 
 # ---- delta nets ----------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def read_latent(keys: Keys, file: GGUFFile, config: Config) -> Config:
     is_glm = config["num_hidden_layers"] in _GLM[0] and config["vocab_size"] == _GLM[1]
     scoring = keys.integer("expert_gating_func", 0) or (SIGMOID if is_glm else SOFTMAX)
     if scoring == SIGMOID:
-        return {**sizes, **read_corrected(keys, file, config)}
+        return {**sizes, **read_groups(keys, file, config)}
     for key, allowed in by_softmax(normalized=False, scaled=True).items():
         keys.require(key, *allowed)
-    groups = read_corrected(keys, file, config, scoring=SOFTMAX)
+    groups = read_groups(keys, file, config, scoring=SOFTMAX)
     if groups["n_group"] > 1:
         raise UnsupportedModelError(
             f"{keys.where}: {keys.architecture}.expert_group_count = {groups['n_group']} is not "

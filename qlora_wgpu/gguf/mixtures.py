@@ -48,7 +48,7 @@ def _top_groups(keys: ModelKeys) -> int | None:
     return None if _groups(keys) is None else keys.scoring.top_groups
 
 
-CORRECTED = (
+DEEPSEEK = (
     *counts("n_routed_experts", size="moe_intermediate_size"),
     Pair("leading_dense_block_count", "first_k_dense_replace", 0),
     Pair("expert_shared_count", "n_shared_experts"),
@@ -111,7 +111,9 @@ def read_granite_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
     }
 
 
-def read_corrected(keys: Keys, file: GGUFFile, config: Config, scoring: int = SIGMOID) -> Config:
+def read_groups(
+    keys: Keys, file: GGUFFile, config: Config, scoring: int = SIGMOID
+) -> Config:
     """Groups of experts, as in DeepSeek's mixtures."""
     keys.require("expert_gating_func", 0, scoring)
     groups = max(keys.integer("expert_group_count", 1), 1)
@@ -122,7 +124,7 @@ def read_corrected(keys: Keys, file: GGUFFile, config: Config, scoring: int = SI
 def read_exaone_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """K-EXAONE, where only layers with a window are rotated."""
     return {
-        **read_corrected(keys, file, config),
+        **read_groups(keys, file, config),
         "num_experts": config["n_routed_experts"],
         "num_shared_experts": config["n_shared_experts"],
         **window_pattern(keys, config, 4),

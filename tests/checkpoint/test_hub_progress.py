@@ -50,7 +50,7 @@ def test_beside_another_bar_it_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_bytes_are_told_with_their_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qlora_wgpu.checkpoint.hub._BETWEEN_LINES", 0)
+    monkeypatch.setattr("qlora_wgpu.checkpoint.hub._LINE_INTERVAL", 0)
     text = drawn(monkeypatch, 30, io.StringIO())
     assert text.splitlines()[-1] == "downloading owner/name: 4.00MB of 8.00MB"
 

@@ -58,7 +58,7 @@ def as_awq_or_gptq(quantization: Mapping[str, Any], place: object) -> Mapping[st
 
 _WORDS = ("I32", "U32")
 _LAYOUTS = ("gptq", "gptq_v2")
-_OF_SINGLE_LAYERS = ("dynamic", "extra_config")  # of GPTQModel, of AutoRound
+_PER_LAYER = ("dynamic", "extra_config")  # of GPTQModel, of AutoRound
 
 
 IntArray = npt.NDArray[np.uint8]
@@ -114,7 +114,7 @@ def _groups(
         raise UnsupportedModelError(
             f"{path}: {of.method}'s group_size must be a positive integer or -1, got {size!r}"
         )
-    return Groups(bits, size, any(map(quantization.get, _OF_SINGLE_LAYERS)), less_one)
+    return Groups(bits, size, any(map(quantization.get, _PER_LAYER)), less_one)
 
 
 class GroupWeight(CodedWeight):
