@@ -122,7 +122,7 @@ class MergedWeights:
         if self.folder[name].is_quantized:
             if self._base == "original":
                 raise UnsupportedModelError(
-                    f"{self.folder.path} is already quantized, its original weights are unknown: "
+                    f"{self.folder.path} is quantized and its original weights are unknown: "
                     "merge into the dequantized weights (--base dequantized), or into the "
                     "unquantized model"
                 )
