@@ -138,7 +138,7 @@ def test_mistakes(place) -> None:
         (("train", "base.gguf"), "init --model base.gguf"),
         (("estimate", "gone.gguf"), "there is no shape 'gone.gguf'"),
         (("train", "run.yaml", "model.path=gone.gguf", "output.dir=new"), "there is no model"),
-        (("quantize", "--model", "base.gguf", "--out", "new"), "is quantized already"),
+        (("quantize", "--model", "base.gguf", "--out", "new"), "is already quantized"),
     ):
         done = run_here(*args, cwd=place)
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)
