@@ -111,9 +111,7 @@ def read_granite_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
     }
 
 
-def read_groups(
-    keys: Keys, file: GGUFFile, config: Config, scoring: int = SIGMOID
-) -> Config:
+def read_groups(keys: Keys, file: GGUFFile, config: Config, scoring: int = SIGMOID) -> Config:
     """Groups of experts, as in DeepSeek's mixtures."""
     keys.require("expert_gating_func", 0, scoring)
     groups = max(keys.integer("expert_group_count", 1), 1)
