@@ -278,7 +278,7 @@ def test_a_lost_device_leaves_the_last_checkpoint(place, tmp_path, monkeypatch):
             raise RuntimeError("Parent device is lost")
 
     submit = Device.submit
-    with pytest.raises(DeviceLostError, match=r"step-2 in .*run/checkpoints is kept, and resume=T"):
+    with pytest.raises(DeviceLostError, match=r"step-2 in .*run/checkpoints is kept: resume=T"):
         qlora_wgpu.train(place / "run.yaml", Pulled(), **settings)
     monkeypatch.setattr(Device, "submit", submit)
     result = qlora_wgpu.train(place / "run.yaml", resume=True, **settings)
@@ -335,5 +335,5 @@ def test_what_a_notebook_shows_is_a_line(place, tmp_path):
 
 @pytest.mark.parametrize("size", [{"seq": 0}, {"batch": -1}, {"rank": 1.5}, {"budget": "8GiB"}])
 def test_sizes_of_an_estimate_are_checked(place, size):
-    with pytest.raises(ConfigError, match=r"must be a .* above zero"):
+    with pytest.raises(ConfigError, match=r"must be a positive"):
         qlora_wgpu.estimate(place / "run.yaml", **size)
