@@ -15,4 +15,5 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
             f"config.json: text_config has model_type {brief(kind)}, but of 'mistral3' "
             f"{' and '.join(_TEXTS)} are supported"
         )
+    text = parts.ConfigReader(parts.language_config(text.config, kind))
     return _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")

@@ -57,6 +57,8 @@ OWN = {
         "moe_intermediate_size": 16,
     },
     "qwen3": {"head_dim": 6}, "qwen3_vl_text": {"head_dim": 6}, "glm4": {"head_dim": 8},
+    "qwen2_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}},
+    "qwen2_5_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}},
     "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
     "seed_oss": {"head_dim": 6, "attention_dropout": 0.0, "residual_dropout": 0.0},

@@ -30,7 +30,11 @@ from qlora_wgpu.families.parts.decoder import (
     ResidualOrder,
     read_decoder,
 )
-from qlora_wgpu.families.parts.language_model import LANGUAGE_MODEL, read_language_model
+from qlora_wgpu.families.parts.language_model import (
+    LANGUAGE_MODEL,
+    language_config,
+    read_language_model,
+)
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
@@ -103,6 +107,7 @@ __all__ = [
     "Windows",
     "check_expert_counts",
     "is_above_zero",
+    "language_config",
     "layer_windows",
     "name_kinds",
     "periodic_windows",

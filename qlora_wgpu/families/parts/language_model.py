@@ -29,6 +29,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     },
 }  # fmt: skip
+# Keys that transformers reads of such a model alone, not of one within another.
+_ALONE = {"mistral": ("layer_types",)}
+
+
+def language_config(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A ``text_config`` of a kind with transformers' defaults, without what is not read of it."""
+    kept = {key: value for key, value in text.items() if key not in _ALONE.get(kind, ())}
+    return {**_DEFAULTS.get(kind, {}), **kept}
 
 
 def read_language_model(read: ConfigReader, default: str, *, text_ties: bool = False) -> Decoder:
@@ -53,6 +61,6 @@ def read_language_model(read: ConfigReader, default: str, *, text_ties: bool = F
             f"config.json: text_config has model_type {brief(kind)}, which is not supported within "
             f"'{whole}'"
         )
-    decoder = family.compose(ConfigReader({**_DEFAULTS.get(kind, {}), **text}))
+    decoder = family.compose(ConfigReader(language_config(text, kind)))
     tied = read.flag("tie_word_embeddings", False)
     return replace(decoder, tied=tied or (text_ties and decoder.tied))
