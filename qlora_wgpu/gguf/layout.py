@@ -185,7 +185,8 @@ class Layout:
         layer = LAYER.search(name)
         if layer is not None and name[layer.end() :] in _FACTORS:
             return f"blk.{layer[1]}.{_FACTORS[name[layer.end() :]]}"
-        plain = LAYER.sub(".layers.0.", name, count=1).replace(".language_model.", ".")
+        plain = LAYER.sub(".layers.0.", name, count=1)
+        plain = plain.replace(".language_model.", ".").replace(".text_model.", ".")
         plain = plain.replace(".norms.*", "")
         if plain.endswith("linear_attn.dt_bias"):
             plain = plain.replace("dt_bias", "dt_proj.bias")
