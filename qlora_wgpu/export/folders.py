@@ -125,7 +125,6 @@ def write_folder(
         check_disk_space(target.parent, needed, "the model", advice)
         with atomic_folder(target) as unfinished:
             weight_map: dict[str, str] = {}
-            total = 0
             for name, tensors in files.items():
                 entries = {n: entry for n, (entry, _) in tensors.items()}
 
@@ -135,9 +134,8 @@ def write_folder(
 
                 write_stream(unfinished / name, entries, data)
                 weight_map |= dict.fromkeys(entries, name)
-                total += sum(entry.nbytes for entry in entries.values())
             if len(set(weight_map.values())) > 1 or WEIGHTS not in source.files():
-                index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+                index = {"metadata": {"total_size": weights}, "weight_map": weight_map}
                 (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
             copy_rest(source.text_folder, unfinished)
