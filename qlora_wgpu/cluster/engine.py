@@ -231,7 +231,7 @@ class Engine:
         first = step.doubted.pop(order.block, None)
         if first is None and not is_finite:
             step.doubted[order.block] = member
-            self._scheduler.refuse(order)
+            self._scheduler.reject(order)
             return
         if is_finite and first not in (None, member):
             self._members.leave_out(
@@ -254,7 +254,7 @@ class Engine:
             if member in step.unable:  # nobody else is left
                 step.failure = error
             step.unable.add(member)  # another may have more room
-            self._scheduler.refuse(order)
+            self._scheduler.reject(order)
         else:
             self._members.leave_out(member, sentence(error))
 
