@@ -22,7 +22,8 @@ _LATE = 2.0  # a block is late after this many times its expected seconds
 _MIN_TIMEOUT = 2.0  # seconds that any block may take
 _COMPILING = 20.0  # additional seconds for a kind and size that a worker has not computed before
 _UNKNOWN = 30.0  # expected seconds of a block while nothing has been measured
-_PREFETCH = 0.5  # a worker gets its next block when this share of the current one remains
+_PREFETCH = 0.5  # a worker gets its next block when this share of the current one remains,
+_PREFETCH_SECONDS = 0.5  # or this many seconds: more than what passes between two calls of next
 _COPY_GAIN = 1.5  # a copy must be expected in less than 1 / 1.5 of the time that remains otherwise
 _RECOVERY = 0.1  # of the gap to the fastest worker, for each step in which a worker had no block
 
@@ -167,9 +168,7 @@ class Scheduler:
         late = [order for name in silent for order in self._workers[name].held.values()]
         self._release(late, silent)
         orders = self._assign_next(workers, 0, silent, now)
-        # The last blocks stay pending: another worker may be free before the one that is computing
-        if self._fixed or len(self._step.pending) > len(self._workers):
-            orders += self._assign_next(workers, 1, silent, now)
+        orders += self._assign_next(workers, 1, silent, now)
         idle = [worker for worker in workers if not worker.held]
         if idle and not self._fixed:
             orders += self._copies(idle, workers, silent, now)
@@ -222,7 +221,7 @@ class Scheduler:
         return order
 
     def _release(self, lost: Iterable[Assignment], silent: Collection[str] = ()) -> None:
-        """Makes blocks pending, unless they have a result or a worker that is not silent has them."""
+        """Makes blocks pending that have no result, and that no other worker has."""
         step = self._step
         lost_blocks = {each.block for each in lost if step.is_open(each)}.difference(step.pending)
         if lost_blocks:
@@ -246,17 +245,24 @@ class Scheduler:
         for worker in sorted(workers, key=lambda w: ends[w.name] + takes[w.name]):
             if len(worker.held) != held:
                 continue
-            end, seconds = ends[worker.name], takes[worker.name]
-            is_needed = end + seconds <= deadline and (not held or end - now <= _PREFETCH * seconds)
-            if self._fixed or is_needed:
-                orders += self._first_pending(worker, silent, now)
+            remaining, seconds = ends[worker.name] - now, takes[worker.name]
+            # A rejected block may be left to a worker that is slower than the others
+            if not (self._fixed or self._step.rejected):
+                if now + remaining + seconds > deadline:
+                    break
+                # The last blocks stay pending, since another worker may be free sooner
+                if held and len(self._step.pending) <= len(self._workers):
+                    break
+                if held and remaining > max(_PREFETCH * seconds, _PREFETCH_SECONDS):
+                    continue
+            orders += self._first_pending(worker, silent, now)
         return orders
 
     def _makespan(self, ends: list[float], takes: list[float], count: int) -> float:
-        """The time by which workers that are free at ``ends`` could compute the next blocks.
+        """The earliest time by which workers that are free at ``ends`` can compute some blocks.
 
-        They are ``count``, or as many as may be computed before the first of them is summed:
-        a worker that needs longer for a block would keep the others from going on.
+        There are ``count``, or a window's: a worker that takes longer for one block would stall the
+        others.
         """
         count = min(count, self._window * len(self._workers))
         free, seconds = np.array(ends), np.array(takes)
