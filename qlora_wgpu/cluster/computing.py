@@ -38,22 +38,22 @@ from qlora_wgpu.training.observers import WorkerFigures
 
 
 def received_gradient(adapter: AdapterLayout) -> ShardedVector:
-    """Room for a gradient that has come from a worker."""
+    """The vector that a worker's gradient is uploaded to."""
     return ShardedVector.laid_out(
         "received gradient", "gradients", "float32", adapter.piece_lengths
     )
 
 
 class GradientSum:
-    """Adds one block's gradient after another, as the kernels of a single device do.
+    """Adds up the blocks' gradients by the same kernel as a single device.
 
     Attributes:
         model: The adapter.
-        sums: What blocks of the step have given beside their gradients.
+        sums: The step's loss, token counts and metrics so far.
     """
 
     def __init__(self, model: AdapterModel) -> None:
-        """Allocates room for a gradient that has come."""
+        """Allocates the vector for received gradients."""
         self.model = model
         self._received = received_gradient(model.adapter)
         graph = model.layout.new_graph()
@@ -66,28 +66,28 @@ class GradientSum:
         return self.model.read_flat(self.model.adapter.parameters)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Starts a step."""
         self.sums = RunningSums()
 
-    def add(self, sums: BlockResult) -> None:
-        """Adds a block's sums."""
-        assert sums.gradient is not None
-        self.model.write_flat(self._received, sums.gradient)
+    def add(self, result: BlockResult) -> None:
+        """Adds a block's gradient and sums."""
+        assert result.gradient is not None
+        self.model.write_flat(self._received, result.gradient)
         self._program.run()
-        self.sums.add(sums)
+        self.sums.add(result)
 
     def end(self) -> None:
-        """Puts the step's loss, label tokens and the rest where update and log read them."""
+        """Writes the step's sums to the device, where the update and the log read them."""
         self.model.write_stats(self.sums.stats, self.sums.saturated)
 
 
-# ---- what goes to a worker -----------------------------------------------------------------------
+# ---- arguments of a block ------------------------------------------------------------------------
 
-# A worker keeps nothing of objectives over answers: what the reference says of a micro-batch's
-# answers, and KTO's divergence over all of a step's or an evaluation's rows, come with each call.
-# So workers may come and go here as well.
+# Workers keep no state of preference objectives: the reference's log probabilities of a
+# micro-batch, and KTO's divergence over a step or an evaluation, are sent with each call. So
+# workers may join and leave at any time.
 
-_AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed
+_AT_ONCE = 256  # maximum number of micro-batches whose tokens are in memory
 
 Arguments = tuple[Any, ...]
 
@@ -101,26 +101,25 @@ def _samples(batch: MicroBatch) -> PreferenceInputs:
     return batch.samples
 
 
-def _learnt(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
+def _training_arguments(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
     of_answers = () if batch.samples is None else (batch.samples, divergence)
     return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
 
 
-# ---- the workers ---------------------------------------------------------------------------------
+# ---- the cluster ---------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
-_END = 20.0  # seconds for an orderly end of everything
-_PERIOD = 0.1  # seconds between two looks at whether the user wants to stop
+_END = 20.0  # seconds for an orderly end
+_PERIOD = 0.1  # seconds between two checks for an interruption
 
 
 class Cluster:
     """Workers that compute for this process, the owner of the run.
 
-    What they compute is summed in the order of the blocks, so that it has the bits that one
-    device would give it.
+    Results are summed in the order of the blocks: sums are bit-identical to those of one device.
     """
 
-    _sum: GradientSum  # once the adapter is there
+    _sum: GradientSum  # set by ``take``
 
     def __init__(
         self,
@@ -132,13 +131,13 @@ class Cluster:
         *,
         processes: int,
     ) -> None:
-        """Connects, and begins to have workers open the model.
+        """Connects, and has workers open the model.
 
-        ``specify`` says what a worker of a name opens, ``check`` what is wrong with one, or None;
-        ``warn`` is told in the caller's thread. ``processes`` are started with ``local``.
+        ``specify`` returns what the named worker opens, ``check`` why a worker is refused, or None.
+        ``warn`` is called in the caller's thread. With ``local``, ``processes`` are started.
         """
         self._warn = warn
-        self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._devices: set[tuple[str, str]] = set()
 
         def checked(identity: WorkerInfo) -> str | None:
@@ -150,59 +149,59 @@ class Cluster:
         self._thread = LoopThread()
         try:
             self._connection = self._thread.run(
-                connect(settings, processes, self._told.put), self._tell
+                connect(settings, processes, self._messages.put), self._show_messages
             )
         except BaseException:
             self._end()
             raise
         self._engine = Engine(
-            self._connection, worker_class, specify, checked, self._told.put,
+            self._connection, worker_class, specify, checked, self._messages.put,
             fixed=settings.division == "fixed", patience=settings.patience,
         )  # fmt: skip
 
     def close(self) -> None:
-        """Lets go of the workers; those that were started here end."""
+        """Disconnects; workers that were started here end."""
         work: Future[None] = self._thread.submit(_ended(self._engine, self._connection))
         try:
             work.result(_END)
-        except Exception:  # the run is over; nothing is left to be told
+        except Exception:  # the run is over; there is nothing to report
             work.cancel()
         self._end()
 
     def _end(self) -> None:
-        self._tell()
+        self._show_messages()
         self._thread.stop(_END)
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard, where there is one."""
+        """The address of Dask's dashboard, if there is one."""
         return self._connection.dashboard
 
     def wait_for(self, count: int) -> dict[str, WorkerInfo]:
-        """Waits until so many workers have opened the model; what they are, by name."""
+        """Waits until ``count`` workers have opened the model; returns all by name."""
         self._run(self._engine.begin(count))
         return self._engine.identities
 
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing, as a worker has it."""
+        """A worker's flat adapter whose output is zero."""
         length = self._sum.model.adapter.length
         return self._ask("neutral", check=lambda values: check_parameters(values, length))
 
     def take(self, model: AdapterModel) -> None:
-        """The adapter whose gradient is summed from now on, on the device that it is on."""
+        """Sets the adapter that is trained; gradients are summed on its device."""
         self._sum = GradientSum(model)
 
-    # -- as training asks for it -----------------------------------------------------------
+    # -- the interface of training --------------------------------------------------------
 
     def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
-        """Nothing: workers have prepared the longest shape when they opened the model."""
+        """Does nothing: workers prepare the longest shape when they open the model."""
 
     def devices(self) -> list[tuple[str, str]]:
-        """Of all workers that there have been: a device's name, and how its kernels are cut."""
+        """GPUs and tilings of all workers so far."""
         return sorted(self._devices.copy())
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
-        """Adds summed gradients, losses and label tokens of a step to the device's."""
+        """Computes a step's summed gradient and loss; False if it was stopped."""
         blocks = list(batches)
         if is_stopped() or not blocks:
             return not is_stopped()
@@ -214,14 +213,16 @@ class Cluster:
             given = [(*_tokens(b), _samples(b)) for b in measured]
             if not compute("divergence", given, total.sums.add):
                 return False
-        learnt = [_learnt(b, total.sums.divergence) for b in blocks if not b.is_measured]
-        done = compute("gradient", learnt, total.add)
+        arguments = [
+            _training_arguments(b, total.sums.divergence) for b in blocks if not b.is_measured
+        ]
+        done = compute("gradient", arguments, total.add)
         if done:
             total.end()
         return done
 
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
-        """The loss summed over all labels of some batches, their number and hits."""
+        """The loss summed over all labels, their number, and how many are correct."""
         arguments = [tuple(np.asarray(array) for array in batch) for batch in batches]
         self._publish()
         total = RunningSums()
@@ -230,7 +231,7 @@ class Cluster:
         return LossSums(float(loss), int(tokens), int(correct))
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
-        """The summed log probability of each answer, a micro-batch at a time."""
+        """Yields the summed log probabilities of each micro-batch's answers."""
         self._publish()
         count, given = 0, ((*_tokens(b), len(_samples(b).references)) for b in batches)
 
@@ -246,9 +247,9 @@ class Cluster:
             yield from logps
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
-        """Loss and metrics summed over some micro-batches of answers, as ``stats`` has them.
+        """Loss and metrics summed over micro-batches of answers, as ``RunningSums.stats``.
 
-        What is measured beforehand comes first.
+        Micro-batches that KTO's divergence is measured on must come first.
         """
         self._publish()
         total, numbers = RunningSums(), itertools.count()
@@ -267,21 +268,23 @@ class Cluster:
                     self._compute("answer_loss", [(*each, of_all) for each in given], add)
         return total.stats
 
-    def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
-        """A text's continuation by the adapter as it is, greedily."""
+    def text(
+        self, ids: list[int], max_new_tokens: int, stop_ids: list[int], longest: int
+    ) -> list[int]:
+        """A greedy completion by the current adapter."""
         self._publish()
         vocab_size = self._sum.model.architecture.vocab_size
 
         def check(written: Any) -> list[int]:
-            return check_text(written, more, vocab_size)
+            return check_text(written, max_new_tokens, vocab_size)
 
-        return self._ask("text", ids, more, stop_ids, longest, check=check)
+        return self._ask("text", ids, max_new_tokens, stop_ids, longest, check=check)
 
     def figures(self) -> tuple[WorkerFigures, ...]:
-        """What each worker has done since the last call."""
+        """Each worker's numbers since the last call."""
         return self._run(self._engine.figures())
 
-    # -- within ----------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------
 
     def _expected(self, method: str, given: Arguments) -> Expected:
         model = self._sum.model
@@ -292,14 +295,14 @@ class Cluster:
         return answer
 
     def _publish(self) -> None:
-        """Blocks are computed with the adapter as it is now."""
+        """Makes workers compute with the current adapter."""
         self._engine.publish(self._sum.parameters())
 
     def _compute(
         self, method: str, arguments: list[Arguments], add: Callable[[BlockResult], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:  # fmt: skip
-        """Computes blocks and adds what they give in their order; False where it was stopped."""
+        """Computes blocks and adds their results in order; False if it was stopped."""
         results: queue.SimpleQueue[tuple[int, BlockResult]] = queue.SimpleQueue()
         early: dict[int, BlockResult] = {}
         sizes = [given[0].size for given in arguments]  # a block's token ids come first
@@ -318,7 +321,7 @@ class Cluster:
                     except queue.Empty:
                         if future.done():
                             future.result()
-                    self._tell()
+                    self._show_messages()
                 add(early.pop(turn))
             return True
         finally:
@@ -326,17 +329,17 @@ class Cluster:
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         try:
-            return self._thread.run(work, self._tell)
+            return self._thread.run(work, self._show_messages)
         finally:
-            self._tell()
+            self._show_messages()
 
-    def _tell(self) -> None:
-        """Passes on what the engine has told meanwhile."""
-        while not self._told.empty():
-            self._warn(self._told.get())
+    def _show_messages(self) -> None:
+        """Shows messages of the engine, in the caller's thread."""
+        while not self._messages.empty():
+            self._warn(self._messages.get())
 
 
 async def _ended(engine: Engine, connection: Connection) -> None:
-    """Ends both, and the engine first: what the end does to workers is not told."""
+    """Ends both; the engine first, which would report that workers leave."""
     await engine.stop()
     await connection.close()

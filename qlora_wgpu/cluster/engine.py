@@ -1,9 +1,8 @@
-"""The workers of a Dask cluster, as one that computes a step's blocks and answers questions.
+"""Computes a step's blocks on the workers of a Dask cluster.
 
-Each worker process holds one Dask actor, which has the model: a call to it goes from this process
-to that one and back, past the scheduler, and its results are stored nowhere. Which workers there
-are is known to ``WorkerRegistry`` (``workers.py``), and ``Scheduler`` (``scheduler.py``) decides
-which of them gets which block.
+Each worker process holds one Dask actor with the model. Calls go directly from the owner to the
+worker, not through Dask's scheduler. ``WorkerRegistry`` (``workers.py``) knows the workers, and
+``Scheduler`` (``scheduler.py``) assigns blocks to them.
 """
 
 import asyncio
@@ -32,12 +31,12 @@ from qlora_wgpu.training.observers import WorkerFigures
 
 # ---- patience ------------------------------------------------------------------------------------
 
-_SOON = 3.0  # seconds after which it is told that somebody is missing
-_OPENING = 1800.0  # seconds that a worker may take to open the model, however short the patience
+_SOON = 3.0  # seconds after which missing workers are reported
+_OPENING = 1800.0  # minimum patience, in seconds, while a worker opens the model
 
 
 class Watchdog:
-    """Ends what has had no progress for too long."""
+    """Raises an error after too long without progress."""
 
     def __init__(
         self,
@@ -46,45 +45,45 @@ class Watchdog:
         members: WorkerRegistry,
         tell: Callable[[str], None],
     ) -> None:
-        """Has told nothing yet."""
+        """Limits the time without progress to ``seconds``."""
         self._seconds = seconds
         self._progress = progress
         self._members = members
         self._tell = tell
-        self._told = ""
+        self._reported = ""
 
     def check(self, what: str, *, count: int = 1) -> None:
-        """Tells who is missing, and ends what has had no progress for too long."""
-        waited, members = self._progress.waited, self._members
+        """Reports missing workers; raises ``ClusterError`` after too long without progress."""
+        waited, members = self._progress.seconds_without, self._members
         missing = ""
-        if members.is_nobody_there:
-            missing = "no worker is there: waiting for one"
+        if members.is_empty:
+            missing = "no worker is connected: waiting for one"
         elif len(members.ready) < count and not members.opening:
-            missing = f"{len(members.ready)} of {count} workers are there: waiting for more"
-        if missing and missing != self._told and waited > _SOON:
-            self._told = missing
-            limit = f"for {self._seconds:g} seconds at most (cluster.patience)"
+            missing = f"{len(members.ready)} of {count} workers are ready: waiting for more"
+        if missing and missing != self._reported and waited > _SOON:
+            self._reported = missing
+            limit = f"for at most {self._seconds:g} seconds (cluster.patience)"
             self._tell(f"{missing} {limit}")
         if members.ready and not missing:
-            self._told = ""  # it is told again the next time
+            self._reported = ""  # to be reported again the next time
         if waited > (max(self._seconds, _OPENING) if members.opening else self._seconds):
             reason = f"; {members.last_reason}" if members.last_reason else ""
             if names := ", ".join(member.name for member in members.opening):
-                reason += f"; the model is still being opened by {names}"
+                reason += f"; still opening the model: {names}"
             raise ClusterError(f"{what} for {waited:.0f} seconds (cluster.patience){reason}")
 
 
 # ---- the engine ----------------------------------------------------------------------------------
 
-_PAUSE = 2.0  # seconds after which a worker that is silent is asked whether it answers
+_PAUSE = 2.0  # seconds between probes of a worker that does not respond
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What a worker is asked."""
+    """A call of a worker's method."""
 
-    given: tuple[Any, ...]  # arguments of the worker's method, after ``Asked``
-    # The answer, if it is one to this; else raises ``WrongAnswerError``
+    given: tuple[Any, ...]  # arguments of the method, after ``Asked``
+    # Returns a valid answer, else raises ``WrongAnswerError``
     check: Callable[[Asked, Any], Any]
 
 
@@ -93,33 +92,33 @@ Deliver = Callable[[int, Any], None]
 
 @dataclass(eq=False)
 class _Step:
-    """Blocks that are being computed."""
+    """The blocks of a step while they are computed."""
 
-    method: str  # the worker's, such as ``"gradient"`` or ``"loss"``
+    method: str  # of the worker, such as ``"gradient"`` or ``"loss"``
     blocks: Sequence[Block]
     deliver: Deliver
-    is_question: bool  # whether who has no answer may have others
-    # By block, who gave what is not finite; another is to compute the block, too
+    is_question: bool  # a worker that cannot answer may still compute blocks
+    # By block, the worker whose result is not finite; another one computes the block as well
     doubted: dict[int, WorkerHandle] = field(default_factory=dict)
-    unable: set[WorkerHandle] = field(default_factory=set)  # who has no answer to a question
+    unable: set[WorkerHandle] = field(default_factory=set)  # cannot answer the question
     failure: Exception | None = None
 
 
 class Engine:
-    """Computes blocks on whatever workers there are. Lives on one asyncio loop."""
+    """Computes blocks on all available workers. Lives on one asyncio loop."""
 
     def __init__(
         self,
         connection: Connection,
-        worker_class: WorkerClass,  # what each worker process gets an instance of
-        specify: Callable[[str], WorkerSpec],  # what a worker of a name opens
+        worker_class: WorkerClass,  # instantiated in each worker process
+        specify: Callable[[str], WorkerSpec],  # what the named worker opens
         check: Check,
         tell: Callable[[str], None],
         *,
         fixed: bool,
         patience: float,
     ) -> None:
-        """Knows no worker yet."""
+        """Starts without workers."""
         self._scheduler = Scheduler(fixed=fixed)
         self._progress = Progress()
         self._members = WorkerRegistry(
@@ -130,32 +129,32 @@ class Engine:
         self._version, self._parameters = -1, np.zeros(0, np.float32)
 
     async def begin(self, count: int) -> None:
-        """Waits for workers that have opened the model."""
+        """Waits until ``count`` workers have opened the model."""
         members = self._members
         self._progress.spawn(members.watch(self._silence))
         self._progress.advance()
         while len(members.ready) < count:
-            if members.only_refused:
-                raise ClusterError(f"no worker can be used: {members.last_reason}")
+            if members.all_excluded:
+                raise ClusterError(f"all workers are excluded: {members.last_reason}")
             await self._progress.change()
-            there = f"{len(members.ready)} of {count} workers are there"
+            there = f"{len(members.ready)} of {count} workers were ready"
             self._patience.check(there, count=count)
 
     async def stop(self) -> None:
-        """Ends what goes on by itself, before the connection does."""
+        """Cancels background tasks; to be called before the connection is closed."""
         await self._progress.stop()
 
     @property
     def identities(self) -> dict[str, WorkerInfo]:
-        """What each worker is, in the order of their names."""
+        """All workers that are ready, sorted by name."""
         return {m.name: m.identity for m in self._members.ready if m.identity is not None}
 
     async def figures(self) -> tuple[WorkerFigures, ...]:
-        """What each worker has done since this was asked last."""
+        """Each worker's numbers since the last call."""
         return self._scheduler.figures(time.monotonic())
 
     def publish(self, parameters: FloatArray) -> None:
-        """The parameters with which blocks are computed from now on."""
+        """Sets the parameters that blocks are computed with."""
         if not np.array_equal(self._parameters.view(np.uint32), parameters.view(np.uint32)):
             self._version, self._parameters = self._version + 1, parameters
 
@@ -165,8 +164,8 @@ class Engine:
     ) -> None:  # fmt: skip
         """Computes all blocks of a step by a worker's method.
 
-        ``sizes`` are each block's tokens, padding included; ``deliver`` takes each block's number
-        and what it gives, once, in any order.
+        ``sizes`` are each block's tokens, padding included. ``deliver`` is called once for each
+        block, with its index and result, in any order.
         """
         step = _Step(method, blocks, deliver, is_question)
         scheduler = self._scheduler
@@ -184,11 +183,13 @@ class Engine:
             if step.failure is not None:
                 raise step.failure
             if not scheduler.is_complete:
-                what = "no worker has answered" if is_question else "no block has come back"
+                what = (
+                    "no worker has answered" if is_question else "no worker has returned a result"
+                )
                 self._patience.check(what)
 
     async def ask(self, method: str, *given: Any, check: Callable[[Any], Any]) -> Any:
-        """What one worker says; another is asked where that fails or takes long."""
+        """Calls a method on one worker, or on another one if that fails or takes too long."""
         answers: list[Any] = []
         question = Block(given, lambda asked, answer: check(answer))
 
@@ -199,13 +200,13 @@ class Engine:
         return answers[0]
 
     async def _send(self, member: WorkerHandle, order: Assignment, step: _Step) -> None:
-        """Has a worker compute a block; what goes wrong is its end, not the step's."""
+        """Computes a block on a worker; an error ends this assignment, not the step."""
         scheduler, block = self._scheduler, step.blocks[order.block]
         try:
-            asked = Asked(await self._give(member), secrets.randbits(62))
+            asked = Asked(await self._update(member), secrets.randbits(62))
             answer = await self._members.call(member, step.method, asked, *block.given)
             answer = block.check(asked, answer)
-        except Exception as err:  # whatever a worker says
+        except Exception as err:  # a worker may raise anything
             scheduler.failed(order)
             self._fail(member, order, step, err)
         else:
@@ -216,8 +217,8 @@ class Engine:
         finally:
             self._progress.notify()
 
-    async def _give(self, member: WorkerHandle) -> int:
-        """Makes sure that a worker has the present parameters; their number."""
+    async def _update(self, member: WorkerHandle) -> int:
+        """Sends a worker the current parameters unless it has them; returns their version."""
         async with member.writing:
             version, parameters = self._version, self._parameters
             if member.version != version:
@@ -226,7 +227,7 @@ class Engine:
             return version
 
     def _take(self, member: WorkerHandle, order: Assignment, step: _Step, answer: Any) -> None:
-        """Takes a block's first result, or its second where the first was not finite."""
+        """Delivers a result; one that is not finite only if another worker's is not either."""
         is_finite = not isinstance(answer, BlockResult) or answer.is_finite
         first = step.doubted.pop(order.block, None)
         if first is None and not is_finite:
@@ -234,38 +235,38 @@ class Engine:
             self._scheduler.reject(order)
             return
         if is_finite and first not in (None, member):
-            self._members.leave_out(
+            self._members.exclude(
                 first,
-                f"it returned a gradient or loss that is not finite, where worker {member.name} "
-                "did not",
+                f"it returned a gradient or loss that is not finite, worker {member.name} a finite "
+                "one for the same block",
             )
         step.deliver(order.block, answer)
 
     def _fail(self, member: WorkerHandle, order: Assignment, step: _Step, error: Exception) -> None:
-        """A worker has no result; what a cluster's own errors say of is no fault of its own."""
-        is_told = isinstance(error, QLoRAError) and not isinstance(error, WrongAnswerError)
+        """Handles an assignment without a result."""
+        is_expected = isinstance(error, QLoRAError) and not isinstance(error, WrongAnswerError)
         if isinstance(error, Gone):
             return
         if isinstance(error, OSError):
             self._scheduler.pause(member.name)
-        elif is_told and isinstance(error, ClusterError):
+        elif is_expected and isinstance(error, ClusterError):
             member.version = -1
-        elif is_told and step.is_question:
-            if member in step.unable:  # nobody else is left
+        elif is_expected and step.is_question:
+            if member in step.unable:  # no other worker is left
                 step.failure = error
-            step.unable.add(member)  # another may have more room
+            step.unable.add(member)  # another worker may have more memory
             self._scheduler.reject(order)
         else:
-            self._members.leave_out(member, sentence(error))
+            self._members.exclude(member, sentence(error))
 
     async def _probe(self, member: WorkerHandle) -> None:
-        """Asks a silent worker, which answers once it is done with what it has."""
+        """Waits for a worker to respond, which it does after its current block."""
         try:
             await asyncio.sleep(_PAUSE)
             await self._members.call(member, "identity")
             self._scheduler.resume(member.name)
             self._progress.notify()
-        except Exception:  # it is asked again
+        except Exception:  # it is probed again
             pass
         finally:
             member.is_probed = False

@@ -28,7 +28,7 @@ _COPY_GAIN = 1.5  # a copy must be expected in less than 1 / 1.5 of the time tha
 _RECOVERY = 0.1  # of the gap to the fastest worker, for each step in which a worker had no block
 
 
-def in_order(name: str) -> tuple[int, int | str]:
+def name_order(name: str) -> tuple[int, int | str]:
     """Sort key of workers' names: numbers are compared as numbers."""
     return (0, int(name)) if name.isdecimal() else (1, name)
 
@@ -114,7 +114,7 @@ class Scheduler:
 
     def add(self, name: str) -> None:
         """Adds a worker."""
-        names = sorted({*self._workers, name}, key=in_order)
+        names = sorted({*self._workers, name}, key=name_order)
         self._workers = {each: self._workers.get(each) or _Worker(each) for each in names}
 
     def remove(self, name: str) -> None:
