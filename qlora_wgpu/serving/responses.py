@@ -1,4 +1,4 @@
-"""Answers as OpenAI's API writes them, several of a request at a time."""
+"""Responses of OpenAI's API, whole or streamed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from qlora_wgpu.generation.text import TokenLogprobs, continuation
 from qlora_wgpu.serving.tool_calls import ToolCallParser
 from qlora_wgpu.serving.writer import Chunk, Generation
 
-# ---- forms of answers ----------------------------------------------------------------------------
+# ---- formats -------------------------------------------------------------------------------------
 
 Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of an answer, and how likely it was."""
+    """A token of an answer with its log probability."""
 
-    text: str  # its text within the answer
-    logprobs: TokenLogprobs  # how likely it was
-    others: list[tuple[str, float]]  # the likeliest tokens' texts and logarithms
+    text: str  # as decoded within the answer
+    logprobs: TokenLogprobs
+    others: list[tuple[str, float]]  # the most likely tokens and their log probabilities
     offset: int  # characters of the answer before it
 
     @classmethod
@@ -30,31 +30,31 @@ class TokenLogprob:
         cls, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
         offset: int,
     ) -> TokenLogprob:  # fmt: skip
-        """A token behind others."""
+        """Decodes a token and its alternatives after other tokens."""
         others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
         return cls(continuation(tokenizer, before, [token]), logprobs, others, offset)
 
 
 class TextForm:
-    """Completions of texts."""
+    """The format of completions."""
 
-    # What ids of answers begin with, the kind of one that comes at once, and of a streamed piece.
+    # Prefix of ids, and object types of a whole response and of a streamed chunk.
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def begun(self) -> Object | None:
-        """What of a choice comes first where it is streamed, if anything."""
+    def first_delta(self) -> Object | None:
+        """The first chunk of a stream, if there is one before the text."""
         return None
 
-    def piece(self, text: str) -> Object:
-        """What of a choice has come."""
+    def delta(self, text: str) -> Object:
+        """A streamed piece of text."""
         return {"text": text}
 
     def all_of(self, text: str, calls: Sequence[Object]) -> Object:
-        """A choice that has ended."""
+        """A complete choice."""
         return {"text": text}
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> Object:
-        """How likely tokens were, side by side with what belongs to each."""
+        """Log probabilities, as parallel lists."""
         return {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [each.logprobs.logprob for each in tokens],
@@ -64,27 +64,27 @@ class TextForm:
 
 
 class ChatForm(TextForm):
-    """Chat completions: turns, and calls of functions."""
+    """The format of chat completions, with tool calls."""
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def begun(self) -> Object:
-        """Whose turn it is."""
+    def first_delta(self) -> Object:
+        """The role."""
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def piece(self, text: str) -> Object:
-        """More of the turn."""
+    def delta(self, text: str) -> Object:
+        """A streamed piece of the message."""
         return {"delta": {"content": text} if text else {}}
 
     def all_of(self, text: str, calls: Sequence[Object]) -> Object:
-        """The turn."""
+        """The complete message."""
         message: Object = {"role": "assistant", "content": text}
         if calls:
             message |= {"content": text or None, "tool_calls": list(calls)}
         return {"message": message}
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> Object:
-        """Tokens with their likeliest alternatives."""
+        """Tokens with their most likely alternatives."""
         content = [
             _likely(each.text, each.logprobs.logprob)
             | {"top_logprobs": [_likely(*other) for other in each.others]}
@@ -94,120 +94,126 @@ class ChatForm(TextForm):
 
 
 def _likely(text: str, logprob: float) -> Object:
-    """A token; its bytes are not known where it is half a character."""
+    """A token; its bytes are unknown if it is part of a character."""
     whole = "\ufffd" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
 
-def pieces_of_call(number: int, call: Object) -> list[Object]:
-    """What of a choice has come with a call, where it is streamed: the name, then the arguments."""
+def tool_call_deltas(number: int, call: Object) -> list[Object]:
+    """The chunks of a streamed tool call: the name, then the arguments."""
     function = call["function"]
-    begun = {"index": number, **call, "function": {**function, "arguments": ""}}
+    head = {"index": number, **call, "function": {**function, "arguments": ""}}
     rest = {"index": number, "function": {"arguments": function["arguments"]}}
-    return [{"delta": {"tool_calls": [each]}} for each in (begun, rest)]
+    return [{"delta": {"tool_calls": [each]}} for each in (head, rest)]
 
 
-# ---- several answers at a time -------------------------------------------------------------------
+# ---- the answers of a request --------------------------------------------------------------------
 
 
-async def together(answers: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Yields pieces as they come, each with its answer's number, until all have ended.
+async def merged(answers: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yields chunks of all answers as they are generated, each with its answer's index.
 
-    Whoever stops earlier leaves the answers to nobody.
+    Answers are cancelled if the caller stops iterating.
     """
-    growing = len(answers)
+    remaining = len(answers)
     try:
-        while growing:
-            number, piece = await answers[0].pieces.get()  # which all of a request have
+        while remaining:
+            number, piece = await answers[
+                0
+            ].pieces.get()  # all answers of a request share the queue
             if isinstance(piece, Exception):
                 raise piece
-            growing -= piece.finish_reason is not None
+            remaining -= piece.finish_reason is not None
             yield number, piece
     finally:
         for answer in answers:
-            answer.is_wanted = False
+            answer.is_cancelled = True
 
 
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 class Choice:
-    """What has come of an answer."""
+    """An answer as a choice of the response."""
 
     def __init__(self, number: int, answer: Generation, form: TextForm) -> None:
         self.tokens = 0  # so far
         self._number, self._answer, self._form = number, answer, form
         self._text = ""
-        offered = answer.wanted.offered
-        self._reader = None if offered is None else ToolCallParser(offered)
+        tools = answer.prompt.tools
+        self._parser = None if tools is None else ToolCallParser(tools)
         self._calls: list[Object] = []
         self._reason: str | None = None
         self._ids: list[int] = []
-        self._told: list[TokenLogprob] = []
+        self._logprobs: list[TokenLogprob] = []
         self._offset = 0
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompt."""
-        return len(self._answer.wanted.prompt_ids)
+        """Number of tokens of its prompt."""
+        return len(self._answer.prompt.ids)
 
-    def begun(self) -> Object | None:
-        """What comes first where it is streamed, if anything."""
-        begun = self._form.begun()
-        return None if begun is None else self._choice(begun, None, None)
+    def first_delta(self) -> Object | None:
+        """The first chunk of a stream, if there is one before the text."""
+        first = self._form.first_delta()
+        return None if first is None else self._choice(first, None, None)
 
     def take(self, piece: Chunk) -> list[Object]:
-        """Takes what has come; what is sent of it where it is streamed."""
+        """Adds a chunk; returns what a stream sends for it."""
         self.tokens = piece.tokens
-        new = self._new_told(piece)
-        made = self._made_of(piece)
-        if new and not made:
-            made = [self._form.piece("")]
-        parts = [self._choice(each, new if each is made[0] else None, None) for each in made]
+        new = self._new_logprobs(piece)
+        deltas = self._deltas(piece)
+        if new and not deltas:
+            deltas = [self._form.delta("")]
+        parts = [self._choice(each, new if each is deltas[0] else None, None) for each in deltas]
         if piece.finish_reason is not None:
             called = self._calls and piece.finish_reason != "length"
             self._reason = "tool_calls" if called else _REASONS[piece.finish_reason]
-            parts.append(self._choice(self._form.piece(""), None, self._reason))
+            parts.append(self._choice(self._form.delta(""), None, self._reason))
         return parts
 
     def whole(self) -> Object:
-        """All of it."""
-        return self._choice(self._form.all_of(self._text, self._calls), self._told, self._reason)
+        """The complete choice."""
+        return self._choice(
+            self._form.all_of(self._text, self._calls), self._logprobs, self._reason
+        )
 
-    def _made_of(self, piece: Chunk) -> list[Object]:
-        """What of the choice has come: text, and calls of functions."""
-        if self._reader is None:
+    def _deltas(self, piece: Chunk) -> list[Object]:
+        """Text and tool calls of a chunk."""
+        if self._parser is None:
             self._text += piece.text
-            return [self._form.piece(piece.text)] if piece.text else []
-        read = self._reader.push(piece.text)
+            return [self._form.delta(piece.text)] if piece.text else []
+        parsed = self._parser.push(piece.text)
         if piece.finish_reason is not None:
-            read += self._reader.end()
-        made: list[Object] = []
-        for each in read:
+            parsed += self._parser.end()
+        deltas: list[Object] = []
+        for each in parsed:
             if isinstance(each, str):
                 self._text += each
-                made.append(self._form.piece(each))
+                deltas.append(self._form.delta(each))
                 continue
             function = {"name": each.name, "arguments": each.arguments}
-            call = {"id": self._reader.form.new_id(), "type": "function", "function": function}
-            made += pieces_of_call(len(self._calls), call)
+            call = {"id": self._parser.format.new_id(), "type": "function", "function": function}
+            deltas += tool_call_deltas(len(self._calls), call)
             self._calls.append(call)
-        if self._reader.ended:
-            self._answer.is_wanted = False
-        return made
+        if self._parser.ended:
+            self._answer.is_cancelled = True
+        return deltas
 
-    def _new_told(self, piece: Chunk) -> list[TokenLogprob]:
-        tokenizer, context = self._answer.served.written.tokenizer, self._answer.wanted.context
+    def _new_logprobs(self, piece: Chunk) -> list[TokenLogprob]:
+        tokenizer, context = self._answer.model.prompts.tokenizer, self._answer.prompt.context
         new: list[TokenLogprob] = []
-        for token, logprobs in zip(piece.ids, piece.told, strict=False):
+        for token, logprobs in zip(piece.ids, piece.logprobs, strict=False):
             before = [*context, *self._ids]
             new.append(TokenLogprob.of(tokenizer, before, token, logprobs, self._offset))
             self._ids.append(token)
             self._offset += len(new[-1].text)
-        self._told += new
+        self._logprobs += new
         return new
 
-    def _choice(self, what: Object, told: list[TokenLogprob] | None, reason: str | None) -> Object:
-        wants = self._answer.asked.logprobs is not None and told is not None
-        logprobs = self._form.logprobs(told or []) if wants else None
-        return {"index": self._number, **what, "logprobs": logprobs, "finish_reason": reason}
+    def _choice(
+        self, content: Object, tokens: list[TokenLogprob] | None, reason: str | None
+    ) -> Object:
+        is_requested = self._answer.request.logprobs is not None and tokens is not None
+        logprobs = self._form.logprobs(tokens or []) if is_requested else None
+        return {"index": self._number, **content, "logprobs": logprobs, "finish_reason": reason}

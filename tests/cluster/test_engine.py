@@ -100,7 +100,7 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
 
 
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduling, "_LEAST", 0.5)
+    monkeypatch.setattr(scheduling, "_MIN_TIMEOUT", 0.5)
     monkeypatch.setattr(engine, "_PAUSE", 0.3)
     with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
         try:
