@@ -376,3 +376,47 @@ def sentence(error: BaseException) -> str:
     """An error of a worker in one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, QLoRAError) else f"{type(error).__name__}: {text}"
+
+
+# ---- patience ------------------------------------------------------------------------------------
+
+_SOON = 3.0  # seconds after which missing workers are reported
+_OPENING = 1800.0  # minimum patience, in seconds, while a worker opens the model
+
+
+class Watchdog:
+    """Raises an error after too long without progress."""
+
+    def __init__(
+        self,
+        seconds: float,
+        progress: Progress,
+        members: WorkerRegistry,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Limits the time without progress to ``seconds``."""
+        self._seconds = seconds
+        self._progress = progress
+        self._members = members
+        self._tell = tell
+        self._reported = ""
+
+    def check(self, what: str, *, count: int = 1) -> None:
+        """Reports missing workers; raises ``ClusterError`` after too long without progress."""
+        waited, members = self._progress.seconds_without, self._members
+        missing = ""
+        if members.is_empty:
+            missing = "no worker is connected: waiting for one"
+        elif len(members.ready) < count and not members.opening:
+            missing = f"{len(members.ready)} of {count} workers are ready: waiting for more"
+        if missing and missing != self._reported and waited > _SOON:
+            self._reported = missing
+            limit = f"for at most {self._seconds:g} seconds (cluster.patience)"
+            self._tell(f"{missing} {limit}")
+        if members.ready and not missing:
+            self._reported = ""  # to be reported again the next time
+        if waited > (max(self._seconds, _OPENING) if members.opening else self._seconds):
+            reason = f"; {members.last_reason}" if members.last_reason else ""
+            if names := ", ".join(member.name for member in members.opening):
+                reason += f"; still opening the model: {names}"
+            raise ClusterError(f"{what} for {waited:.0f} seconds (cluster.patience){reason}")

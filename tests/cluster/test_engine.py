@@ -11,7 +11,7 @@ import pytest
 from cluster.asked_engine import BLOCKS, PARAMETERS, an_engine
 from support.processes import PATIENCE, until
 
-from qlora_wgpu.cluster import engine, workers
+from qlora_wgpu.cluster import owner, workers
 from qlora_wgpu.cluster import scheduler as scheduling
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.workers import WorkerRegistry
@@ -33,7 +33,7 @@ def scheduler():
 
 @pytest.fixture(autouse=True)
 def nobody_is_missed(monkeypatch):
-    monkeypatch.setattr(engine, "_SOON", PATIENCE)  # however long a busy machine takes to begin
+    monkeypatch.setattr(workers, "_SOON", PATIENCE)  # however long a busy machine takes to begin
 
 
 def right(got, blocks=BLOCKS):
@@ -101,7 +101,7 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
 
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
     monkeypatch.setattr(scheduling, "_MIN_TIMEOUT", 0.5)
-    monkeypatch.setattr(engine, "_PAUSE", 0.3)
+    monkeypatch.setattr(owner, "_PAUSE", 0.3)
     with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
         try:
             assert right(asked.step())

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.cluster.engine import _OPENING, Watchdog
+from qlora_wgpu.cluster.workers import _OPENING, Watchdog
 from qlora_wgpu.errors import ClusterError
 
 

@@ -5,7 +5,7 @@ from cluster.answer_runs import Told, answers_in, settings_of, traces
 from cluster.dying_worker import FOLDER, METHODS, DyingWorker
 from support.processes import until
 
-from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.runs import train
 
 pytestmark = pytest.mark.full

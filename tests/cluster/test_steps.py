@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from qlora_wgpu.cluster.blocks import BlockResult, WrongAnswerError
-from qlora_wgpu.cluster.engine import Block, Engine
+from qlora_wgpu.cluster.owner import Block, Engine
 from qlora_wgpu.cluster.workers import Gone, WorkerHandle
 from qlora_wgpu.errors import ClusterError, DeviceError, OutOfMemoryError
 

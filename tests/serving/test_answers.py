@@ -236,7 +236,7 @@ def test_logprobs_of_texts(url):
         ({"echo": True}, "echo"),
         ({"best_of": 4}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": True}, "logprobs must be an integer"),
+        ({"logprobs": True}, "logprobs must be a non-negative integer"),
         ({"messages": TALK}, "unknown parameter 'messages'"),
         ({"prompt": "a" * 300}, "the prompt has"),
         ({"prompt": ["a" * 300] * 3}, "the prompt has"),

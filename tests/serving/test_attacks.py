@@ -37,7 +37,7 @@ def told(status_and_text, status=400):
     ("body", "message"),
     [
         (b"[" * 200_000, "nested too deeply"),
-        (b'{"model": "\xff"}', "not text in UTF-8"),
+        (b'{"model": "\xff"}', "not UTF-8"),
         (b'{"model": "tiny", "temperature": NaN}', "NaN is not valid JSON"),
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
         (b'{"model": "a", "model": "b"}', "stands twice"),
@@ -73,7 +73,7 @@ def test_a_body_that_never_arrives_is_not_waited_for(url, monkeypatch, sent):
                 name, _, value = line.partition(b":")
                 length = int(value) if name.lower() == b"content-length" else length
             said = told((status, answer.read(length)), 408)
-    assert said == "the request did not come within 0.05 seconds"
+    assert said == "the request was not received within 0.05 seconds"
     assert ask(url, max_tokens=1)["choices"]
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.serving.responses import ChatForm, Choice, TextForm
+from qlora_wgpu.serving.app import ChatForm, Choice, TextForm
 from qlora_wgpu.serving.tool_calls import HERMES, ToolSet, by_name
 from qlora_wgpu.serving.writer import Chunk
 
