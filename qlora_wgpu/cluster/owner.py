@@ -135,7 +135,7 @@ class Engine:
         return {m.name: m.identity for m in self._members.ready if m.identity is not None}
 
     async def figures(self) -> tuple[WorkerFigures, ...]:
-        """See ``Scheduler.figures``; to be awaited on the engine's loop."""
+        """Each worker's numbers since the last call."""
         return self._scheduler.figures(time.monotonic())
 
     def publish(self, parameters: FloatArray) -> None:
