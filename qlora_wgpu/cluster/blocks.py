@@ -88,7 +88,6 @@ class RunningSums:
     """
 
     def __init__(self) -> None:
-        """Starts at zero."""
         self.stats = np.zeros(STATS_LENGTH, np.float32)
         self.saturated = 0
 
@@ -280,7 +279,6 @@ class Actor:
     """
 
     def __init__(self, worker_class: WorkerClass, specification: WorkerSpec) -> None:
-        """Opens the model."""
         self._worker = worker_class(specification)
 
     def answer(self, method: str, *arguments: Any) -> Packed:

@@ -50,7 +50,6 @@ class LoopThread:
     """Runs coroutines in a thread, while the caller can be interrupted."""
 
     def __init__(self) -> None:
-        """Starts the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._thread.start()
@@ -89,7 +88,6 @@ class LoopThread:
 
 
 async def _cancelled() -> None:
-    """Cancels all tasks of this loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -141,7 +139,6 @@ def wait_for_scheduler(
 
 
 def _try(address: Address, security: Security) -> None:
-    """Connects and disconnects."""
     if address.protocol == "tls":
         _try_tls(address, _context(address, security))
     asyncio.run(_greet(address, security))
@@ -209,7 +206,6 @@ def _connected(address: Address) -> socket.socket:
 
 
 async def _greet(address: Address, security: Security) -> None:
-    """Makes Dask's handshake."""
     if address.protocol == "tcp":
         _connected(address).close()  # its error is clearer than Dask's
     try:

@@ -77,8 +77,6 @@ Deliver = Callable[[int, Any], None]
 
 @dataclass(eq=False)
 class _Step:
-    """The blocks of a step while they are computed."""
-
     method: str  # of the worker, such as ``"gradient"`` or ``"loss"``
     blocks: Sequence[Block]
     deliver: Deliver
@@ -103,7 +101,6 @@ class Engine:
         fixed: bool,
         patience: float,
     ) -> None:
-        """Starts without workers."""
         self._scheduler = Scheduler(fixed=fixed)
         self._progress = Progress()
         self._members = WorkerRegistry(
@@ -228,7 +225,6 @@ class Engine:
         step.deliver(order.block, answer)
 
     def _fail(self, member: WorkerHandle, order: Assignment, step: _Step, error: Exception) -> None:
-        """Handles an assignment without a result."""
         is_expected = isinstance(error, QLoRAError) and not isinstance(error, WrongAnswerError)
         if isinstance(error, Gone):
             return
@@ -276,7 +272,6 @@ class GradientSum:
     """
 
     def __init__(self, model: AdapterModel) -> None:
-        """Allocates the vector for received gradients."""
         self.model = model
         self._received = received_gradient(model.adapter)
         graph = model.layout.new_graph()

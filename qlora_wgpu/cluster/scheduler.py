@@ -53,8 +53,6 @@ class Assignment:
 
 @dataclass
 class _Worker:
-    """The scheduler's state of a worker."""
-
     name: str
     # Assignments without a result, by ticket, oldest first
     held: dict[int, Assignment] = field(default_factory=dict)
@@ -70,8 +68,6 @@ class _Worker:
 
 @dataclass
 class _Step:
-    """The blocks of a step and their state."""
-
     number: int = 0  # since the start
     kind: str = ""  # what is computed
     sizes: Sequence[int] = ()  # tokens of each block, padding included
@@ -236,7 +232,10 @@ class Scheduler:
         """Assigns a block to each worker that has ``held`` blocks and is needed for another."""
         if not self._step.pending:
             return []
-        ends = {worker.name: self._free_at(worker, now) for worker in workers}
+        ends = {
+            worker.name: max([now, *(end for end, _ in self._schedule(worker, now))])
+            for worker in workers
+        }
         sizes = [self._step.sizes[block] for block in self._step.pending]
         size = sum(sizes) / len(sizes)
         takes = {worker.name: self._seconds(worker, self._step.kind, size) for worker in workers}
@@ -255,7 +254,11 @@ class Scheduler:
                     break
                 if held and remaining > max(_PREFETCH * seconds, _PREFETCH_SECONDS):
                     continue
-            orders += self._first_pending(worker, silent, now)
+            first = next(b for b in itertools.count() if b not in self._step.finished)
+            window = first + self._window * len(self._workers)
+            able = (b for b in self._step.pending if self._may_compute(worker, b, silent))
+            if (block := next(able, window)) < window:
+                orders.append(self._assign(worker, block, now))
         return orders
 
     def _makespan(self, ends: list[float], takes: list[float], count: int) -> float:
@@ -279,25 +282,15 @@ class Scheduler:
                 low = middle
         return begin + high * (1 + 1e-6)
 
-    def _first_pending(
-        self, worker: _Worker, silent: Collection[str], now: float
-    ) -> Iterator[Assignment]:
-        """Assigns the first pending block that this worker may compute, if it is in the window."""
-        step = self._step
-        for block in step.pending:
-            if self._may_compute(worker, block, silent):
-                first = next(b for b in itertools.count() if b not in step.finished)
-                if block < first + self._window * len(self._workers):
-                    yield self._assign(worker, block, now)
-                break
-
     def _copies(
         self, idle: list[_Worker], workers: list[_Worker], silent: Collection[str], now: float
     ) -> Iterator[Assignment]:
         """Assigns idle workers copies of the blocks whose results are expected last."""
         ends: dict[int, tuple[float, Assignment]] = {}
-        for end, order in sorted(self._ends(workers, now), key=lambda each: each[0]):
-            ends.setdefault(order.block, (end, order))
+        expected = [each for worker in workers for each in self._schedule(worker, now)]
+        for end, order in sorted(expected, key=lambda each: each[0]):
+            if self._step.is_open(order):
+                ends.setdefault(order.block, (end, order))
         for end, order in reversed(ends.values()):
             able = [each for each in idle if self._may_compute(each, order.block, silent)]
             if not able:
@@ -311,13 +304,6 @@ class Scheduler:
             idle.remove(copier)
             yield self._assign(copier, order.block, now)
 
-    def _ends(self, workers: list[_Worker], now: float) -> Iterator[tuple[float, Assignment]]:
-        """When results of this step are expected; never, if they are late."""
-        for worker in workers:
-            for end, order in self._schedule(worker, now):
-                if self._step.is_open(order):
-                    yield end, order
-
     def _schedule(self, worker: _Worker, now: float) -> Iterator[tuple[float, Assignment]]:
         """When a worker's blocks are expected; never, if the first is late."""
         end = worker.last_result
@@ -325,10 +311,6 @@ class Scheduler:
             begin, takes = max(order.sent, end), self._takes(worker, order)
             end = begin + takes if now < begin + _LATE * takes else math.inf
             yield end, order
-
-    def _free_at(self, worker: _Worker, now: float) -> float:
-        """When a worker is expected to be done with the blocks that it has."""
-        return max([now, *(end for end, _ in self._schedule(worker, now))])
 
     def _may_compute(self, worker: _Worker, block: int, silent: Collection[str]) -> bool:
         """Whether a worker may compute a block, and with ``fixed``, whether it is its turn."""
@@ -366,7 +348,6 @@ class Scheduler:
 
 
 def _measure(paces: dict[str, float], order: Assignment, seconds: float) -> None:
-    """Updates a moving average of seconds per token."""
     pace = max(seconds, 1e-6) / order.size
     average = paces.setdefault(order.kind, pace)
     paces[order.kind] += _NEW * (min(pace, _MAX_SLOWDOWN * average) - average)

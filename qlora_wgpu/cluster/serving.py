@@ -111,7 +111,6 @@ async def _work(service: WorkerOptions, security: Security, gpu: str, tell: Tell
 
 
 async def _first(*events: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done."""
     await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
 
 

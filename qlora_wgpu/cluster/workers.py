@@ -29,7 +29,6 @@ class Progress:
     """Notifies of changes, and passes on errors of tasks. Lives on one asyncio loop."""
 
     def __init__(self) -> None:
-        """Starts the clock."""
         self._changed = asyncio.Event()
         self._advanced = time.monotonic()
         self._failure: BaseException | None = None
@@ -167,7 +166,6 @@ class WorkerRegistry:
         scheduler: Scheduler,  # informed of workers that are ready
         progress: Progress,
     ) -> None:
-        """Starts without workers."""
         self._connection = connection
         self._worker_class = worker_class
         self._specify = specify
@@ -394,7 +392,6 @@ class Watchdog:
         members: WorkerRegistry,
         tell: Callable[[str], None],
     ) -> None:
-        """Limits the time without progress to ``seconds``."""
         self._seconds = seconds
         self._progress = progress
         self._members = members

@@ -199,7 +199,9 @@ class Engine:
             if self._prefill is None or not set(self._prefill.texts) & set(self._to_prefill):
                 self._prefill = self._begin_prefill()
             prefill, self._prefill = self._prefill, None
-            if not prefill.advance(end - time.perf_counter() if self._pauses else math.inf):
+            # An interrupted prefill would leave recurrent states half updated
+            is_interruptible = not self._cache.states
+            if not prefill.advance(end - time.perf_counter() if is_interruptible else math.inf):
                 self._prefill = prefill
                 break
             tokens, logits = prefill.sample()
@@ -215,21 +217,11 @@ class Engine:
                 break
         return done
 
-    @property
-    def _pauses(self) -> bool:
-        """Whether a prefill can be interrupted: recurrent states would be partial."""
-        return not self._cache.states
-
-    @property
-    def _batches_prompts(self) -> bool:
-        """Whether prompts can be batched: recurrent states are kept for one request at a time."""
-        return bool(self._cache.layers) and not self._cache.states
-
     def _begin_prefill(self) -> Prefill:
+        # Recurrent states are kept for one request at a time
+        is_batched = self._cache.layers and not self._cache.states
         texts = (
-            prefill_batch(self._to_prefill, self.capacity)
-            if self._batches_prompts
-            else self._to_prefill[:1]
+            prefill_batch(self._to_prefill, self.capacity) if is_batched else self._to_prefill[:1]
         )
         length = prompt_length(max(text.length for text in texts), self.capacity)
         with_logits = texts[0].logprobs is not None
@@ -252,16 +244,13 @@ class Engine:
         with_logits = any(text.logprobs is not None for text in texts)
         program = self._program(rows, 1, with_logits=with_logits)
         alone = with_logits or self._to_prefill or (self._waiting and self._free)
-        count = 1 if alone else min(self._steps_at_once(texts), program.most_ahead)
+        remaining = min(text.max_new_tokens - len(text.ids) for text in texts)
+        steps = max(min(remaining, int(_AHEAD_SECONDS / max(self._seconds, 1e-4))), 1)
+        count = 1 if alone else min(steps, program.most_ahead)
         begin = time.perf_counter()
         tokens = program.run(column[0], column[1], column[2], choices, count=count)
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
-
-    def _steps_at_once(self, texts: Sequence[Request]) -> int:
-        """The number of steps to submit at once, limited by time and by each request's end."""
-        remaining = min(text.max_new_tokens - len(text.ids) for text in texts)
-        return max(min(remaining, int(_AHEAD_SECONDS / max(self._seconds, 1e-4))), 1)
 
     @property
     def sizes(self) -> list[int]:

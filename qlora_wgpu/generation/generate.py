@@ -148,7 +148,6 @@ def complete(
 
 
 def _read(text: Request, stream: TextStream) -> None:
-    """Decodes the new token of a request, if it got one."""
     if len(text.ids) > stream.count:
         stream.push(text.ids[-1])
         if stream.stopped:

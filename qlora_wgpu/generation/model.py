@@ -136,7 +136,6 @@ class QLoRAModel(qlora_model.QLoRAModel):
         return self._text(tokens, written.stop_text, ids if is_text else ())
 
     def _prompt_format(self, chat_template: str | None) -> PromptFormat:
-        """The format of messages."""
         prompts = self.prompts
         if chat_template is not None:
             template = find_chat_template(chat_template, prompts.tokenizer)

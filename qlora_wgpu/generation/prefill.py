@@ -25,7 +25,6 @@ class Prefill:
     """A batch of prompts, computed a few dispatches at a time."""
 
     def __init__(self, program: DecodePrograms, texts: Sequence[Request]) -> None:
-        """Uploads the prompts."""
         self.texts = list(texts)
         self._program = program
         self._prompts = [text.all_ids for text in texts]

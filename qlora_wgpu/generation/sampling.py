@@ -41,7 +41,6 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Checks the ranges."""
         check_count("top_k", self.top_k)
         if self.seed is not None:
             check_count("seed", self.seed)

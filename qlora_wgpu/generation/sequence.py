@@ -29,7 +29,6 @@ class Request:
         stop_ids: Collection[int],
         logprobs: int | None,
     ) -> None:
-        """See ``Engine.add``."""
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []  # generated tokens
         self.token_logprobs: list[TokenLogprobs] = []  # of each of them, if requested

@@ -121,7 +121,6 @@ class TextStream:
         context: Sequence[int] = (),
         shown: Mapping[int, str] | None = None,
     ) -> None:
-        """Starts without tokens."""
         self.stopped = False  # by a stop string
         self.count = 0  # of tokens
         self._tokenizer = tokenizer

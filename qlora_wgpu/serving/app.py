@@ -218,7 +218,6 @@ class ChatServer:
 
 
 async def _cancel(answers: Sequence[Generation]) -> None:
-    """Cancels answers that no client waits for."""
     for answer in answers:
         answer.is_cancelled = True
 
@@ -471,7 +470,6 @@ class Choice:
         )
 
     def _deltas(self, piece: Chunk) -> list[Object]:
-        """Text and tool calls of a chunk."""
         if self._parser is None:
             self._text += piece.text
             return [self._form.delta(piece.text)] if piece.text else []

@@ -68,10 +68,11 @@ def _common(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"unknown stream option {brief(unknown[0])}: remove it")
     if not isinstance(model := given.get("model"), str):
         raise DataError("'model' must be the name of a model")
+    limits = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
     return {
         "model": model,
         "sampling": _sampling(given),
-        "max_new_tokens": _max_new_tokens(given),
+        "max_new_tokens": check_count(limits[0], given[limits[0]]) if limits else None,
         "stop": _stops(given.get("stop", [])),
         "stream": _flag(given, "stream"),
         "include_usage": _flag(options, "include_usage"),
@@ -105,13 +106,6 @@ def _sampling(given: Mapping[str, Any]) -> Sampling:
             raise DataError(f"'logit_bias' contains {brief(token)}, which is not a token id")
     numbers = {int(token): bias for token, bias in biases.items()}
     return Sampling(**{"temperature": 1.0, "seed": None, **values}, logit_bias=numbers)
-
-
-def _max_new_tokens(given: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in given:
-            return check_count(name, given[name])
-    return None
 
 
 def _stops(value: Any) -> tuple[str, ...]:

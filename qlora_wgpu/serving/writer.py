@@ -62,7 +62,6 @@ class ServedModel:
             )
 
     def _tools(self, request: ChatRequest, template: str) -> ToolSet | None:
-        """The tools, if there are any and their format is known."""
         call = call_format(template)
         if call is None or not request.tools:
             return None
@@ -225,7 +224,6 @@ class GenerationWorker:
         return answers
 
     def _encoded(self, model: ServedModel, request: BaseRequest) -> list[EncodedPrompt]:
-        """The prompt of each answer of a request."""
         prompts: list[EncodedPrompt] = []
         for prompt in model.encode(request):
             self._engine.check_room(len(prompt.ids), request.max_new_tokens)
@@ -297,7 +295,6 @@ class GenerationWorker:
         self._active = [answer for answer in self._active if not self._is_read(answer)]
 
     def _is_read(self, answer: Generation) -> bool:
-        """Reads an answer; returns whether it has ended."""
         try:
             return answer.read()
         except Exception as err:  # does not concern the other answers

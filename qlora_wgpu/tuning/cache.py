@@ -105,7 +105,6 @@ def _read() -> dict[str, dict[str, Any]]:
 
 
 def _is_whole(entry: Any) -> bool:
-    """Whether an entry's checksum matches."""
     if not isinstance(entry, dict):
         return False
     rest = {name: value for name, value in entry.items() if name != "sha256"}

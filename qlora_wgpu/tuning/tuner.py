@@ -136,11 +136,6 @@ class Task:
         part = text if isinstance(text, Mapping) else self.config
         return {name: part.get(name) for name in _SIZES}
 
-    @property
-    def timed_batch(self) -> int:
-        """Rows that are timed."""
-        return max(1, min(self.batch, _MAX_TOKENS // self.seq))
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -325,7 +320,7 @@ def _time(
     layout = device_layout(base, part.lora, task.quant, task.compute_dtype, device)
     random = np.random.default_rng(0)
     with QLoRAModel(layout, device) as model:
-        batch = task.timed_batch
+        batch = max(1, min(task.batch, _MAX_TOKENS // task.seq))
         ids = random.integers(0, model.architecture.vocab_size, (batch, task.seq))
         # B is initialized to zero, and A would have no gradient
         start = model.read_flat(model.adapter.parameters)
