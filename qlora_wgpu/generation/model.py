@@ -1,4 +1,4 @@
-"""A model that answers in text."""
+"""A model with its tokenizer, which generates text."""
 
 from __future__ import annotations
 
@@ -14,34 +14,37 @@ from qlora_wgpu.generation.generate import generate, token_ids
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model
 
-_PROMPT = "a prompt is a text, token ids, or messages such as [{'role': 'user', 'content': '...'}]"
+_PROMPT = (
+    "a prompt must be a string, a list of token ids, or a list of messages such as "
+    "[{'role': 'user', 'content': '...'}]"
+)
 
 
 class QLoRAModel(qlora_model.QLoRAModel):
-    """A frozen base with an adapter, its tokenizer, and the text that they generate.
+    """A frozen base with an adapter and a tokenizer, which generates text.
 
-    ``from_pretrained`` opens a base with a fresh adapter, ``open_adapter`` one as it was trained.
-    ``close``, or the end of a ``with``, frees its memory.
+    ``from_pretrained`` opens a base with a new adapter, ``open_adapter`` a trained adapter.
+    ``close``, or leaving a ``with`` block, frees the memory.
 
     Attributes:
-        device: The device that holds it.
+        device: The device of the model.
         layout: The modules, the adapter, and the plans of the steps.
         adapter: The layout of the adapter's parameters.
-        architecture: The architecture by config.json.
+        architecture: The architecture, from config.json.
         options: How training steps are computed; replaced as a whole.
-        active_adapter: The name of the adapter that computes.
-        read_prompts: Reads how prompts are written for an adapter's folder, where it is not the
-            folder alone that says it.
+        active_adapter: The name of the active adapter.
+        read_prompts: Reads the prompt format of an adapter's folder, if the folder's own files are
+            not sufficient.
     """
 
     read_prompts: Callable[[str], PromptFormat] | None = None
 
     @property
     def prompts(self) -> PromptFormat:
-        """How prompts are written: as the active adapter's run wrote them, else as the base says.
+        """The prompt format of the active adapter's run, else of the base.
 
         Raises:
-            TokenizerError: If there is no tokenizer, or a file of it is damaged.
+            TokenizerError: If the tokenizer is missing or damaged.
         """
         path = self.adapters[self.active_adapter].path
         if (path, self.prompt_folder) not in self._prompts:
@@ -53,15 +56,15 @@ class QLoRAModel(qlora_model.QLoRAModel):
 
     @cached_property
     def _prompts(self) -> dict[tuple[str | None, Path], PromptFormat]:
-        """Those that were read, by the folders that say it."""
+        """Cached prompt formats, by adapter and base folder."""
         return {}
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, read the first time that it is asked for.
+        """The model's tokenizer, loaded on first use.
 
         Raises:
-            TokenizerError: If there is none, or it is damaged.
+            TokenizerError: If it is missing or damaged.
         """
         return self.prompts.tokenizer
 
@@ -80,36 +83,39 @@ class QLoRAModel(qlora_model.QLoRAModel):
         repetition_penalty: float = 1.0,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Any:
-        """Continues a text or token ids, or answers a conversation.
+        """Completes a text or token ids, or answers a conversation.
 
         Args:
-            prompt: A text; messages such as ``{"role": "user", "content": "Hi"}``, which are
-                written by the chat template; or token ids.
-            max_new_tokens: Most tokens to add.
-            temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
-            top_k: Sample among this many of the likeliest tokens; 0 for all.
-            top_p: Sample among the likeliest tokens that together have this probability.
-            seed: Seed of the sampling; None takes another each time.
-            chat_template: Chat template instead of the run's or the tokenizer's: a ``.jinja`` file,
-                the template itself or a built-in name.
-            stop_ids: Tokens that end the text; by default the tokenizer's and the template's.
-            min_p: Sample among tokens that have this share of the likeliest's probability.
-            repetition_penalty: What positive logits of tokens that the text has are divided by.
-            logit_bias: What is added to the logits of tokens, by their ids; -100 bans one.
+            prompt: A string; messages such as ``{"role": "user", "content": "Hi"}``, which the
+                chat template formats; or token ids.
+            max_new_tokens: Maximum number of tokens to generate.
+            temperature: Sampling temperature; 0 is greedy.
+            top_k: Number of most likely tokens to sample from; 0 for all.
+            top_p: Probability of the smallest set of most likely tokens to sample from.
+            seed: Random seed; None for a new one each time.
+            chat_template: Replaces the run's or the tokenizer's template: a ``.jinja`` file, a
+                template or a built-in name.
+            stop_ids: Token ids that end the generation; by default the tokenizer's and the
+                template's.
+            min_p: Minimum probability of a token, relative to the most likely one.
+            repetition_penalty: Penalty of tokens that have occurred; 1 for none.
+            logit_bias: Added to the logits of tokens, by token id; -100 bans a token.
 
         Returns:
-            What was added: the ids where ids were given, else text.
+            The completion: token ids if the prompt was token ids, else text.
 
         Raises:
-            ConfigError: If the prompt is none of these, or a setting is out of its range.
-            DataError: If the prompt is empty or longer than the model takes.
-            TokenizerError: If there is no tokenizer, or no chat template for messages.
+            ConfigError: If the prompt is none of these, or a parameter is out of range.
+            DataError: If the prompt is empty or longer than the model's maximum.
+            TokenizerError: If the tokenizer is missing, or the chat template for messages.
         """
         is_text = isinstance(prompt, str)
         if not is_text and not _is_listed(prompt):
             raise ConfigError(f"{_PROMPT}, got {type(prompt).__name__}")
         is_chat = not is_text and any(isinstance(part, Mapping) for part in prompt)
-        written = self._written(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
+        written = (
+            self._prompt_format(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
+        )
         ids = _ids_of(prompt) if not is_text and not is_chat else written.ids(_messages_of(prompt))
         tokens = generate(
             self,
@@ -129,16 +135,15 @@ class QLoRAModel(qlora_model.QLoRAModel):
             return list(tokens)
         return self._text(tokens, written.stop_text, ids if is_text else ())
 
-    def _written(self, chat_template: str | None) -> PromptFormat:
-        """How messages are written."""
+    def _prompt_format(self, chat_template: str | None) -> PromptFormat:
         prompts = self.prompts
         if chat_template is not None:
             template = find_chat_template(chat_template, prompts.tokenizer)
             prompts = PromptFormat("chat", prompts.tokenizer, template)
         if prompts.kind == "chat" and prompts.template is None:
             raise TokenizerError(
-                "the model has no chat template: name one with chat_template, a .jinja file or a "
-                "built-in name, or give a text instead of messages"
+                "the model has no chat template: set chat_template to a .jinja file or a built-in "
+                "name, or use a string instead of messages"
             )
         return prompts
 
@@ -152,12 +157,12 @@ class QLoRAModel(qlora_model.QLoRAModel):
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens that the model was made for, where its config.json says it."""
+        """Maximum number of tokens, if config.json has it."""
         return longest_text(self.folder.config)
 
 
 def _messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation, or a text as the only one."""
+    """The messages of a conversation, or a text as its only message."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [dict(message) for message in prompt]
@@ -171,5 +176,5 @@ def _ids_of(prompt: Any) -> list[int]:
 
 
 def _is_listed(prompt: Any) -> bool:
-    """Whether it is a list of something, and no single message or number."""
+    """Whether it is a sequence, not a single message or number."""
     return isinstance(prompt, Iterable) and not isinstance(prompt, Mapping | bytes)
