@@ -32,10 +32,7 @@ _OTHERS = ("tornado.application", "asyncio")  # loggers that also show Dask's fa
 
 
 def quieten_dask() -> None:
-    """Keeps Dask's tracebacks off the terminal.
-
-    Importing Dask sets its loggers' levels, so it is imported first.
-    """
+    """Keeps Dask's tracebacks off the terminal; importing Dask sets its loggers' levels."""
     import_module("distributed")
     own = [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]
     for name in ("distributed", *own, *_OTHERS):

@@ -332,10 +332,7 @@ _PERIOD = 0.1  # seconds between two checks for an interruption
 
 
 class Cluster:
-    """Workers that compute for this process, the owner of the run.
-
-    Results are summed in the order of the blocks: sums are bit-identical to those of one device.
-    """
+    """Workers of this run; sums are bit-identical to those of one device."""
 
     _sum: GradientSum  # set by ``take``
 

@@ -91,14 +91,11 @@ class Scheduler:
     """Assigns a step's blocks to workers.
 
     With ``fixed``, block b goes to worker b mod n in the order of their names, and to another only
-    if that one is gone or silent.
+    if that one is gone or silent. Results are summed in the order of the blocks: at most ``window``
+    per worker are buffered.
     """
 
     def __init__(self, *, fixed: bool = False, window: int = 4) -> None:
-        """Starts without workers.
-
-        Results are summed in the order of the blocks: at most ``window`` per worker are buffered.
-        """
         self._fixed = fixed
         self._window = window
         self._workers: dict[str, _Worker] = {}  # sorted by name
@@ -262,10 +259,9 @@ class Scheduler:
         return orders
 
     def _makespan(self, ends: list[float], takes: list[float], count: int) -> float:
-        """The earliest time by which workers that are free at ``ends`` can compute some blocks.
+        """The earliest time by which workers can compute ``count`` blocks, at most a window's.
 
-        There are ``count``, or a window's: a worker that takes longer for one block would stall the
-        others.
+        A worker that takes longer for one block would stall the others.
         """
         count = min(count, self._window * len(self._workers))
         free, seconds = np.array(ends), np.array(takes)

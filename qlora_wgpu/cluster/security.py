@@ -305,10 +305,7 @@ def connection_security(
 
 
 def temporary_security() -> Security:
-    """TLS with a certificate that only exists in memory, for processes that this one starts.
-
-    Without TLS every user of this machine could run code in them.
-    """
+    """TLS for local processes, in which other users could run code otherwise; in memory only."""
     require_extra("cluster")
     from distributed import Security
 
@@ -316,10 +313,7 @@ def temporary_security() -> Security:
 
 
 def listening_host(scheduler: str) -> str | None:
-    """The address that a worker listens on; None lets Dask choose.
-
-    Even for a scheduler on this machine, Dask would listen on all addresses.
-    """
+    """The address that a worker listens on; None lets Dask choose, which takes all addresses."""
     address = Address.parse(scheduler)
     if not address.is_loopback:
         return None

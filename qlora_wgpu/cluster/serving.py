@@ -131,10 +131,7 @@ def _signals() -> asyncio.Future[int]:
 
 
 async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Worker:
-    """Registers a worker.
-
-    After a network failure its name may still be taken by its previous connection.
-    """
+    """Registers a worker; after a network failure its old connection may still have its name."""
     from distributed import Worker
 
     end, is_reported = time.monotonic() + service.patience, False

@@ -91,7 +91,7 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
 
         async def noticed():
             for why in ("its process has ended", "it has left"):
-                asked.engine._members._part(member, why)
+                asked.engine._members._remove(member, why)
 
         asked.thread.run(noticed())
         assert asked.told == [
@@ -144,15 +144,15 @@ def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        ("short", "its gradient has 63 values, not 64"),
-        ("square", "its gradient has 8 × 8 values, not 64"),
+        ("short", "its gradient has 63 values, expected 64"),
+        ("square", "its gradient has 8 × 8 values, expected 64"),
         ("float64", "its gradient is float64, expected float32"),
         ("list", "its gradient is a value of type list, expected an array"),
         ("without", "its gradient is nothing, expected an array"),
         ("tokens", "it counted -5 tokens, expected 1"),
         ("tokens as text", "its tokens is a value of type str, expected a number"),
         ("nan tokens", "it counted nan tokens, expected 1"),
-        ("seconds", "it computed for -1.0 seconds, as it says"),
+        ("seconds", "it reported -1.0 seconds of computing"),
         ("nothing", "it returned nothing instead of a block's result"),
         ("a dict", "it returned a value of type dict instead of a block's result"),
         ("replayed", "it returned the result of another block"),
@@ -228,14 +228,16 @@ def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monk
         raise OSError("no route to host")
 
     monkeypatch.setattr(WorkerRegistry, "open", unreached)
-    monkeypatch.setattr(workers, "_AGAIN", 0.2)
+    monkeypatch.setattr(workers, "_RETRY", 0.2)
     with an_engine(scheduler, count=0) as asked:
         begun = asked.thread.submit(asked.engine.begin(2))
         until(lambda: len(tried) > 5 and len(asked.told) == 2)
         asked.lose_patience()
-        with pytest.raises(ClusterError, match=r"0 of 2 .* seconds .*reached: no route to host"):
+        with pytest.raises(
+            ClusterError, match=r"0 of 2 .* seconds .*cannot reach worker .: no route to host"
+        ):
             begun.result(PATIENCE)
-        assert sorted(asked.told.of("reached")) == [
+        assert sorted(asked.told.of("cannot reach")) == [
             f"cannot reach worker {name}: no route to host; retrying" for name in "01"
         ]
 
