@@ -121,7 +121,7 @@ class ModelFolder:
         self._quantized = (
             quantized_files(path, files, config) if files else QuantizedFiles(files, config)
         )
-        self._stacks = ExpertStacks(files, config.get("model_type"))
+        self._stacks = ExpertStacks(files, config)
         self._fingerprint: WeightFingerprint | None = None
 
     @classmethod

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -207,6 +208,8 @@ _OTHER_QUANTIZATIONS = {
 
 IN_TURNS = ("gpt_oss",)
 """Model types with transposed stacks in which gate and up alternate."""
+_EITHER_WAY = ("qwen3_vl_moe",)
+"""Model types whose published stacks are transposed, and those that transformers 5 saves not."""
 
 _WEIGHT = re.compile(r"(.*\.experts)\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj|(.*)\.(in|out)put_linear\.weight")
@@ -224,29 +227,34 @@ class ExpertStack:
     parts: list[str]  # the names of its weights, in order
     experts: int
     in_turns: bool  # whether it is stored like gpt-oss's
+    transposed: bool = False  # whether it is (experts, in_features, out_features)
 
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
         """The unquantized tensor's shape, for parts of this shape."""
         together = rows * len(self.parts) // self.experts
-        own = (columns, together) if self.in_turns else (together, columns)
+        own = (columns, together) if self.transposed else (together, columns)
         return self.experts, *own
 
     def joined(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """The unquantized tensor of all its parts."""
         rows, columns = parts[0].shape
         shape = self.shape(rows, columns)
-        if not self.in_turns:
+        if not self.transposed:
             return np.concatenate(parts).reshape(shape)
         separate = np.stack(parts).reshape(self.experts, -1, rows, columns)  # experts, kinds, …
-        return np.ascontiguousarray(separate.transpose(0, 3, 2, 1)).reshape(shape)
+        order = (0, 3, 2, 1) if self.in_turns else (0, 3, 1, 2)
+        return np.ascontiguousarray(separate.transpose(order)).reshape(shape)
 
 
 class ExpertStacks:
     """The stacks of experts in a folder's files."""
 
-    def __init__(self, files: Files, model_type: object = None) -> None:
+    def __init__(self, files: Files, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._files = files
-        self._in_turns = model_type in IN_TURNS
+        text = config.get("text_config")
+        self._hidden_size = (text if isinstance(text, Mapping) else config).get("hidden_size")
+        self._in_turns = config.get("model_type") in IN_TURNS
+        self._either_way = config.get("model_type") in _EITHER_WAY
 
     def find(self, name: str) -> FloatWeight | None:
         """A weight in an unquantized stack."""
@@ -262,11 +270,14 @@ class ExpertStacks:
         shape = self._shape(stack, _DIMENSIONS[match[4]], count)
         if shape is None or expert >= shape[0]:
             return None
-        if self._in_turns:
-            columns = *[slice(None)] * (len(shape) - 2), slice(place, None, count)
-            return FloatWeight(self._files, name, stack, (expert, *columns), transposed=True)
-        rows = shape[1] // count
+        transposed = self._is_transposed(kind, shape)
+        rows = shape[-1 if transposed else 1] // count
         own = slice(rows * place, rows * (place + 1))
+        if self._in_turns:
+            own = slice(place, None, count)
+        if transposed:
+            columns = *[slice(None)] * (len(shape) - 2), own
+            return FloatWeight(self._files, name, stack, (expert, *columns), transposed=True)
         return FloatWeight(self._files, name, stack, (expert, own))
 
     def stack(self, tensor: str) -> ExpertStack | None:
@@ -284,7 +295,8 @@ class ExpertStacks:
         if not (is_packed and shape) and self._shape(tensor, 3, len(leaves)) is None:
             return None
         parts = [f"{at}.{i}.{leaf}_proj.weight" for i in range(shape[0]) for leaf in leaves]
-        return ExpertStack(name, parts, shape[0], self._in_turns)
+        transposed = self._is_transposed(kind, shape)
+        return ExpertStack(name, parts, shape[0], self._in_turns, transposed)
 
     def _shape(self, stack: str, dimensions: int, halves: int) -> tuple[int, ...] | None:
         """An unquantized stack's shape; None if there is no such stack."""
@@ -292,6 +304,12 @@ class ExpertStacks:
         if file is None or file.dtype(stack) not in FLOATS:
             return None
         shape = file.shape(stack)
-        if len(shape) != dimensions or shape[-1 if self._in_turns else 1] % halves:
+        kind = "gate_up" if halves == 2 else "down"
+        if len(shape) != dimensions:
             return None
-        return shape
+        return None if shape[-1 if self._is_transposed(kind, shape) else 1] % halves else shape
+
+    def _is_transposed(self, kind: str, shape: tuple[int, ...]) -> bool:
+        """Whether a stack's rows are its last dimension, as transformers tells from its shape."""
+        plain = shape[-1 if kind == "gate_up" else 1] == self._hidden_size
+        return self._in_turns or (self._either_way and not plain)

@@ -35,6 +35,7 @@ NEEDED = {
     "llava_next": {"text_config": {**SIZES, "model_type": "qwen2"}},
     "lfm2_vl": {"text_config": {**SIZES, "model_type": "lfm2"}},
     "qwen3_vl": {"text_config": SIZES},
+    "qwen3_vl_moe": {"text_config": SIZES},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
     "qwen3_next": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},
     "qwen3_5_text": {"layer_types": ["linear_attention"] * 4},

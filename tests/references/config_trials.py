@@ -19,6 +19,9 @@ DELTA = {
 }  # fmt: skip
 OWN = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "qwen3_vl_moe_text": {
+        "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    },
     "qwen2_moe": {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 12,
@@ -108,7 +111,7 @@ TEXTS = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
     "idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "llava_next": "qwen2",
     "lfm2_vl": "lfm2", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
 }  # fmt: skip
 # Small image towers of those that transformers makes with one alone.
 _TOWER = {
@@ -123,6 +126,7 @@ TOWERS = {
     "lfm2_vl": {"model_type": "siglip2_vision_model", **_TOWER, "num_patches": 16},
     "qwen2_vl": {**_QWEN, "embed_dim": 24}, "qwen2_5_vl": _QWEN,
     "qwen3_vl": {**_QWEN, "num_position_embeddings": 16},
+    "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 RENAMED = (
