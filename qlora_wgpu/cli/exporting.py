@@ -18,17 +18,15 @@ from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.config.paths import run_around
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export import merge as merge_adapter
-from qlora_wgpu.export import quantize_folder
-from qlora_wgpu.export.gguf_tensors import FILE_TYPES
+from qlora_wgpu.exporting import merge as merge_adapter
+from qlora_wgpu.exporting import quantize_folder
+from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.exporting import (
     export_adapter,
     export_model,
-    measure_drift,
-    measure_trained,
+    merge_drift,
     modelfile_of,
-    on_a_device,
 )
 from qlora_wgpu.shell_words import shell_word
 
@@ -66,7 +64,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     with Display(console) as display:
         settings = opening.settings(display)
     assert opening.adapter is not None
-    out = out or _beside(opening.adapter, "merged", "--out")
+    out = out or path_in_run(opening.adapter, "merged", "--out")
     with _progress(console, "merging") as progress:
         merge_adapter(
             opening.model,
@@ -159,7 +157,7 @@ def export(
     console = Terminal()
     assert opening.adapter is not None
     name = "adapter.gguf" if adapter_only else "model.gguf"
-    gguf_file = gguf_file or _beside(opening.adapter, name, "--gguf")
+    gguf_file = gguf_file or path_in_run(opening.adapter, name, "--gguf")
     if adapter_only:
         if type_name is not None:
             raise ConfigError(
@@ -191,7 +189,7 @@ def export(
         console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
-def _beside(adapter: str, name: str, option: str) -> str:
+def path_in_run(adapter: str, name: str, option: str) -> str:
     """A name in the folder of the adapter's run."""
     if find_run(adapter) is None:
         raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
@@ -210,9 +208,9 @@ def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
 def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
     """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
-    with Display(console) as display, on_a_device(f"{out} is whole, but its drift is unknown: "):
-        trained = measure_trained(source, opening.adapter, settings, display)
-        drift = measure_drift(trained, OpenedModel.open(out), settings, display)
+    assert opening.adapter is not None
+    with Display(console) as display:
+        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
     base = _stored(source, settings)
     return f"drift from base ({base}) and adapter, as trained, {drift}"
 

@@ -50,8 +50,6 @@ def push(
     machine. Your token goes to the hub alone (`hf auth login`, or HF_TOKEN).
     """
     console = Terminal()
-    if merged is not None and gguf is not None:
-        raise ConfigError("--merged and --gguf both say what to send: leave one out")
     adapter = located(run, None, None, needs_adapter=True).adapter
     assert adapter is not None
     if base is None and name_on_hub(base_of(adapter)) is None:

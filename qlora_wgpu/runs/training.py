@@ -34,7 +34,7 @@ from qlora_wgpu.runs.settings import (
 from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.batching import sorted_by_length
-from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
+from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_figures
 from qlora_wgpu.training.executor import Executor
@@ -56,7 +56,7 @@ def train(
     overwrite: bool = False,
     resume: bool = False,
     overrides: Overrides = (),
-    callbacks: Callbacks = NO_CALLBACKS,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
     """Fine-tunes a model: all that ``qlora_wgpu.train`` does, without a word.
 
@@ -67,6 +67,7 @@ def train(
     refuse_both(overwrite=overwrite, resume=resume)
     events = Events.of(observer)
     events.forget_stop()
+    subscribe_callbacks(events, callbacks)
     if resume:
         settings = found_again(settings, events)
     page = Reporter(settings, events)
@@ -79,7 +80,7 @@ def train(
 
 
 def _train(
-    settings: Config, events: Events, page: Reporter, callbacks: Callbacks, *,
+    settings: Config, events: Events, page: Reporter, callbacks: Sequence[TrainerCallback], *,
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     settings.require_train()

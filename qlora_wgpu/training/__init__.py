@@ -1,6 +1,6 @@
 """Training an adapter."""
 
-from qlora_wgpu.training.callbacks import Step
+from qlora_wgpu.training.callbacks import Step, TrainerCallback
 from qlora_wgpu.training.observers import Observer, RunSetup, WorkerFigures
 from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.result import Sample, TrainResult
@@ -21,6 +21,7 @@ __all__ = [
     "Step",
     "TrainResult",
     "Trainer",
+    "TrainerCallback",
     "WorkerFigures",
     "check_resumable",
     "checkpoint_folders",

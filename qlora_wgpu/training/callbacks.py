@@ -1,13 +1,12 @@
-"""What users' own code sees of a run between two steps, and what it may do there."""
+"""``TrainerCallback``, which watches and steers a run, and the ``Step`` that it gets."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qlora_wgpu.errors import (
     ClusterError,
@@ -20,8 +19,9 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.limits import LEARNING_RATES
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.observers import Events, Row, failure_of
+from qlora_wgpu.training.observers import EventRows, Events, Row, failure_of
 from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.step_log import StepFigures
 
 if TYPE_CHECKING:
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """A step that has been done, and what may be done before the next one.
+    """The last completed training step: its metrics, and methods that steer the run.
 
     Attributes:
-        step: Its number; 0 before the first.
-        total_steps: Steps of the whole run.
-        learning_rate: The one that it had.
-        saved: What was written, in ``on_save``: a checkpoint's folder, or the final adapter's.
+        step: Number of the step; 0 before the first.
+        total_steps: Number of steps of the whole run.
+        learning_rate: Learning rate of the step.
+        saved: In ``on_save``, the folder that was written: a checkpoint's or the final adapter's.
     """
 
     def __init__(self, handler: CallbackHandler, step: int, learning_rate: float) -> None:
-        """Made by the trainer."""
         self.step = step
         self.total_steps = handler.run.total_steps
         self.learning_rate = learning_rate
@@ -51,78 +50,83 @@ class Step:
         return f"Step({self.step} of {self.total_steps})"
 
     def take(self, figures: StepFigures) -> None:
-        """Its figures have arrived."""
+        """Takes the step's metrics, which have arrived from the device."""
         self._figures = figures
 
     @property
     def model(self) -> AdapterModel:
-        """The model, as it is after this step."""
+        """The model after this step."""
         return self._handler.run.model
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of its labels; waits for the device. None before the first step."""
+        """Mean loss per label token; waits for the device. None before the first step."""
         return self._arrived().loss
 
     @property
     def mean_token_accuracy(self) -> float | None:
-        """Share of its labels that were the likeliest token; waits."""
+        """Share of label tokens that were the most likely ones; waits for the device."""
         return self._arrived().accuracy
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm of its gradient, before clipping; waits."""
+        """Norm of the gradient before clipping; waits for the device."""
         return self._arrived().norm
 
     @property
     def eval_loss(self) -> float | None:
-        """The latest held-out loss; None while there is none."""
+        """The latest held-out loss; None before the first evaluation."""
         return self._handler.run.state.eval_loss
 
     @property
     def eval_mean_token_accuracy(self) -> float | None:
-        """The share of the held-out labels that was predicted then."""
+        """Token accuracy of the latest evaluation."""
         return self._handler.latest.get("eval_mean_token_accuracy")
 
-    def stop(self, reason: str = "the program stopped it") -> None:
-        """Ends the run after this step, with its state saved.
+    @property
+    def eval_metrics(self) -> dict[str, Any]:
+        """All metrics of the latest evaluation, as in metrics.jsonl; empty before the first."""
+        return dict(self._handler.latest)
+
+    def stop(self, reason: str = "a callback stopped it") -> None:
+        """Stops the run after this step; it is saved and can be resumed.
 
         Args:
-            reason: Why; kept as ``TrainResult.stop_reason``.
+            reason: Reason for the result's ``stop_reason``.
         """
         self._require_latest()
         self._handler.run.events.stop_run(reason)
 
     def evaluate(self) -> float:
-        """Measures and logs the held-out loss of the model as it is, once a step at most.
+        """Evaluates now, at most once per step, logs the metrics and returns the held-out loss.
 
         Raises:
-            ConfigError: If there is no held-out data.
+            ConfigError: If the run has no held-out data.
         """
         run = self._settled()
         if run.state.eval_step != run.state.step:
             self._handler.evaluator.measure(run.state.step)
         if run.state.eval_loss is None:
-            raise ConfigError("there is no held-out loss: the run has no held-out data")
+            raise ConfigError("the run has no held-out data to evaluate on")
         return run.state.eval_loss
 
     def save(self) -> Path | None:
-        """Writes a checkpoint and returns its folder; None, with a warning, if it cannot."""
+        """Saves a checkpoint and returns its folder; warns and returns None if that fails."""
         run = self._settled()
         if run.saved_at != run.state.step and not self._handler.is_over and not run.save():
             return None
         return run.folder.checkpoint_folder(run.saved_at)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Sets the next step's rate; later ones follow the schedule in the same proportion.
+        """Sets the next step's learning rate; later steps follow the schedule in proportion.
 
-        It is kept in checkpoints, so a resumed run has it.
+        Checkpoints keep the change, so a resumed run has it.
 
         Raises:
-            ConfigError: If it is out of range, or the schedule's next rate is 0.
+            ConfigError: If the rate is out of range, or the schedule's next rate is 0.
         """
         self._require_latest()
-        _check("a learning rate", rate)
+        _check("the learning rate", rate)
         run, schedule = self._settled(), self._handler.optimizer.schedule
         following = run.state.step + 1
         if self._handler.is_over or following > run.total_steps:
@@ -132,19 +136,19 @@ class Step:
         planned = schedule.planned(following)
         if planned == 0:
             raise ConfigError(
-                f"the schedule's learning rate of step {following} is 0, which has no proportion "
-                "to another one: set it after a later step"
+                f"the schedule's learning rate of step {following} is 0 and cannot be scaled: set "
+                "it after a later step"
             )
         self._multiply(float(rate) / planned)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiplies the learning rates of all steps that follow, likewise.
+        """Multiplies the learning rates of all later steps; checkpoints keep the change.
 
         Raises:
             ConfigError: If the factor is out of range.
         """
         self._require_latest()
-        _check("the factor of learning rates", factor)
+        _check("the learning rate's factor", factor)
         run = self._settled()
         if not self._handler.is_over and run.state.step < run.total_steps:
             self._multiply(float(factor) * run.state.rate_factor)
@@ -159,14 +163,14 @@ class Step:
             f"{factor:.3g} times the schedule's"
         )
         if run.saved_at == step:
-            run.save()  # the checkpoint of this step does not know of it
+            run.save()  # the checkpoint of this step has the old rate
 
     def _require_latest(self) -> None:
         if self._handler.present is not self:
-            raise ConfigError(f"step {self.step} is over: only the latest step can do that")
+            raise ConfigError(f"step {self.step} is over: only the latest step can do this")
 
     def _settled(self) -> Run:
-        """The run, once nothing is on its way any more."""
+        """The run, once all submitted steps have completed."""
         self._require_latest()
         self._handler.drain()
         return self._handler.run
@@ -177,98 +181,146 @@ class Step:
         return self._figures or StepFigures(None, None, None)
 
 
-Callback = Callable[[Step], object]
+class TrainerCallback:
+    """Watches and steers a run; subclass it and override the methods that you need.
 
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions that are called between two steps.
-
-    Attributes:
-        on_step: After each step.
-        on_evaluate: After each evaluation; the first is before the first step.
-        on_save: After a checkpoint or the adapter was written.
+    Pass instances to ``train`` or ``Trainer`` as ``callbacks``. Methods are called between two
+    steps, when the device still computes; a ``Step`` reads metrics and stops, saves or evaluates
+    the run. An evaluation or checkpoint that a callback requests calls no callback except
+    ``on_log``. A callback that fails ends the run with a ``CallbackError``; the run is saved.
     """
 
-    on_step: Callback | None = None
-    on_evaluate: Callback | None = None
-    on_save: Callback | None = None
+    def on_train_begin(self, step: Step) -> None:
+        """Called before the first step, or before the next one of a resumed run."""
 
-    def check(self) -> None:
-        """Raises a ConfigError if one cannot be called."""
-        for name, function in vars(self).items():
-            if function is not None and not callable(function):
-                raise ConfigError(f"{name} must be a function of a step, got {brief(function)}")
+    def on_step_end(self, step: Step) -> None:
+        """Called after each step."""
+
+    def on_log(self, step: Step, logs: dict[str, Any]) -> None:
+        """Called with each row of metrics.jsonl: of a logged step, or of an evaluation."""
+
+    def on_evaluate(self, step: Step) -> None:
+        """Called after each evaluation, including the one before the first step."""
+
+    def on_save(self, step: Step) -> None:
+        """Called after a checkpoint or the final adapter was saved to ``step.saved``."""
+
+    def on_train_end(self, step: Step, result: TrainResult) -> None:
+        """Called at the end of a run, also of one that was stopped."""
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Called at once with every event, as ``qlora-wgpu train --json`` prints it.
+
+        The first ones, such as notes, the memory plan and weights being loaded, come before
+        ``on_train_begin``.
+        """
 
 
-NO_CALLBACKS = Callbacks()
+class _EventFeed(EventRows):
+    """Passes a run's events to a callback's ``on_event``."""
+
+    def __init__(self, callback: TrainerCallback) -> None:
+        def write(row: Row) -> None:
+            try:
+                callback.on_event(row)
+            except Exception as err:
+                raise failure_of(f"{type(callback).__name__}.on_event", err) from err
+
+        super().__init__(write)
+
+
+def check_callbacks(callbacks: Sequence[TrainerCallback]) -> None:
+    """Raises a ConfigError unless this is a list of callbacks."""
+    is_list = isinstance(callbacks, list | tuple)
+    if not is_list or not all(isinstance(each, TrainerCallback) for each in callbacks):
+        raise ConfigError(
+            f"callbacks must be a list of TrainerCallback objects, got {brief(callbacks)}"
+        )
+
+
+def subscribe_callbacks(events: Events, callbacks: Sequence[TrainerCallback]) -> None:
+    """Passes the run's events to each callback that overrides ``on_event``."""
+    for each in callbacks:
+        if type(each).on_event is not TrainerCallback.on_event:
+            events.subscribe(_EventFeed(each))
 
 
 class CallbackHandler:
-    """Calls the callbacks, and has what they ask for."""
+    """Calls a run's callbacks, and holds the run's parts that a ``Step`` needs."""
 
     def __init__(
-        self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer
-    ) -> None:
-        """Begins with the step that the run's state is at."""
+        self, run: Run, callbacks: Sequence[TrainerCallback], evaluator: Evaluator,
+        optimizer: Optimizer,
+    ) -> None:  # fmt: skip
         self.run, self.evaluator, self.optimizer = run, evaluator, optimizer
-        # Waits for all steps that are on their way
-        self.drain: Callable[[], None] = lambda: None
-        self.latest: Row = {}  # the latest evaluation's
-        # Whether no step follows: what is asked for then has been done, or does nothing
-        self.is_over = False
-        self._callbacks = callbacks
+        self.drain: Callable[[], None] = lambda: None  # waits for all submitted steps
+        self.latest: Row = {}  # metrics of the latest evaluation
+        self.is_over = False  # whether all steps are done
+        self._callbacks = tuple(callbacks)
+        self._logs: list[Row] = []  # rows that on_log has not been called with
         self._is_calling = False
         self._kept: Step | None = None
         self.submitted(run.state.step, run.state.learning_rate)
 
     def submitted(self, step: int, learning_rate: float) -> None:
-        """A step is on its way."""
+        """Makes the ``Step`` of a step that was submitted."""
         self._kept = Step(self, step, learning_rate)
         self._present = weakref.ref(self._kept)
 
     @property
     def present(self) -> Step:
-        """The step that was done last."""
+        """The latest step."""
         step = self._present()
-        assert step is not None  # it is kept while the run goes on, and then by who asks
+        assert step is not None  # kept during the run, and then by whoever holds it
         return step
 
-    def let_go(self) -> None:
-        """The run is over: nothing leads back to it any more, so that its model can be freed."""
+    def release(self) -> None:
+        """Drops all references to the run, so that its model can be freed."""
         self.drain = lambda: None
         self.run.events, self.run.callbacks = Events(), None
         self._kept = None
 
+    def on_log(self, row: Row) -> None:
+        """Keeps a row of metrics.jsonl until callbacks may be called."""
+        self._logs.append(dict(row))
+
     def on_evaluate(self, row: Row) -> None:
-        """The held-out loss was measured."""
+        """Keeps the metrics of an evaluation and calls the callbacks."""
         self.latest = row
+        self.on_log(row)
         self.call("on_evaluate")
 
     def on_save(self, folder: Path) -> None:
-        """A checkpoint or the adapter was written."""
+        """Notes the folder that was written and calls the callbacks."""
         self.present.saved = folder
         self.call("on_save")
 
-    def call(self, name: str) -> None:
-        """Calls a function; what it brings about itself does not call another one."""
-        function = getattr(self._callbacks, name)
-        if function is None or self._is_calling:
+    def call(self, name: str, *details: Any) -> None:
+        """Calls a method of all callbacks, unless one of them has caused the event."""
+        if self._is_calling:
             return
         self._is_calling = True
         try:
-            function(self.present)
-        except (DeviceError, ClusterError, WeightFileError, TrainingError):
-            raise  # which say by themselves what becomes of the run
-        except Exception as err:
-            raise failure_of(name, err, f" after step {self.present.step}") from err
+            while self._logs:
+                self._call("on_log", self._logs.pop(0))
+            self._call(name, *details)
         finally:
             self._is_calling = False
 
+    def _call(self, name: str, *details: Any) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, name)(self.present, *details)
+            except (DeviceError, ClusterError, WeightFileError, TrainingError):
+                raise  # errors of the run itself
+            except Exception as err:
+                what = f"{type(callback).__name__}.{name}"
+                raise failure_of(what, err, f" after step {self.present.step}") from err
+
 
 def _check(name: str, value: object) -> None:
-    """Raises a ConfigError if something is no learning rate, and no factor of one."""
-    least, most = LEARNING_RATES
+    """Raises a ConfigError unless a value is in the range of learning rates."""
+    smallest, largest = LEARNING_RATES
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {brief(value)}")
+    if not is_number or not smallest <= value <= largest:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be from {smallest:g} to {largest:g}, got {brief(value)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -29,7 +29,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.supervision.processes import SAME_WISH
 from qlora_wgpu.training.batching import BatchSampler
-from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
+from qlora_wgpu.training.callbacks import CallbackHandler, Step, TrainerCallback
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
 from qlora_wgpu.training.data import (
     SourceCounter,
@@ -81,14 +81,14 @@ class Run:
     saturated: int  # values that kernels held at the end of their type, since this part began
     workers: dict[str, WorkerFigures]  # what those of a cluster did since the last row, by name
     sources: SourceCounter | None  # counts the rows of a mixture's sources
-    callbacks: CallbackHandler | None  # calls the user's functions, while the run goes on
+    callbacks: CallbackHandler | None  # calls the user's callbacks during the run
     result: TrainResult | None  # the figures, once it has ended
 
     def __init__(
         self, model: AdapterModel, config: Config, events: Events, rows: Dataset,
         held_out: Dataset | None = None, *, overwrite: bool = False, resume: bool = False,
         executor: Executor | None = None, texts: SampleGenerator | None = None,
-        callbacks: Callbacks = NO_CALLBACKS,
+        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:  # fmt: skip
         """Begins nothing yet.
 
@@ -101,7 +101,7 @@ class Run:
         self.best = self.sources = self.callbacks = self.result = None
         self.saved_at, self.saturated, self.workers = -1, 0, {}
         self._overwrite, self._resume = overwrite, resume
-        self._executor, self._texts, self._functions = executor, texts, callbacks
+        self._executor, self._texts, self._listed = executor, texts, callbacks
         self._started: float | None = None
 
     # -- from its start to its end -----------------------------------------------------------------
@@ -122,9 +122,9 @@ class Run:
             self._open_folder(at_end)
             evaluator = Evaluator(self)
             texts = SampleLogger(self, self._texts, evaluator)
-            callbacks = CallbackHandler(self, self._functions, evaluator, optimizer)
+            callbacks = CallbackHandler(self, self._listed, evaluator, optimizer)
             self.callbacks = callbacks
-            at_end.callback(callbacks.let_go)
+            at_end.callback(callbacks.release)
             at_end.push(self._tell_of_replaced)
             refuse_fewer_steps(self)
             is_over = self.state.step >= self.total_steps or evaluator.has_stalled
@@ -132,7 +132,7 @@ class Run:
             if was_finished:
                 reopen_finished(self)
             else:
-                self._begin(evaluator, texts)
+                self._begin(evaluator, texts, callbacks)
                 queue = StepQueue(self, optimizer, evaluator, texts, callbacks)
                 callbacks.drain = queue.finish_all
                 self.throughput.start()
@@ -144,7 +144,7 @@ class Run:
                             if evaluator.has_stalled or not queue.submit(step):
                                 break
                             queue.follow(step)
-                            callbacks.call("on_step")
+                            callbacks.call("on_step_end")
                             yield callbacks.present
                     queue.finish_all()
                 if not self.stop.requested:
@@ -157,7 +157,12 @@ class Run:
                 finish(self, evaluator)
             self.result = result_of(self, was_finished=was_finished)
             self.events.finished(self.result)
-            check_ended(self)
+            failure = self.events.failure
+            try:
+                callbacks.call("on_train_end", self.result)
+            except CallbackError as err:
+                failure = failure or err
+            check_ended(self, failure)
 
     def _take_data(self) -> None:
         """Makes sure that there is something to learn and to measure, and cuts it into steps."""
@@ -212,15 +217,20 @@ class Run:
             start_or_resume(self)
         self.state.plateau = self.state.plateau or plateau
 
-    def _begin(self, evaluator: Evaluator, texts: SampleLogger) -> None:
+    def _begin(self, evaluator: Evaluator, texts: SampleLogger, callbacks: CallbackHandler) -> None:
         """Does what comes before the first step, or before the first that is left."""
         self.state.finished = False
         reset_best_metric(self)
         self.folder.note_steps(self.total_steps)
         self.events.started(self.total_steps, self.state.step, self.model.device.memory.by_kind)
-        if self.saved_at < 0:
+        is_new = self.saved_at < 0
+        if is_new:
             texts.keep_first()
-            self.state.eval_loss_before = evaluator.measure(0)
+        callbacks.call("on_train_begin")
+        if is_new:
+            if evaluator.is_pending:
+                evaluator.measure(0)
+            self.state.eval_loss_before = self.state.eval_loss
         tell_of_length(self)
         self._started = time.perf_counter() - self.state.seconds  # the time of earlier parts counts
         self.sources = SourceCounter(self.rows, self.plan)
@@ -277,6 +287,12 @@ class Run:
         """Notes how long all parts have taken so far."""
         if self._started is not None:
             self.state.seconds = time.perf_counter() - self._started
+
+    def logged(self, row: Row) -> None:
+        """Reports a row of logged steps."""
+        self.events.step(row)
+        if self.callbacks is not None:
+            self.callbacks.on_log(row)
 
     def evaluated(self, row: Row) -> None:
         """Tells of an evaluation that is logged."""

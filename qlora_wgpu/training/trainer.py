@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
@@ -12,9 +12,14 @@ from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.training.callbacks import Callback, Callbacks, Step
+from qlora_wgpu.training.callbacks import (
+    Step,
+    TrainerCallback,
+    check_callbacks,
+    subscribe_callbacks,
+)
 from qlora_wgpu.training.data import DataReader, Rows
-from qlora_wgpu.training.observers import Events, Observer
+from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.samples import keep_prompt
@@ -22,9 +27,9 @@ from qlora_wgpu.training.start import refuse_both
 
 
 class Trainer:
-    """Trains a model's adapter as a configuration says.
+    """Trains the adapter of an open model on a configuration's data or on your own rows.
 
-    It prints nothing: an ``Observer`` is told what goes on.
+    It prints nothing; warnings are ``QLoRAWarning``s.
     """
 
     def __repr__(self) -> str:
@@ -34,45 +39,40 @@ class Trainer:
         self,
         model: AdapterModel,
         config: Config,
-        observer: Observer | None = None,
         *,
+        callbacks: Sequence[TrainerCallback] = (),
         overwrite: bool = False,
         resume: bool = False,
-        on_step: Callback | None = None,
-        on_evaluate: Callback | None = None,
-        on_save: Callback | None = None,
     ) -> None:
-        """Takes the settings of ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
+        """Uses the sections ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
         Args:
-            model: A ``QLoRAModel``, whose adapter is trained; its LoraConfig and QuantConfig count.
+            model: A ``QLoRAModel``, whose adapter is trained, with the model's own ``LoraConfig``
+                and ``QuantConfig``.
             config: The settings.
-            observer: Who is told of every step; without one, what is to be known comes as a
-                ``QLoRAWarning``.
-            overwrite: Whether a run in ``output.dir`` may be replaced.
-            resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
-                that has none yet, and no adapter, begins again.
-            on_step: Called with a ``Step`` after each step; what it asks for is done at once.
-            on_evaluate: Called likewise after each evaluation, the one before training included.
-            on_save: Called likewise after a checkpoint or the adapter was written.
+            callbacks: ``TrainerCallback`` objects that watch and steer the run.
+            overwrite: Whether to replace a run in ``output.dir``.
+            resume: Whether to resume the run in ``output.dir`` from its latest complete checkpoint,
+                or to start it if there is none.
 
         Raises:
-            ConfigError: If a callback cannot be called.
+            ConfigError: If ``callbacks`` is not a list of callbacks.
         """
+        check_callbacks(callbacks)
         self.model = model
         self.config = config
-        self._events = Events.of(observer)
+        self._events = Events.of(None)
+        subscribe_callbacks(self._events, callbacks)
         self._overwrite, self._resume = overwrite, resume
-        self._callbacks = Callbacks(on_step, on_evaluate, on_save)
-        self._callbacks.check()
+        self._callbacks = tuple(callbacks)
         self._result: TrainResult | None = None
 
     @property
     def result(self) -> TrainResult:
-        """The figures of the run that ended last.
+        """The result of the latest run.
 
         Raises:
-            TrainingError: If none has ended.
+            TrainingError: If no run has ended.
         """
         if self._result is None:
             raise TrainingError("there is no result: the run has not ended")
@@ -88,36 +88,34 @@ class Trainer:
     ) -> TrainResult:
         """Runs all steps and writes the run's folder.
 
-        Rows are encoded as the model's prompts are written: with the tokenizer and the chat
-        template kept beside its adapter, else the base's; both are kept beside the new one, too.
-        Ctrl-C and SIGTERM end it early, between two micro-batches, with its state saved. What
-        cannot be written in between is warned of and does not end it.
+        Rows are tokenized with the tokenizer and chat template of the model's adapter, else the
+        base's; both are saved with the new adapter. Ctrl-C and SIGTERM stop the run after the
+        current micro-batch and save a checkpoint. A checkpoint that cannot be written only warns.
 
         Args:
             train_dataset: A path; rows of any format that files have, such as
                 ``{"messages": [...]}`` or ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or
-                mappings with ``input_ids`` and ``labels``. By default ``data.train``, and then
-                ``data.eval`` is measured on.
-            eval_dataset: Held-out data, in one of these forms; by default ``data.eval_split``
-                holds rows of the training data out.
-            overwrite: Whether a run in ``output.dir`` may be replaced; by default as the trainer
-                was made.
-            resume: Whether to continue that run; likewise.
+                mappings with ``input_ids`` and ``labels``. By default ``data.train``, evaluated on
+                ``data.eval``.
+            eval_dataset: Held-out data in one of these forms; by default ``data.eval_split`` holds
+                out rows of the training data.
+            overwrite: Whether to replace a run in ``output.dir``; by default the trainer's.
+            resume: Whether to resume that run; by default the trainer's.
 
         Returns:
-            The run's figures.
+            The metrics of the run, and where its adapter is.
 
         Raises:
-            DataError: If a data set has nothing to learn or does not fit the model.
-            TokenizerError: If rows are to be encoded, and there is no tokenizer.
-            ConfigError: If ``output.dir`` holds a run, is another run's or cannot be written, or is
-                to go on with other settings, data or base weights, or there is no training data.
-            CheckpointError: If a run is to go on and none of its checkpoints can be loaded, or the
-                final adapter cannot be written into ``output.dir``; says where it is instead.
-            TrainingError: If a gradient or a loss is not finite or the loss diverges; checkpoints
-                before it are kept.
-            CallbackError: If a callback or an observer has failed; the run is saved.
-            OutOfMemoryError: If the device has no room.
+            DataError: If the data has no label tokens or does not fit the model.
+            TokenizerError: If rows need a tokenizer, and the model has none.
+            ConfigError: If ``output.dir`` cannot be written or holds another run, if a resumed run
+                has other settings, data or base weights, or if there is no training data.
+            CheckpointError: If no checkpoint of a resumed run can be loaded, or the final adapter
+                cannot be written to ``output.dir``; the message says where it is instead.
+            TrainingError: If the loss or its gradient is not finite or the loss diverges; earlier
+                checkpoints are kept.
+            CallbackError: If a callback failed; the run is saved.
+            OutOfMemoryError: If the device runs out of memory.
         """
         for _ in self.steps(train_dataset, eval_dataset, overwrite=overwrite, resume=resume):
             pass
@@ -131,10 +129,10 @@ class Trainer:
         overwrite: bool | None = None,
         resume: bool | None = None,
     ) -> Iterator[Step]:
-        """``train``, a step at a time: for a loop of your own.
+        """Like ``train``, as an iterator over steps.
 
-        A step begins when it is asked for. Leaving the loop early, by ``break`` or an error, stops
-        the run with its state saved. In the end ``result`` has the run's figures.
+        Each iteration runs one step. Leaving the loop early, by ``break`` or an error, stops and
+        saves the run. ``result`` has the metrics at the end.
 
         Args:
             train_dataset: As for ``train``.
@@ -143,7 +141,7 @@ class Trainer:
             resume: As for ``train``.
 
         Yields:
-            Each step when it is done, and what was due after it.
+            Each step, after the evaluation and checkpoint that were due.
 
         Raises:
             QLoRAError: As ``train`` does.

@@ -5,12 +5,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.test_training import config, metrics, opened, rows
 from e2e.tiny import write_model
-from qlora_wgpu import Observer, Step, Trainer
+from qlora_wgpu import Step, Trainer
 from qlora_wgpu.errors import CallbackError, ConfigError, TrainingError
+from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observers import Events
 
 
@@ -244,7 +246,7 @@ def test_a_run_ends_saved_where_a_shown_runs_observer_fails(folder, device, tmp_
     events.subscribe(Tells())
     settings = config(folder, tmp_path / "run", train={"max_steps": 6}, output={"save_steps": 5})
     with pytest.raises(CallbackError, match=r"Fails\.step failed"):
-        Trainer(opened(folder, device), settings, events).train(rows())
+        Trainer(opened(folder, device), settings, callbacks=observed(events)).train(rows())
     assert told in (["step-2"], ["step-3"])
 
 

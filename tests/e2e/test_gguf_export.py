@@ -16,7 +16,7 @@ from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.export import gguf_tensors as tensors
+from qlora_wgpu.exporting import gguf_tensors as tensors
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gguf.layout import TensorSlice
 from qlora_wgpu.lora import AdapterConfig, save_adapter
@@ -200,8 +200,7 @@ def test_a_modelfile_that_its_user_has_changed_stays(place) -> None:
     changed.write_text("FROM ./model.gguf\nSYSTEM mine\n")
     done = run_here("export", "out", "--no-check", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/model.Modelfile is there already: choose another name with --gguf, or remove "
-        "it\n"
+        "error: out/model.Modelfile already exists: choose another name with --gguf, or remove it\n"
     )
     assert changed.read_text().endswith("SYSTEM mine\n")
     assert not (place / "out/model.gguf").exists()
@@ -222,7 +221,7 @@ def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None
     monkeypatch.setattr(tensors, "as_bytes", None)  # no tensor is made for a file
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2
-    assert done.stderr == "error: no GPU was found; --no-check does without measuring\n"
+    assert done.stderr == "error: no GPU was found; --no-check skips the check\n"
     assert not list(place.glob("out/*odel*"))
 
 
@@ -238,8 +237,8 @@ def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/merged is whole, but its drift is unknown: no GPU was found; --no-check does "
-        "without measuring\n"
+        "error: out/merged is complete, but its drift is unknown: no GPU was found; --no-check "
+        "skips the check\n"
     )
     assert (place / "out/merged/model.safetensors").exists()
 

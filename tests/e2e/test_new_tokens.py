@@ -20,7 +20,7 @@ from qlora_wgpu import (
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.runs import prepare
 
 CHATML = ["<|im_start|>", "<|im_end|>"]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.tiny import write_model, write_pairs
@@ -75,7 +76,7 @@ def config(folder, name, objective="dpo", data=None, lora=LORA, **train):
 
 def run(folder, name, *args, observer=None, resume=False, **options):
     settings = config(folder, name, *args, **options)
-    result = qlora_wgpu.train(settings, observer or Plan(), resume=resume)
+    result = qlora_wgpu.train(settings, callbacks=observed(observer or Plan()), resume=resume)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:

@@ -31,11 +31,13 @@ import pytest
 from e2e.tiny import write_chats, write_model, write_pairs
 
 import qlora_wgpu
-from qlora_wgpu import Observer, QLoRAModel, Trainer, load_config
+from qlora_wgpu import QLoRAModel, Trainer, load_config
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.runs import samples
 from qlora_wgpu.selfcheck import results
+from qlora_wgpu.training import Observer
 from support.commands import run_here
+from support.observing import observed
 from support.shared_device import share_devices
 
 RECORDED = Path(__file__).parents[1] / "e2e" / "recorded_runs.json"
@@ -194,7 +196,9 @@ class Scene:
         told = told or Told(self)
         given = {"dir": self.folder / name, **given}
         return self.attempt(
-            lambda: qlora_wgpu.train(self.folder / "run.yaml", told, quiet=quiet, **given)
+            lambda: qlora_wgpu.train(
+                self.folder / "run.yaml", callbacks=observed(told), quiet=quiet, **given
+            )
         )
 
     def command(self, *words: str) -> None:
@@ -360,7 +364,9 @@ def given_rows(scene: Scene) -> None:
     def trainer(name: str, **options: Any) -> Trainer:
         given = {"eval_steps": 3, "data": {"eval": None, "eval_split": options.pop("split", None)}}
         settings = scene.settings(name, **given)
-        return Trainer(scene.opened(lora_dropout=0.1), settings, Told(scene), **options)
+        return Trainer(
+            scene.opened(lora_dropout=0.1), settings, callbacks=observed(Told(scene)), **options
+        )
 
     own = {"on_step": steer, "on_save": on_save, "on_evaluate": on_save}
     scene.attempt(lambda: trainer("steered", **own).train(rows, rows[:4]))

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts,
 from qlora_wgpu.checkpoint.safetensors_file import TORCH_NAMES, Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export.folders import Tensors, write_folder
+from qlora_wgpu.exporting.folders import Tensors, write_folder
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.model.checkpoint_reader import stored_name
 from qlora_wgpu.model.pretrained import check_stored_shapes
