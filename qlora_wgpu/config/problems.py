@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from qlora_wgpu.config.names import PEFT_DEFAULTS
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
@@ -162,7 +163,10 @@ def problems_of(
     problems: list[Problem] = []
     for error in err.errors(include_url=False):
         loc = tuple(str(part)[:80] for part in error["loc"])
-        if error["type"] == "extra_forbidden":
+        if error["type"] == "extra_forbidden" and (accepted := _peft_default(err, loc)):
+            text = f"must be {accepted}, got {shown(error['input'])}"
+            problems.append(Problem(loc, "value", f"{text}: no other value is supported"))
+        elif error["type"] == "extra_forbidden":
             meant = suggest(loc) if len(problems) < PROBLEMS_SHOWN else ""  # it takes a while
             problems.append(Problem(loc, "unknown", meant))
         elif error["type"] == "missing":
@@ -171,6 +175,14 @@ def problems_of(
             got = f", got {shown(error['input'])}{_hint(error['type'], error['input'])}"
             problems.append(Problem(loc, "value", _requirement(error) + got))
     return problems
+
+
+def _peft_default(err: ValidationError, loc: tuple[str, ...]) -> str:
+    """The value that an argument of PEFT's LoraConfig must have; empty for any other key."""
+    section = loc[-2] if len(loc) > 1 else err.title
+    if section not in ("lora", "LoraConfig") or loc[-1] not in PEFT_DEFAULTS:
+        return ""
+    return shown(PEFT_DEFAULTS[loc[-1]][0])
 
 
 def config_error(sentences: Sequence[str], source: str) -> ConfigError:

@@ -30,7 +30,7 @@ from qlora_wgpu.errors import ConfigError
 class Config(Section):
     """All settings of a run."""
 
-    model: ModelConfig = Field(description="The base model.")
+    model: Annotated[ModelConfig, Field(description="The base model.")]
     quant: QuantConfig = Field(
         default_factory=QuantConfig, description="Storage of the frozen base weights."
     )

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
+import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from inspect import Parameter, Signature
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -30,6 +44,7 @@ class FreeOnResume:
 FREE_ON_RESUME = FreeOnResume()
 
 
+@dataclass_transform(kw_only_default=True)  # for checkers, whatever is assigned is a default
 class _SectionMeta(ModelMetaclass):
     """Makes a direct call raise ConfigError.
 
@@ -37,13 +52,20 @@ class _SectionMeta(ModelMetaclass):
     ``__init__`` of our own, pydantic would stop at the first bad section instead of listing all.
     """
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:
-        if args:
-            raise ConfigError(f"{cls.__name__} takes keyword arguments only")
-        try:
-            return super().__call__(**values)
-        except ValidationError as err:
-            raise _as_config_error(cls, err) from None
+    def __dir__(cls) -> list[str]:
+        """What ``help`` shows: the settings and the class's own properties, not pydantic's."""
+        own = [name for name, value in vars(cls).items() if isinstance(value, property)]
+        return sorted([*cls.model_fields, *own])
+
+    if not TYPE_CHECKING:  # else a checker would accept any argument
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            if args:
+                raise ConfigError(f"{cls.__name__} takes keyword arguments only")
+            try:
+                return super().__call__(**values)
+            except ValidationError as err:
+                raise _as_config_error(cls, err) from None
 
 
 def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
@@ -67,6 +89,23 @@ class Section(BaseModel, metaclass=_SectionMeta):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Documents each setting, with its type, default and description, for ``help``."""
+        parameters, lines = [], [inspect.cleandoc(cls.__doc__ or ""), "", "Args:"]
+        for name, field in cls.model_fields.items():
+            kind = type_name(field.annotation)
+            default, shown = Parameter.empty, "required"
+            if field.default_factory is not None:  # a section
+                default, shown = ..., "optional"
+            elif not field.is_required():
+                default, shown = field.default, f"default {field.default!r}"
+            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
+            text = f"{name} ({kind}, {shown}): {field.description}"
+            lines += textwrap.wrap(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        cls.__doc__ = "\n".join(lines)
+        cls.__signature__ = Signature(parameters)
 
     @model_validator(mode="before")
     @classmethod
@@ -106,6 +145,20 @@ class Section(BaseModel, metaclass=_SectionMeta):
 
     def __delattr__(self, name: str) -> None:
         raise ConfigError(f"{type(self).__name__}.{name} cannot be deleted")
+
+
+def type_name(kind: Any) -> str:
+    """A setting's type as it is written without its constraints, such as ``int | None``."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return type_name(args[0])
+    if origin is Literal:
+        return " | ".join(map(repr, args))
+    if origin in (Union, UnionType):
+        return " | ".join(map(type_name, args))
+    if args:
+        return f"{origin.__name__}[{', '.join(map(type_name, args))}]"
+    return "None" if kind is type(None) else str(getattr(kind, "__name__", kind))
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from qlora_wgpu.training import Observer, TrainerCallback, callbacks
@@ -21,6 +22,13 @@ _feed = callbacks._EventFeed
 callbacks._EventFeed = lambda each: each.observer if isinstance(each, Observed) else _feed(each)
 
 
-def observed(observer: Observer | None) -> list[TrainerCallback]:
-    """The callbacks of a run that an observer watches, if there is one."""
-    return [] if observer is None else [Observed(observer)]
+def observed(*observers: Observer | None) -> list[TrainerCallback]:
+    """The callbacks of a run that observers watch, if there are any."""
+    return [Observed(each) for each in observers if each is not None]
+
+
+def calling(**functions: Callable[..., object]) -> TrainerCallback:
+    """A callback whose methods are functions, such as ``on_step_end``."""
+    methods = {name: staticmethod(function) for name, function in functions.items()}
+    made: TrainerCallback = type("Calls", (TrainerCallback,), methods)()
+    return made
