@@ -103,7 +103,7 @@ class Completion:
 
     text: str  # without what ended it
     finish_reason: FinishReason  # a stop token or string, or the length
-    tokens: int  # their number, those of a stop string included
+    ids: Sequence[int]  # its tokens, including those of a stop string
 
 
 def complete(
@@ -141,7 +141,7 @@ def complete(
         text, stream = growing[0]
         if text.finish_reason is not None:
             growing.popleft()
-            yield Completion(stream.text, text.finish_reason, len(text.ids))
+            yield Completion(stream.text, text.finish_reason, tuple(text.ids))
             continue
         for each in engine.step():
             _read(each, streams[id(each)])
