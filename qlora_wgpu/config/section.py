@@ -55,7 +55,7 @@ class _SectionMeta(ModelMetaclass):
     def __dir__(cls) -> list[str]:
         """What ``help`` shows: the settings and the class's own properties, not pydantic's."""
         own = [name for name, value in vars(cls).items() if isinstance(value, property)]
-        return sorted([*cls.model_fields, *own])
+        return sorted([*cls.__pydantic_fields__, *own])
 
     if not TYPE_CHECKING:  # else a checker would accept any argument
 
@@ -96,7 +96,8 @@ class Section(BaseModel, metaclass=_SectionMeta):
         parameters, lines = [], [inspect.cleandoc(cls.__doc__ or ""), "", "Args:"]
         for name, field in cls.model_fields.items():
             kind = type_name(field.annotation)
-            default, shown = Parameter.empty, "required"
+            default: Any = Parameter.empty
+            shown = "required"
             if field.default_factory is not None:  # a section
                 default, shown = ..., "optional"
             elif not field.is_required():

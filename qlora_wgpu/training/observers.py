@@ -317,9 +317,9 @@ class Events(Observer):
             if subscriber.on_error == "drop":
                 self.warning(f"{name} gets no more rows: {err}")
             else:
-                is_named = isinstance(err, CallbackError)
-                failure = err if is_named else failure_of(f"{name}.{event}", err)
-                self._failure = self._failure or failure
+                if not isinstance(err, CallbackError):
+                    err = failure_of(f"{name}.{event}", err)
+                self._failure = self._failure or err
 
 
 def _told(event: str) -> Callable[..., None]:

@@ -325,7 +325,7 @@ def test_settings_of_another_library_are_refused(place):
 
 @pytest.mark.parametrize("prompt", [None, 5, b"text", {"role": "user", "content": "hi"}])
 def test_a_prompt_of_another_kind_is_one_sentence(model, prompt):
-    with pytest.raises(ConfigError, match="a prompt is a text, token ids, or messages such as"):
+    with pytest.raises(ConfigError, match="a prompt must be a string, a list of token ids"):
         model.generate(prompt)
 
 
