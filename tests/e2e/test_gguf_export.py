@@ -12,6 +12,7 @@ import pytest
 from support.commands import run_here
 from support.gguf_files import byte_vocabulary, random_weights, write_model
 
+import qlora_wgpu
 from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
@@ -104,7 +105,7 @@ def test_a_run_in_one_file(place, device) -> None:
     assert ollama.startswith("FROM ./model.gguf\n") and 'stop """<|im_end|>"""' in ollama
     assert "ollama create NAME -f out/model.Modelfile" in done.stdout
     again = run_here("export", "out", cwd=place)
-    assert again.returncode == 2 and "model.gguf is there already" in again.stderr
+    assert again.returncode == 2 and "model.gguf already exists" in again.stderr
 
 
 def test_tokens_that_llama_cpp_makes_otherwise_are_named(place) -> None:
@@ -269,3 +270,11 @@ def test_mistakes(place) -> None:
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)
         assert done.stderr.count("\n") == 1
     assert not list(place.glob("*x.gguf")) + list(place.glob("out/*gguf"))
+
+
+def test_from_python(place, capfd) -> None:
+    written = qlora_wgpu.export(place / "out", type="q8_0", gguf=place / "python.gguf")
+    assert written.path == place / "python.gguf" and written.type_name == "q8_0"
+    assert 0 < written.drift.lost < 0.01 and written.nbytes == written.path.stat().st_size
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
