@@ -66,8 +66,8 @@ def train(
     require_own_peers(config, settings, overrides)
     refuse_both(overwrite=overwrite, resume=resume)
     events = Events.of(observer)
-    events.forget_stop()
     subscribe_callbacks(events, callbacks)
+    events.forget_stop()
     if resume:
         settings = found_again(settings, events)
     page = Reporter(settings, events)

@@ -77,12 +77,12 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_done(tmp_path):
     with pytest.raises(ConfigError, match=r"must end in \.gguf"):
         exporting.export_model("base", "adapter", tmp_path / "new.bin")
     (tmp_path / "new.gguf").touch()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         exporting.export_model("base", "adapter", tmp_path / "new.gguf")
 
 
 def test_a_modelfile_of_somebody_else_stays(exported, tmp_path):
     (tmp_path / "new.Modelfile").write_text("SYSTEM mine\n")
-    with pytest.raises(ConfigError, match=r"new\.Modelfile is there already"):
+    with pytest.raises(ConfigError, match=r"new\.Modelfile already exists"):
         exported(0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["new.Modelfile"]

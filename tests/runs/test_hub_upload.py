@@ -197,7 +197,7 @@ def test_from_the_command_line(tmp_path, hub):
     assert sent.returncode == 0, sent.stderr
     assert "seen by everybody where it is new" in sent.stdout and "sent to http" in sent.stdout
     both = run_here("push", "run", "me/mine", "--gguf", "a", "--merged", "b", cwd=tmp_path)
-    assert both.returncode == 2 and "leave one out" in both.stderr
+    assert both.returncode == 2 and "mutually exclusive" in both.stderr
 
 
 def test_a_gguf_file(tmp_path, hub):
