@@ -85,8 +85,8 @@ A `TrainerCallback` watches a run, and can stop it. A stopped run can be resumed
 >>> print(stopped.steps, "steps:", stopped.stop_reason)
 >>> whole = qlora_wgpu.train(demo / "demo.yaml", resume=True, **few)
 >>> print(whole.steps, "steps:", whole.stop_reason)""",
-    """A `Step` also saves and evaluates the run, and changes its learning rate. `Trainer.steps()` is a
-loop of your own.""",
+    """A `Step` also saves and evaluates the run, and changes its learning rate. A loop of your own
+over steps is `Trainer.steps()`.""",
     """>>> class Halve(qlora_wgpu.TrainerCallback):
 ...     def on_step_end(self, step):
 ...         if step.step == 2:

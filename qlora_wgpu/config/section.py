@@ -55,7 +55,7 @@ class _SectionMeta(ModelMetaclass):
     def __dir__(cls) -> list[str]:
         """What ``help`` shows: the settings and the class's own properties, not pydantic's."""
         own = [name for name, value in vars(cls).items() if isinstance(value, property)]
-        return sorted([*cls.__pydantic_fields__, *own])
+        return sorted([*cls.model_fields, *own])  # type: ignore[attr-defined]
 
     if not TYPE_CHECKING:  # else a checker would accept any argument
 
