@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
@@ -184,6 +185,7 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         logit_bias: Mapping[int, float] | None = None,
         stream: bool = False,
         batch_size: int = 8,
+        **_unknown: Any,
     ) -> Any:
         """Continues text or token ids, or answers a conversation.
 
@@ -213,6 +215,10 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
             DataError: If the prompt is empty or exceeds the model's maximum length.
             TokenizerError: If the model has no tokenizer, or no chat template for messages.
         """
+        for name in _unknown:
+            near = get_close_matches(name, _Options.__annotations__, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown option {name}{hint}")
         if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise ConfigError(f"{_PROMPT}, got {type(prompt).__name__}")
         biases = {} if logit_bias is None else logit_bias

@@ -147,6 +147,11 @@ def test_generate_one_and_several(place):
             model.generate(["one"], stream=True)
         with pytest.raises(ConfigError, match="batch_size must be at least 1"):
             model.generate(["one"], batch_size=0)
+        for name, meant in (("max_tokens", "max_new_tokens"), ("temprature", "temperature")):
+            with pytest.raises(ConfigError, match=f"unknown option {name}; did you mean {meant}"):
+                model.generate("one", **{name: 1})
+        with pytest.raises(ConfigError, match=r"unknown option num_beams$"):
+            model.generate("one", num_beams=2)
         for wrong in (None, 5, {"role": "user"}, ["one", 5]):
             with pytest.raises(ConfigError, match="a prompt must be a string"):
                 model.generate(wrong)
