@@ -280,7 +280,7 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
             )
         return prompts
 
-    def _text(self, tokens: Iterator[int], prompt: _TextPrompt) -> Iterator[str]:
+    def _text(self, tokens: Iterator[int], prompt: Prompt) -> Iterator[str]:
         """The text of tokens, in pieces, up to what ends it."""
         context = prompt.ids if prompt.is_text else ()
         stream = TextStream(self.tokenizer, prompt.stop, context)
