@@ -29,7 +29,7 @@ from support.allocating import allocating_device
 
 from campaigns.support import Tally, campaign
 from qlora_wgpu import Config
-from qlora_wgpu.config.values import LEAST_ALONE
+from qlora_wgpu.config.values import MIN_WITHOUT_UNIT
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gpu.device import Device
@@ -97,8 +97,8 @@ def within_budgets(runs: Runs, rng: random.Random, times: int) -> str:
     if abs(planned - taken) > NEAR * taken:
         return f"without a budget {planned:,} bytes are planned and {taken:,} are taken"
     try:
-        runs.run(LEAST_ALONE)
-        return f"a budget of {LEAST_ALONE:,} bytes is enough"
+        runs.run(MIN_WITHOUT_UNIT)
+        return f"a budget of {MIN_WITHOUT_UNIT:,} bytes is enough"
     except OutOfMemoryError as err:
         told = re.search(r"at least ([\d,]+) MiB", str(err))
         if told is None or "\n" in str(err):
@@ -130,7 +130,7 @@ def same_bits(runs: Runs, rng: random.Random) -> str:
     if abs(planned - taken) > NEAR * taken:
         return f"computed, {planned:,} bytes are planned and {taken:,} are taken"
     share = rng.choice((0.0, rng.random(), 0.99))
-    budget = max(int(planned * share), LEAST_ALONE)
+    budget = max(int(planned * share), MIN_WITHOUT_UNIT)
     try:
         _, taken, waits, got = runs.run(budget)
     except OutOfMemoryError as err:

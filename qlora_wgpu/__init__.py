@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qlora_wgpu.generation import QLoRAModel
     from qlora_wgpu.generation.generate import generate
     from qlora_wgpu.runs import estimate, evaluate, open_adapter
-    from qlora_wgpu.runs.history import RunHistory, read_log
+    from qlora_wgpu.runs.reporting import RunHistory, read_log
     from qlora_wgpu.training import Step, Trainer, TrainerCallback, TrainResult
     from qlora_wgpu.version import __version__
 
@@ -56,7 +56,7 @@ _ROOMS = {
     "errors": ("QLoRAError",),
     "families.family": ("register_family",),
     "generation": ("QLoRAModel", "generate"),
-    "runs.history": ("RunHistory", "read_log"),
+    "runs.reporting": ("RunHistory", "read_log"),
     "runs": ("estimate", "evaluate", "open_adapter"),
     "training": ("Step", "TrainResult", "Trainer", "TrainerCallback"),
     "version": ("__version__",),

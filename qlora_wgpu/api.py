@@ -103,7 +103,7 @@ def train(
         config: A ``Config``, the path of a YAML file or of a run's folder, or a mapping with the
             sections of a configuration.
         callbacks: ``TrainerCallback`` objects that watch and steer the run.
-        overwrite: Whether to replace a run in ``output.dir``.
+        overwrite: Whether a run in ``output.dir`` may be replaced.
         resume: Whether to resume the run in ``output.dir`` from its latest complete checkpoint,
             bit-exactly, or to start it if there is none. A finished run is not trained again.
         overrides: Strings such as ``"optim.learning_rate=1e-4"``, for a YAML file.
@@ -113,16 +113,16 @@ def train(
             (``**{"optim.learning_rate": 1e-4}``).
 
     Returns:
-        The metrics of the run, sample texts before and after, and the paths that were written.
+        The run's metrics, a sample before and after training, and the files written.
 
     Raises:
-        ConfigError: If the configuration is invalid, or ``output.dir`` holds another run.
+        ConfigError: If the configuration is invalid, or ``output.dir`` has another run.
         CheckpointError: If the model or a checkpoint is missing or damaged, or the final adapter
             cannot be written to ``output.dir``; the message says where it is instead.
-        UnsupportedModelError: If the model is not supported.
-        DataError: If the data cannot be read or has no label tokens.
-        DeviceError: If there is no usable GPU, its driver computes wrong results, or it was lost.
-        OutOfMemoryError: If the device runs out of memory.
+        UnsupportedModelError: If the model uses something that is not supported.
+        DataError: If the data cannot be read, or has no tokens to train on.
+        DeviceError: If there is no usable GPU, the driver miscomputes, or the GPU was lost.
+        OutOfMemoryError: If the model does not fit into the device's memory.
         TrainingError: If the loss is not finite or diverges.
         CallbackError: If a callback failed; the run is saved.
     """
@@ -135,7 +135,7 @@ def train(
     }  # fmt: skip
     if quiet:
         return runs.train(values, **options)
-    console = Terminal(lasting=True)
+    console = Terminal(ignore_errors=True)
     observers: list[Observer] = [NotebookCurves()] if in_notebook() else []
     result = shown_run(console, values, *observers, **options)
     show_result(console, result, again="resume=True")

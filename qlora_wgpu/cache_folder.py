@@ -1,7 +1,7 @@
-"""The folder in which this package keeps what it can make again, and which is its user's alone.
+"""The cache folder of this package, which is private to its user.
 
-What cannot be kept is made anew each time, and what is there counts only where it is whole and the
-user's own: no run ends, or computes otherwise, because of a cache.
+Without a usable cache everything is computed again, and entries count only if they are complete and
+belong to the user: no run fails, or computes anything else, because of a cache.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import platformdirs
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 
-_ASKS_FOR_IT = sys.platform in ("win32", "darwin")  # where not every platformdirs does
+_READ_XDG = sys.platform in ("win32", "darwin")  # where platformdirs may not read it
 
 
 def folder_of_this_process(prefix: str) -> Path:
-    """A temporary folder that lasts as long as this process, for what no cache keeps."""
+    """A temporary folder until this process ends, for use without a cache."""
     made = tempfile.TemporaryDirectory(prefix=prefix)
-    atexit.register(made.cleanup)  # which keeps it till then, and Python from warning of it
+    atexit.register(made.cleanup)  # keeps it until then, without a warning by Python
     return Path(made.name)
 
 
 def cache_path(*names: str) -> Path:
-    """A path in the operating system's cache folder for this package; nothing is made there.
+    """A path in this package's cache folder, which is not created.
 
-    On Linux that is ``~/.cache/qlora-wgpu``. ``XDG_CACHE_HOME`` names another on every system.
+    On Linux that is ``~/.cache/qlora-wgpu``. ``XDG_CACHE_HOME`` sets another on every system.
     """
-    if _ASKS_FOR_IT and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
+    if _READ_XDG and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
         return Path(chosen, "qlora-wgpu", *names)
     try:
         root = platformdirs.user_cache_dir("qlora-wgpu", appauthor=False)
@@ -45,14 +45,13 @@ def cache_path(*names: str) -> Path:
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Makes a folder of the cache. Nobody else may look into the cache: it holds users' data.
+    """Creates a folder of the cache, readable only by its user, since it has users' data.
 
-    Raises:
-        OSError: If it cannot be made, or is not the user's.
+    Raises an OSError if it cannot be created, or belongs to another user.
     """
     root = cache_path()
     if not root.is_absolute():  # where there is no home folder
-        raise OSError("it is no absolute path")
+        raise OSError("it is not an absolute path")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(root)
     with suppress(OSError):  # a file system without permissions
@@ -61,7 +60,7 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether something in the cache is there and belongs to the user alone, as its folder does."""
+    """Whether an entry exists and, like the cache folder, belongs to this user."""
     try:
         _check_owner(cache_path())
         _check_owner(path)
@@ -77,7 +76,7 @@ def _check_owner(path: Path) -> None:
 
 
 def cache_problem() -> str | None:
-    """The sentence for a cache that keeps nothing; None where it does."""
+    """A sentence about a cache that cannot be used; None if it can."""
     folder = cache_path("data")
     try:
         make_cache_folder(folder)
@@ -86,15 +85,15 @@ def cache_problem() -> str | None:
             file.flush()
     except OSError as err:
         return (
-            f"the cache folder {cache_path()} cannot be used ({err.strerror or err}): prepared "
-            "data, timings and checks are made anew by every run; XDG_CACHE_HOME names another "
-            "folder"
+            f"the cache folder {cache_path()} cannot be used ({err.strerror or err}): every run "
+            "prepares data, tunes kernels and verifies the driver again; set XDG_CACHE_HOME to "
+            "another folder"
         )
     return None
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of the cache; None where there is none that can be read."""
+    """A JSON file of the cache; None if it is missing or cannot be read."""
     if not is_own(path):
         return None
     try:

@@ -1,7 +1,7 @@
-"""The extras of pyproject.toml: packages that an installation may lack, and how they are installed.
+"""The optional packages of pyproject.toml's extras, and how to install them.
 
-A message names the packages, never the project with an extra: until the project is published, its
-name on an index could be anybody's.
+Messages name the packages, never the project with an extra: until the project is published, anybody
+could register its name on an index.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ EXTRAS = {
     "serve": ("starlette>=0.40", "uvicorn>=0.30"),
     "dawn": ("wgpudawn>=0.32.0.4,<0.33",),
 }
-_WHO_NEEDS = {"cluster": "several GPUs and machines need", "serve": "serve needs"}
+_NEEDED_BY = {"cluster": "clusters", "serve": "serve"}
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra's packages, quoted as every shell takes it."""
+    """The command that installs an extra's packages, quoted for any shell."""
     return " ".join(("pip install", *(f'"{each}"' for each in EXTRAS[extra])))
 
 
 def require_extra(extra: str) -> None:
-    """Raises a ConfigError that says how to install what is missing of an extra."""
+    """Raises a ConfigError with the command that installs an extra's missing packages."""
     names = [requirement.partition(">")[0] for requirement in EXTRAS[extra]]
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        needed = f"{_WHO_NEEDS[extra]} {' and '.join(missing)}"
-        raise ConfigError(f"{needed}: {install_command(extra)}")
+        needed = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required"
+        raise ConfigError(f"{needed} for {_NEEDED_BY[extra]}: {install_command(extra)}")

@@ -1,4 +1,4 @@
-"""Words of commands that a message offers to be copied, as the reader's shell reads them back."""
+"""Quoting of commands in messages, so that they can be pasted into a shell."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Iterable
 
-_PLAIN = re.compile(r"[\w./\\:=+~-]+")  # to cmd.exe and PowerShell alike
-_BEFORE_A_QUOTE = re.compile(r'(\\*)("|$)')  # where a backslash is none of the text
+_PLAIN = re.compile(r"[\w./\\:=+~-]+")  # in cmd.exe and PowerShell
+_BEFORE_A_QUOTE = re.compile(r'(\\*)("|$)')  # where backslashes are special
 
 
 def shell_word(word: str, *, windows: bool = os.name == "nt") -> str:
-    """A word, quoted where it needs that; cmd.exe knows double quotes alone."""
+    """A word, quoted if necessary; cmd.exe only knows double quotes."""
     if not windows:
         return shlex.quote(word)
     if _PLAIN.fullmatch(word):
@@ -22,5 +22,5 @@ def shell_word(word: str, *, windows: bool = os.name == "nt") -> str:
 
 
 def shell_command(words: Iterable[str], *, windows: bool = os.name == "nt") -> str:
-    """A whole command, its words quoted where they need that."""
+    """A command, its words quoted if necessary."""
     return " ".join(shell_word(word, windows=windows) for word in words)

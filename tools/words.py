@@ -23,7 +23,7 @@ INSTEAD = {
     r"beside": "next to, besides, in addition to",
     r"anew|once more": "again",
     r"(is|are|was|were|be|been|not) told": "reported, passed, unknown",
-    r"most (tokens|rows|samples|answers|steps|bytes|requests) (of|that|to|a|in)": "maximum number of",
+    r"most (tokens|rows|samples|answers|steps|bytes|requests) (of|that|to|in)": "maximum number of",
     r"(?<!at )(?<!at the )least(?! recently)": "minimum, smallest, lowest",
     r"figures?": "metric, value, measurement",
     r"reckon(s|ed|ing)?": "estimate",
@@ -51,7 +51,7 @@ INSTEAD = {
     r"thought to be": "assumed",
     r"heed(s|ed)?|insists?": "respect, require",
 }
-_OLD = re.compile(rf"(?<![\w-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
+_OLD = re.compile(rf"(?<![\w</.-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 

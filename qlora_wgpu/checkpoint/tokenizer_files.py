@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.atomic import write_file
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import file_bytes, is_there

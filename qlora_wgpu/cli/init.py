@@ -1,4 +1,4 @@
-"""``init``: a commented YAML for a given model and data, or from another trainer's file."""
+"""``init``: a commented YAML for a model and data, or from another trainer's file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
-from qlora_wgpu.cli._options import FILE_OR_FOLDER, ReadBy
+from qlora_wgpu.cli._options import FILE_OR_FOLDER, ParsedType
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.config.dialects.draft import MappedValue
@@ -25,7 +25,7 @@ from qlora_wgpu.shell_words import shell_word
 
 
 def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
-    """The chat template that the run lacks: none where their file names one, or none is needed."""
+    """A chat template for a tokenizer without one; empty if the file sets one or none is needed."""
     if "data.chat_template" in taken:
         return {}
     try:
@@ -38,16 +38,16 @@ def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
         )
         names = (infer_chat_template(str(path), tokenizer) for path in paths)
         name = next((name for name in names if name is not None), None)
-    except QLoRAError:  # told where the run is begun
+    except QLoRAError:  # reported when the run starts
         return {}
-    origin = "what fits the tokenizer, which has none"
+    origin = "fits the tokenizer, which has no template"
     return {} if name is None else {"data.chat_template": MappedValue(name, origin)}
 
 
 def _num_layers(model: str) -> int | None:
-    """Number of a model's layers, or None where it cannot be had."""
+    """Number of a model's layers; None if it is not available."""
     try:
-        from qlora_wgpu.families.family import find_family  # the engine
+        from qlora_wgpu.families.family import find_family  # imports the engine
 
         config = ModelFolder.without_weights(model).config
         return find_family(config).read(config).num_layers
@@ -65,15 +65,15 @@ class InitResult:
     Attributes:
         path: The file.
         converted_from: Name of the trainer whose file was converted, or None.
-        taken: Number of settings that were taken from that file.
-        left_out: Number of its settings that have no counterpart; the new file lists them.
+        converted: Number of its settings that were converted.
+        dropped: Number of its settings that have no counterpart; the new file lists them.
         notes: What differs from that trainer.
     """
 
     path: Path
     converted_from: str | None = None
-    taken: int = 0
-    left_out: int = 0
+    converted: int = 0
+    dropped: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -87,27 +87,27 @@ def write_run_file(
         raise ConfigError(f"{_named('out')} {out!r} must end in .yaml")
     if exists(file) and not overwrite:
         raise ConfigError(
-            f"{out} already exists: choose another {_named('out')}, or use {_named('overwrite')}"
+            f"{out} exists already: pass another {_named('out')}, or use {_named('overwrite')}"
         )
     for name, path in (("model", model), ("eval", held_out), *(("data", path) for path in data)):
         _check_text(_named(name), path or "")
     if other is not None:
         if len(data) > 1 or columns:
-            one = f"one {_named('data')}, in place of what the file names"
-            what = f"no {_named('columns')}" if columns else one
-            raise ConfigError(f"{_named('from')} takes {what}")
+            one = f"accepts only one {_named('data')}"
+            what = f"does not accept {_named('columns')}" if columns else one
+            raise ConfigError(f"{_named('from')} {what}")
         given = {"model.path": model, "data.train": next(iter(data), None), "data.eval": held_out}
         named = {key: path for key, path in given.items() if path}
         made = convert_file(Path(other), named, _num_layers)
-        whole = replace(made, taken={**made.taken, **_template(made.taken)})
+        whole = replace(made, settings={**made.settings, **_template(made.settings)})
         write_file(file, whole.text().encode())
         return InitResult(
-            file, made.dialect, len(made.taken), len(made.left_out), tuple(made.notes)
+            file, made.dialect, len(made.settings), len(made.dropped), tuple(made.notes)
         )
     if model is None or not data:
         missing = "model" if model is None else "data"
         raise ConfigError(f"{_named(missing)} is required")
-    from qlora_wgpu.runs.recommend import recommend_config  # the engine, too
+    from qlora_wgpu.runs.recommend import recommend_config  # imports the engine
 
     if held_out is None and len(data) == 1 and has_validation(Path(data[0])):
         held_out = data[0]
@@ -137,24 +137,23 @@ def _column(option: str, text: str) -> tuple[str, str]:
     "data_paths",
     type=FILE_OR_FOLDER,
     multiple=True,
-    help="File, folder or hub name of the data; several make a mixture.",
+    help="File, folder or hub name of the training data; several make a mixture.",
 )
-@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same form.")
+@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same format.")
 @click.option(
     "--columns",
-    type=ReadBy("KEY=COLUMN", _column),
+    type=ParsedType("KEY=COLUMN", _column),
     multiple=True,
-    help="A column of the data that has another name, such as prompt=question; may be given "
-    "several times.",
+    help="Map a key to a column of the data, such as prompt=question; may be repeated.",
 )
 @click.option(
     "--from",
     "other",
-    help="A file of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
-    "the options above win over what it says.",
+    help="Config of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
+    "the options above take precedence.",
 )
 @click.option("--out", default="run.yaml", type=FILE_OR_FOLDER, help="The file to write.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def init(
     model_path: str | None,
     data_paths: tuple[str, ...],
@@ -164,9 +163,10 @@ def init(
     out: str,
     overwrite: bool,
 ) -> None:
-    """Write a commented YAML for a model and a data file, fitted to both.
+    """Write a commented YAML file for a model and data.
 
-    Then `qlora-wgpu data run.yaml` shows what is learnt and `qlora-wgpu train run.yaml` trains.
+    Its settings fit the model, the data and the GPU. Then `qlora-wgpu data run.yaml` previews the
+    training examples, and `qlora-wgpu train run.yaml` trains.
     """
     console = Terminal()
     if other is None and (model_path is None or not data_paths):
@@ -178,17 +178,17 @@ def init(
             other=other, overwrite=overwrite,
         )  # fmt: skip
     if written.converted_from is not None:
-        others = written.left_out
+        others = written.dropped
         console.print(
-            f"{other} is a file of {written.converted_from}: {written.taken} settings are taken "
-            f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where "
-            "it comes from, or why it is left out."
+            f"{other} is a {written.converted_from} config: {written.converted} settings were "
+            f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file "
+            "say where each comes from, or why it is left out."
         )
         for note in written.notes:
             console.note(note)
-    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
+    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it would be an option
     console.print(
-        f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
+        f"{out} written. Preview the data with `qlora-wgpu data {typed}`, estimate memory with "
         f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`."
     )
 
@@ -196,8 +196,8 @@ def init(
 def _check_text(option: str, name: str) -> None:
     try:
         name.encode()
-    except UnicodeEncodeError as err:  # its bytes are half characters, which no YAML says
+    except UnicodeEncodeError as err:  # surrogates, which YAML cannot represent
         raise ConfigError(
-            f"{option} {name!r} is not text in this locale, so that no file can name it: set "
-            "LC_ALL to one of UTF-8, or rename it"
+            f"{option} {name!r} is not valid text in this locale: set LC_ALL to a UTF-8 locale, or "
+            "rename it"
         ) from err

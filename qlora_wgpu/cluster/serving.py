@@ -26,7 +26,7 @@ from qlora_wgpu.cluster.connection import quieten_dask, wait_for_scheduler
 from qlora_wgpu.cluster.security import LOOPBACK, connection_security, listening_host
 from qlora_wgpu.errors import ClusterError, QLoRAError
 from qlora_wgpu.gpu.adapters import choose_adapter
-from qlora_wgpu.supervision.processes import AGAIN
+from qlora_wgpu.supervision.processes import RESTART
 
 if TYPE_CHECKING:
     from distributed import Security, Worker, WorkerPlugin
@@ -66,7 +66,7 @@ class WorkerOptions:
 def serve(service: WorkerOptions, tell: Tell) -> None:
     """Works until it is asked to end; ends the process.
 
-    Its exit code is that of a signal, or ``processes.AGAIN`` where a new process is to go on.
+    Its exit code is that of a signal, or ``processes.RESTART`` where a new process is to go on.
     """
     security = connection_security(
         service.scheduler, service.certificates, allow_plain_tcp=service.allow_plain_tcp
@@ -102,11 +102,11 @@ async def _work(service: WorkerOptions, security: Security, gpu: str, tell: Tell
         code = 128 + asked.result()
         tell(f"worker {service.called} leaves; what it was computing goes to others")
     elif too_large.done():
-        code = AGAIN
+        code = RESTART
         tell(f"worker {service.called} begins anew: {too_large.result()} (--memory-limit)")
     else:
         tell(f"worker {service.called} has lost its scheduler at {service.scheduler}")
-        return AGAIN
+        return RESTART
     with contextlib.suppress(OSError, TimeoutError):  # the scheduler sees the connection end
         await asyncio.wait_for(worker.close(timeout=_LEAVING, executor_wait=False), 2 * _LEAVING)
     return code

@@ -15,7 +15,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS, Entry
 from qlora_wgpu.checkpoint.stored_weight import ExpertStack
 from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.exporting.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import Architecture, find_family

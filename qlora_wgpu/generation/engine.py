@@ -270,7 +270,7 @@ class Engine:
         programs, key = self._model.programs, (rows, length, told)
         made = self._programs.setdefault(programs, {})
         if key not in made:
-            made[key] = programs.tokens(rows, length, self._cache, self._seen, told=told)
+            made[key] = programs.tokens(rows, length, self._cache, self._seen, keep_logits=told)
         return made[key]
 
 

@@ -19,23 +19,22 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.limits import LEARNING_RATES
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.observers import EventRows, Events, Row, failure_of
+from qlora_wgpu.training.observers import EventRows, Events, Row, TrainResult, failure_of
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.step_log import StepFigures
+from qlora_wgpu.training.step_log import StepMetrics
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
 
 class Step:
-    """The last completed training step: its metrics, and methods that steer the run.
+    """A finished step, and the actions available before the next one.
 
     Attributes:
-        step: Number of the step; 0 before the first.
-        total_steps: Number of steps of the whole run.
-        learning_rate: Learning rate of the step.
-        saved: In ``on_save``, the folder that was written: a checkpoint's or the final adapter's.
+        step: Its number; 0 before the first.
+        total_steps: The number of steps of the whole run.
+        learning_rate: The learning rate of this step.
+        saved: In ``on_save``, the folder that was written: a checkpoint or the final adapter.
     """
 
     def __init__(self, handler: CallbackHandler, step: int, learning_rate: float) -> None:
@@ -44,14 +43,14 @@ class Step:
         self.learning_rate = learning_rate
         self.saved: Path | None = None
         self._handler = handler
-        self._figures: StepFigures | None = None
+        self._metrics: StepMetrics | None = None
 
     def __repr__(self) -> str:
         return f"Step({self.step} of {self.total_steps})"
 
-    def take(self, figures: StepFigures) -> None:
-        """Takes the step's metrics, which have arrived from the device."""
-        self._figures = figures
+    def take(self, metrics: StepMetrics) -> None:
+        """Stores the step's metrics, once they have arrived from the device."""
+        self._metrics = metrics
 
     @property
     def model(self) -> AdapterModel:
@@ -60,17 +59,17 @@ class Step:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss per label token; waits for the device. None before the first step."""
+        """Mean loss of its label tokens; waits for the device. None before the first step."""
         return self._arrived().loss
 
     @property
     def mean_token_accuracy(self) -> float | None:
-        """Share of label tokens that were the most likely ones; waits for the device."""
+        """Share of its label tokens that were the most likely ones; waits for the device."""
         return self._arrived().accuracy
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm of the gradient before clipping; waits for the device."""
+        """Norm of its gradient before clipping; waits for the device."""
         return self._arrived().norm
 
     @property
@@ -80,7 +79,7 @@ class Step:
 
     @property
     def eval_mean_token_accuracy(self) -> float | None:
-        """Token accuracy of the latest evaluation."""
+        """The token accuracy of the latest evaluation."""
         return self._handler.latest.get("eval_mean_token_accuracy")
 
     @property
@@ -89,16 +88,16 @@ class Step:
         return dict(self._handler.latest)
 
     def stop(self, reason: str = "a callback stopped it") -> None:
-        """Stops the run after this step; it is saved and can be resumed.
+        """Ends the run after this step and saves its state.
 
         Args:
-            reason: Reason for the result's ``stop_reason``.
+            reason: Becomes ``TrainResult.stop_reason``.
         """
         self._require_latest()
         self._handler.run.events.stop_run(reason)
 
     def evaluate(self) -> float:
-        """Evaluates now, at most once per step, logs the metrics and returns the held-out loss.
+        """Measures and logs the held-out loss of the current model, at most once per step.
 
         Raises:
             ConfigError: If the run has no held-out data.
@@ -111,7 +110,7 @@ class Step:
         return run.state.eval_loss
 
     def save(self) -> Path | None:
-        """Saves a checkpoint and returns its folder; warns and returns None if that fails."""
+        """Writes a checkpoint and returns its folder; None, with a warning, if that fails."""
         run = self._settled()
         if run.saved_at != run.state.step and not self._handler.is_over and not run.save():
             return None
@@ -120,7 +119,7 @@ class Step:
     def set_learning_rate(self, rate: float) -> None:
         """Sets the next step's learning rate; later steps follow the schedule in proportion.
 
-        Checkpoints keep the change, so a resumed run has it.
+        Checkpoints store it, so a resumed run keeps it.
 
         Raises:
             ConfigError: If the rate is out of range, or the schedule's next rate is 0.
@@ -136,13 +135,13 @@ class Step:
         planned = schedule.planned(following)
         if planned == 0:
             raise ConfigError(
-                f"the schedule's learning rate of step {following} is 0 and cannot be scaled: set "
-                "it after a later step"
+                f"the schedule's learning rate of step {following} is 0, so it cannot be scaled to "
+                "another one: set it after a later step"
             )
         self._multiply(float(rate) / planned)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiplies the learning rates of all later steps; checkpoints keep the change.
+        """Multiplies the learning rates of all following steps; checkpoints store the factor.
 
         Raises:
             ConfigError: If the factor is out of range.
@@ -163,22 +162,22 @@ class Step:
             f"{factor:.3g} times the schedule's"
         )
         if run.saved_at == step:
-            run.save()  # the checkpoint of this step has the old rate
+            run.save()  # the checkpoint of this step lacks the factor
 
     def _require_latest(self) -> None:
         if self._handler.present is not self:
-            raise ConfigError(f"step {self.step} is over: only the latest step can do this")
+            raise ConfigError(f"step {self.step} is over: use the latest step")
 
     def _settled(self) -> Run:
-        """The run, once all submitted steps have completed."""
+        """The run, after all queued steps have finished."""
         self._require_latest()
         self._handler.drain()
         return self._handler.run
 
-    def _arrived(self) -> StepFigures:
-        if self._figures is None and self.step > 0:
+    def _arrived(self) -> StepMetrics:
+        if self._metrics is None and self.step > 0:
             self._handler.drain()
-        return self._figures or StepFigures(None, None, None)
+        return self._metrics or StepMetrics(None, None, None)
 
 
 class TrainerCallback:
@@ -253,32 +252,34 @@ class CallbackHandler:
         optimizer: Optimizer,
     ) -> None:  # fmt: skip
         self.run, self.evaluator, self.optimizer = run, evaluator, optimizer
-        self.drain: Callable[[], None] = lambda: None  # waits for all submitted steps
-        self.latest: Row = {}  # metrics of the latest evaluation
-        self.is_over = False  # whether all steps are done
+        # Waits for all queued steps
+        self.drain: Callable[[], None] = lambda: None
+        self.latest: Row = {}  # the latest evaluation's metrics
+        # Whether no step follows: requests are then ignored
+        self.is_over = False
         self._callbacks = tuple(callbacks)
         self._logs: list[Row] = []  # rows that on_log has not been called with
         self._is_calling = False
-        self._kept: Step | None = None
+        self._latest_step: Step | None = None
         self.submitted(run.state.step, run.state.learning_rate)
 
     def submitted(self, step: int, learning_rate: float) -> None:
-        """Makes the ``Step`` of a step that was submitted."""
-        self._kept = Step(self, step, learning_rate)
-        self._present = weakref.ref(self._kept)
+        """A step was queued."""
+        self._latest_step = Step(self, step, learning_rate)
+        self._present = weakref.ref(self._latest_step)
 
     @property
     def present(self) -> Step:
         """The latest step."""
         step = self._present()
-        assert step is not None  # kept during the run, and then by whoever holds it
+        assert step is not None  # the handler holds it during the run, its user afterwards
         return step
 
     def release(self) -> None:
-        """Drops all references to the run, so that its model can be freed."""
+        """Drops all references to a run that is over, so that its model can be freed."""
         self.drain = lambda: None
         self.run.events, self.run.callbacks = Events(), None
-        self._kept = None
+        self._latest_step = None
 
     def on_log(self, row: Row) -> None:
         """Keeps a row of metrics.jsonl until callbacks may be called."""
@@ -319,8 +320,8 @@ class CallbackHandler:
 
 
 def _check(name: str, value: object) -> None:
-    """Raises a ConfigError unless a value is in the range of learning rates."""
-    smallest, largest = LEARNING_RATES
+    """Raises a ConfigError if a learning rate, or a factor of one, is out of range."""
+    minimum, maximum = LEARNING_RATES
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not smallest <= value <= largest:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be from {smallest:g} to {largest:g}, got {brief(value)}")
+    if not is_number or not minimum <= value <= maximum:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be from {minimum:g} to {maximum:g}, got {brief(value)}")

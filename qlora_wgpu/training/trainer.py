@@ -1,4 +1,4 @@
-"""Training a model's adapter from Python, on rows of one's own."""
+"""Training a model's adapter from Python, on any rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from qlora_wgpu.training.callbacks import (
     subscribe_callbacks,
 )
 from qlora_wgpu.training.data import DataReader, Rows
-from qlora_wgpu.training.observers import Events
-from qlora_wgpu.training.result import TrainResult
+from qlora_wgpu.training.finish import keep_prompt
+from qlora_wgpu.training.observers import Events, TrainResult
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.samples import keep_prompt
 from qlora_wgpu.training.start import refuse_both
 
 
@@ -47,13 +46,13 @@ class Trainer:
         """Uses the sections ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
         Args:
-            model: A ``QLoRAModel``, whose adapter is trained, with the model's own ``LoraConfig``
-                and ``QuantConfig``.
+            model: A ``QLoRAModel`` whose adapter is trained, with its own LoraConfig and
+                QuantConfig.
             config: The settings.
             callbacks: ``TrainerCallback`` objects that watch and steer the run.
-            overwrite: Whether to replace a run in ``output.dir``.
-            resume: Whether to resume the run in ``output.dir`` from its latest complete checkpoint,
-                or to start it if there is none.
+            overwrite: Whether a run in ``output.dir`` may be replaced.
+            resume: Whether to continue the run in ``output.dir`` from its latest complete
+                checkpoint, or to start it if there is none.
 
         Raises:
             ConfigError: If ``callbacks`` is not a list of callbacks.
@@ -69,7 +68,7 @@ class Trainer:
 
     @property
     def result(self) -> TrainResult:
-        """The result of the latest run.
+        """The result of the last run that has ended.
 
         Raises:
             TrainingError: If no run has ended.
@@ -88,34 +87,37 @@ class Trainer:
     ) -> TrainResult:
         """Runs all steps and writes the run's folder.
 
-        Rows are tokenized with the tokenizer and chat template of the model's adapter, else the
-        base's; both are saved with the new adapter. Ctrl-C and SIGTERM stop the run after the
-        current micro-batch and save a checkpoint. A checkpoint that cannot be written only warns.
+        Rows are encoded with the tokenizer and the chat template stored with the model's adapter,
+        or else the base's; both are stored with the trained adapter. Ctrl-C and SIGTERM stop the
+        run between two micro-batches and save its state. Failing to write a checkpoint or a log row
+        is a warning and does not end the run.
 
         Args:
-            train_dataset: A path; rows of any format that files have, such as
-                ``{"messages": [...]}`` or ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or
-                mappings with ``input_ids`` and ``labels``. By default ``data.train``, evaluated on
-                ``data.eval``.
-            eval_dataset: Held-out data in one of these forms; by default ``data.eval_split`` holds
-                out rows of the training data.
-            overwrite: Whether to replace a run in ``output.dir``; by default the trainer's.
-            resume: Whether to resume that run; by default the trainer's.
+            train_dataset: A path; rows in any format of files, such as ``{"messages": [...]}`` or
+                ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or mappings with
+                ``input_ids`` and ``labels``. By default ``data.train``, with ``data.eval`` as
+                held-out data.
+            eval_dataset: Held-out data, in one of these forms; by default ``data.eval_split``
+                holds out rows of the training data.
+            overwrite: Whether a run in ``output.dir`` may be replaced; by default the trainer's
+                setting.
+            resume: Whether to continue that run; by default the trainer's setting.
 
         Returns:
-            The metrics of the run, and where its adapter is.
+            The result of the run.
 
         Raises:
-            DataError: If the data has no label tokens or does not fit the model.
-            TokenizerError: If rows need a tokenizer, and the model has none.
-            ConfigError: If ``output.dir`` cannot be written or holds another run, if a resumed run
-                has other settings, data or base weights, or if there is no training data.
+            DataError: If a data set has no labels or does not fit the model.
+            TokenizerError: If rows have to be encoded and there is no tokenizer.
+            ConfigError: If ``output.dir`` contains a run, is used by another run or cannot be
+                written, if a run is resumed with other settings, data or base weights, or if there
+                is no training data.
             CheckpointError: If no checkpoint of a resumed run can be loaded, or the final adapter
-                cannot be written to ``output.dir``; the message says where it is instead.
-            TrainingError: If the loss or its gradient is not finite or the loss diverges; earlier
+                cannot be written into ``output.dir``; the message says where it is instead.
+            TrainingError: If a gradient or a loss is not finite or the loss diverges; earlier
                 checkpoints are kept.
-            CallbackError: If a callback failed; the run is saved.
-            OutOfMemoryError: If the device runs out of memory.
+            CallbackError: If a callback fails; the run is saved.
+            OutOfMemoryError: If the device has too little memory.
         """
         for _ in self.steps(train_dataset, eval_dataset, overwrite=overwrite, resume=resume):
             pass
@@ -129,10 +131,10 @@ class Trainer:
         overwrite: bool | None = None,
         resume: bool | None = None,
     ) -> Iterator[Step]:
-        """Like ``train``, as an iterator over steps.
+        """Trains step by step, for a loop of your own.
 
-        Each iteration runs one step. Leaving the loop early, by ``break`` or an error, stops and
-        saves the run. ``result`` has the metrics at the end.
+        A step starts when it is requested. Leaving the loop early, by ``break`` or an error, stops
+        the run and saves its state. At the end, ``result`` has the run's result.
 
         Args:
             train_dataset: As for ``train``.
@@ -141,26 +143,26 @@ class Trainer:
             resume: As for ``train``.
 
         Yields:
-            Each step, after the evaluation and checkpoint that were due.
+            Each step after it is finished, with the evaluation and checkpoint that were due.
 
         Raises:
             QLoRAError: As ``train`` does.
         """
-        overwrite, resume = self._asked(overwrite, resume)
+        overwrite, resume = self._mode(overwrite, resume)
         self._events.forget_stop()
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
-            self._events.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
-        reader = DataReader(  # with the tokenizer that the model's prompts are written with
+            self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
+        reader = DataReader(  # with the tokenizer of the model's prompts
             self.config, cache(lambda: Tokenizer.from_folder(self.model.prompt_folder)),
             self._events, vocabulary=self.model.architecture.vocab_size,
             positions=longest_text(self.model.folder.config),
             train=train_dataset, held_out=eval_dataset,
         )  # fmt: skip
-        learnt, measured = reader.read()
+        train, held_out = reader.read()
         prompt = reader.prompt()
         run = Run(
-            self.model, self.config, self._events, learnt, measured,
+            self.model, self.config, self._events, train, held_out,
             overwrite=overwrite, resume=resume, callbacks=self._callbacks,
         )  # fmt: skip
         try:
@@ -170,12 +172,12 @@ class Trainer:
             if (result := run.result) is not None and prompt is not None:
                 source = self.model.prompt_folder
                 keep_prompt(self.config, source, prompt, result, self._events)
-                if exists(result.adapter_dir / PROMPT_FORMAT):  # as messages are written from now
+                if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
                     self.model.prompt_folder = result.adapter_dir
 
-    def _asked(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
-        """What one call asks for; where it says None, the trainer's own, but for its opposite."""
-        replaces = not resume and self._overwrite if overwrite is None else overwrite
-        goes_on = not overwrite and self._resume if resume is None else resume
-        refuse_both(overwrite=replaces, resume=goes_on)
-        return replaces, goes_on
+    def _mode(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
+        """Whether to overwrite and to resume: a call's arguments, or else the trainer's."""
+        overwrites = not resume and self._overwrite if overwrite is None else overwrite
+        resumes = not overwrite and self._resume if resume is None else resume
+        refuse_both(overwrite=overwrites, resume=resumes)
+        return overwrites, resumes

@@ -130,7 +130,7 @@ def test_the_file_is_what_trains_and_says_why(place):
     assert settings.optim.learning_rate == 5e-3
     for section in yaml.safe_load(text).values():
         assert isinstance(section, dict)
-    reasons = ("share one", "steps", "activations fit", "of the data's", "width 36", "memory")
+    reasons = ("share a row", "steps", "activations fit", "examples", "width 36", "memory")
     for reason in reasons:
         assert reason in text, reason
     assert max(map(len, text.splitlines())) <= 120
@@ -150,7 +150,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     rows = [t["train.per_device_train_batch_size"] for t in totals.values()]
     assert checkpointing == [False, True, True]
     assert rows[0].value > rows[1].value > rows[2].value == 1
-    assert rows[1].why == "fits into it" and rows[2].why.startswith("more than it")
+    assert rows[1].why == "fits into it" and rows[2].why.startswith("needs more than it")
 
 
 @pytest.mark.parametrize(("told", "is_bounded"), [(None, False), (1 << 30, True)])
@@ -168,7 +168,7 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     _, settings = recommend_config(str(place / "model"), str(place / "long.jsonl"), None, told)
     written = {setting.key: setting for setting in settings}
     checkpointing = written["train.gradient_checkpointing"]
-    assert checkpointing.value is False and checkpointing.why.startswith("layers are kept as far")
+    assert checkpointing.value is False and checkpointing.why.startswith("layers that fit are kept")
 
 
 @pytest.mark.slow
@@ -298,7 +298,7 @@ def test_a_name_that_the_locale_cannot_read_is_refused(place, option):
         done = CliRunner().invoke(init, [*args, "--out", str(place / "locale.yaml")])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith(f"{option} ")
-    assert "not text in this locale" in str(done.exception)
+    assert "not valid text in this locale" in str(done.exception)
     assert not (place / "locale.yaml").exists()
 
 

@@ -91,7 +91,7 @@ def test_a_worker_joins_refuses_begins_anew_and_leaves(tmp_path, folder):
                 started.wait_for("error: a scheduler's address is")
                 os.kill(started.child(), signal.SIGKILL)
                 started.wait_for("is connected", times=2)
-                assert "note: the process was killed from outside; beginning anew" in started.text
+                assert "note: the process was killed (SIGKILL); restarting" in started.text
                 client.submit(exec, task, pure=False)
                 until(computing.exists)
                 started.process.send_signal(signal.SIGTERM)  # long before that has an end
@@ -137,7 +137,7 @@ def test_more_memory_than_a_worker_may_take_is_noticed():
         (["gpu1:8786"], "tls://HOST:PORT"),
         (["tcp://gpu1:8786"], "--allow-plain-tcp"),
         (["tls://gpu1:8786"], "needs certificates"),
-        (["tcp://127.0.0.1:1", "--gpu", "no such GPU"], "no GPU is called"),
+        (["tcp://127.0.0.1:1", "--gpu", "no such GPU"], "no GPU matches"),
         (["tcp://127.0.0.1:1", "--memory-limit", "much"], "--memory-limit must be a size"),
         (["tcp://127.0.0.1:1", "--patience", "0"], "no scheduler answers"),
     ],

@@ -68,7 +68,7 @@ def test_a_budget_changes_no_bit(place, plain):
     assert got == expected
     assert result.peak_bytes <= budget
     assert abs(notes.plans[0] - result.peak_bytes) < 0.01 * result.peak_bytes
-    assert any("in host memory" in text and "GB a step" in text for text in notes.texts)
+    assert any("in host memory" in text and "GB per step" in text for text in notes.texts)
     assert result.train_loss == plain.train_loss and result.eval_loss == plain.eval_loss
     # Begun in one way, gone on with in another.
     trained(place, "resumed", steps=2)
@@ -127,7 +127,7 @@ def test_they_are_kept_where_a_budget_has_room(place, kept, spare):
         _, got = trained(place, "asked", memory=budget, keep_dequantized=True)
         assert got == expected
     else:
-        with pytest.raises(OutOfMemoryError, match=r"keep_dequantized has no room: .* to auto"):
+        with pytest.raises(OutOfMemoryError, match=r"keep_dequantized does not fit: .* to auto"):
             trained(place, "none", memory=budget, keep_dequantized=True)
 
 
@@ -162,7 +162,7 @@ def test_the_least_memory_streams_the_head_too(place, plain):
 
 
 def test_too_little_memory_is_a_sentence(place):
-    with pytest.raises(OutOfMemoryError, match=r"training takes at least .* raise device.memory"):
+    with pytest.raises(OutOfMemoryError, match=r"training needs at least .* raise device.memory"):
         trained(place, "none", memory="1MiB")
     assert not (place / "none" / "adapter").exists()
 

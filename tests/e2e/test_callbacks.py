@@ -178,13 +178,13 @@ def test_requests_that_cannot_be_granted(trainer, tmp_path):
     early = trainer(
         "early", callbacks=[calling(on_evaluate=lambda step: step.set_learning_rate(1e-3))]
     )
-    with pytest.raises(CallbackError, match="learning rate of step 1 is 0 and cannot be scaled"):
+    with pytest.raises(CallbackError, match="learning rate of step 1 is 0, so it cannot"):
         early.train(rows(), rows(4, seed=1))
     with pytest.raises(ConfigError, match="must be a list of TrainerCallback objects, got 3"):
         trainer("x", callbacks=3)
     with pytest.raises(ConfigError, match="must be a list of TrainerCallback objects, got <"):
         qlora_wgpu.train({}, callbacks=calling())
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="are mutually exclusive"):
         trainer("x").train(rows(), resume=True, overwrite=True)
 
 
@@ -196,7 +196,7 @@ def test_what_one_call_asks_for_is_not_asked_of_the_next(trainer):
     with closing(made.steps(rows(), overwrite=True)) as steps:
         next(steps)
     assert made.train(rows(), resume=True).steps == 6
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         made.train(rows())
     always = trainer("run", overwrite=True)
     assert always.train(rows(), resume=True).steps == 6  # which was there
@@ -316,7 +316,7 @@ def test_an_observer_that_fails_ends_the_run_saved(trainer, tmp_path, event):
     else:
         step = SAVED[event]
         done = {step, step + 1} if event == "step" else {step}  # one is on its way
-        assert any(f"saved after step {n}, and resume" in told for n in done), told
+        assert any(f"saved after step {n}: resume" in told for n in done), told
         whole = trainer("run").train(rows(), rows(4, seed=1), resume=True)
         plain = trainer("plain").train(rows(), rows(4, seed=1))
         assert metrics(tmp_path / "run")[-1]["step"] == 6
@@ -344,7 +344,9 @@ def test_a_model_is_trained_by_one_run_at_a_time(trainer, folder, tmp_path):
     second = Trainer(first.model, config(folder, tmp_path / "second", train={"max_steps": 1}))
     with closing(first.steps(rows())) as steps:
         next(steps)
-        with pytest.raises(ConfigError, match=r"first trains this model: let it end, or open"):
+        with pytest.raises(
+            ConfigError, match=r"first is training this model: wait for its end, or open"
+        ):
             second.train(rows())
         assert not (tmp_path / "second").exists()
     assert first.result.interrupted

@@ -56,7 +56,7 @@ def test_train_then_generate(place):
     assert sum("loss" in row for row in rows) == 3
 
     second = run_here("train", "run.yaml", cwd=place)
-    assert second.returncode == 2 and "already holds a run" in second.stderr
+    assert second.returncode == 2 and "already contains a run" in second.stderr
     assert run_here("train", "run.yaml", "--overwrite", cwd=place).returncode == 0
 
     args = ("generate", "--model", "model", "--adapter", "out/adapter", "--max-new-tokens", 5)
@@ -192,7 +192,7 @@ MISTAKES = {
     "no adapter folder": (
         ("generate", "--model", "model", "--adapter", "gone", "--prompt", "x"), None, None, "gone",
     ),
-    "no such GPU, doctor": (("doctor", "--gpu", "nope"), None, None, "no GPU is called 'nope'"),
+    "no such GPU, doctor": (("doctor", "--gpu", "nope"), None, None, "no GPU matches 'nope'"),
     "no driver, doctor": (("doctor",), None, NOTHING, "mesa-vulkan-drivers"),
     "no driver, train": (("train", "run.yaml"), None, NOTHING, "mesa-vulkan-drivers"),
 }  # fmt: skip
@@ -236,7 +236,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
 def test_a_key_s_old_name_is_told_on_stderr(place):
     done = run_here("train", "run.yaml", "device.adapter=radeon9", "output.dir=bad", cwd=place)
     note, error = [line for line in done.stderr.splitlines() if line.strip()]
-    assert note.startswith("note: device.adapter is now called device.gpu")
+    assert note.startswith("note: device.adapter was renamed to device.gpu")
     assert done.returncode == 2 and error.startswith("error: ") and "radeon9" in error
 
 
@@ -260,12 +260,12 @@ def test_tuning_is_done_once_and_shown(place, own_choices, monkeypatch):
             "train", "run.yaml", "device.tune=always", f"output.dir={folder}", cwd=place
         )
         assert done.returncode == 0, done.stderr
-        assert "kernels as timed on this GPU: " in done.stdout
+        assert "autotuned kernels: " in done.stdout
         rows = (place / folder / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(row).get("loss") for row in rows])
         assert len(json.loads(own_choices.read_text())) == 1
         times.append(own_choices.stat().st_mtime_ns)
     assert losses[0] == losses[1] and times[0] == times[1]
     monkeypatch.setattr(estimation, "training_speed", lambda config, device: 100.0)
-    assert run_here("doctor", cwd=place).stdout.count("timed for hidden") == 1
+    assert run_here("doctor", cwd=place).stdout.count("autotuned: hidden") == 1
     assert own_choices.stat().st_mtime_ns == times[0]

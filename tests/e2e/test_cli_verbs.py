@@ -41,7 +41,7 @@ def test_init_data_train(place):
     assert done.returncode == 0, done.stderr
     shown = run_here("data", "new.yaml", "--samples", 1, cwd=place)
     assert shown.returncode == 0, shown.stderr
-    for text in ("what is", "tokens of a row", "24 read, 24 used", "learnt", "an epoch"):
+    for text in ("what is", "tokens per row", "24 read, 24 used", "loss on", "per epoch"):
         assert text in shown.stdout, text
     planned = run_here("estimate", "new.yaml", cwd=place)
     assert planned.returncode == 0, planned.stderr
@@ -54,7 +54,7 @@ def test_init_data_train(place):
     )
     assert text.returncode == 0, text.stderr
     assert run_here("data", "text.yaml", cwd=place).returncode == 0
-    assert "already exists" in refused(
+    assert "exists already" in refused(
         place, "init", "--model", "model", "--data", "train.jsonl", "--out", "new.yaml"
     )
     assert "does not exist" in refused(
@@ -137,7 +137,7 @@ def test_chat(place):
     assert len(answers) >= 2 and answers[0] != answers[-1]
     assert "the adapter is off" in done.stderr and "/reset" in done.stderr
     assert "there is no run, adapter or model in nothing" in done.stderr
-    assert f"answers come from {newest}" in done.stderr and "default (out/adapter)" in done.stderr
+    assert f"using {newest}" in done.stderr and "default (out/adapter)" in done.stderr
 
 
 def test_a_run_s_folder_is_all_that_is_needed(place, tmp_path):
@@ -185,7 +185,7 @@ def test_training_goes_on_from_an_adapter(place):
         load_file(place / name / "adapter/adapter_model.safetensors") for name in ("out", "on")
     )
     assert all(np.allclose(array, after[name], atol=1e-6) for name, array in before.items())
-    assert "made with r = 4" in refused(
+    assert "trained with r = 4" in refused(
         place, "train", "run.yaml", *args, "lora.r=5", "output.dir=other"
     )
 

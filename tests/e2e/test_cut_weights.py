@@ -61,8 +61,8 @@ def test_a_run_is_saved_before_it_ends(in_buffers, monkeypatch, tmp_path):
     path = tmp_path / "model" / "model.safetensors"
     size, cutting = path.stat().st_size, Cutting(path)
     message = (
-        rf"{path} was cut while it was read: 4,096 of {size:,} bytes are left; copy or download it "
-        r"again; the run is saved after step [34], and resume=True goes on"
+        rf"{path} was truncated while it was read: 4,096 of {size:,} bytes are left; copy or "
+        r"download it again; the run is saved after step [34]: resume=True continues it"
     )
     with pytest.raises(WeightFileError, match=message):
         run("cut", cutting, memory=device.budget)

@@ -90,7 +90,7 @@ def test_a_run_in_one_file(place, device) -> None:
     assert "as stored" not in done.stdout + done.stderr  # a note for those who train from it
     assert "in q8_0 written to out/model.gguf" in done.stdout
     assert "tokens of held-out data: logits by" in done.stdout
-    assert float(done.stdout.split("nats a token (")[1].split()[0]) < 1  # % lost
+    assert float(done.stdout.split("nats per token (")[1].split()[0]) < 1  # % lost
     expected = logits(place / "base", device, place / "out/adapter")
     apart = logits(place / "out/model.gguf", device) - expected
     assert np.linalg.norm(apart) < 0.03 * np.linalg.norm(expected)
@@ -119,7 +119,7 @@ def test_tokens_that_llama_cpp_makes_otherwise_are_named(place) -> None:
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "note: llama.cpp makes other tokens of 1 of 3 texts of the run than were trained" in said
+    assert "note: llama.cpp tokenizes 1 of 3 examples of the run differently from training" in said
     assert "in training and 'e'" in said and "au" in said
     # Without data or a check, prompts are rendered from the template.
     (place / "out/model.gguf").unlink()
@@ -141,7 +141,7 @@ def test_the_base_as_it_was_trained(place) -> None:
     for base in ("original", "dequantized"):
         done = run_here("export", "out", "--gguf", f"{base}.gguf", "--base", base, cwd=place)
         assert done.returncode == 0, done.stderr
-        assert ("comes of training on NF4, not of the file" in done.stdout) == (base == "original")
+        assert ("is due to training on NF4, not to the file" in done.stdout) == (base == "original")
         last = done.stdout.rpartition("drift from base and adapter")[2]
         shares.append(float(last.split("KL divergence ")[1].split()[0]))
     assert shares[1] < 1e-6 < 1e-2 < shares[0]
@@ -151,7 +151,7 @@ def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> 
     monkeypatch.setattr(TensorSlice, "of", lambda part, array: array[::-1])
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "model.gguf is not kept, for it computes something else" in done.stderr
+    assert "model.gguf is not kept, because its predictions differ" in done.stderr
     assert not list(place.glob("out/*gguf*"))
     unchecked = run_here("export", "out", "--no-check", cwd=place)
     assert unchecked.returncode == 0 and (place / "out/model.gguf").exists()
@@ -222,7 +222,7 @@ def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None
     monkeypatch.setattr(tensors, "as_bytes", None)  # no tensor is made for a file
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2
-    assert done.stderr == "error: no GPU was found; --no-check skips the check\n"
+    assert done.stderr == "error: no GPU was found; --no-check skips the measurement\n"
     assert not list(place.glob("out/*odel*"))
 
 
@@ -239,7 +239,7 @@ def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     done = run_here("merge", "out", cwd=place)
     assert done.returncode == 2 and done.stderr == (
         "error: out/merged is complete, but its drift is unknown: no GPU was found; --no-check "
-        "skips the check\n"
+        "skips the measurement\n"
     )
     assert (place / "out/merged/model.safetensors").exists()
 
@@ -261,7 +261,7 @@ def test_mistakes(place) -> None:
         (("export", "out", "--type", "q5_k_m"), "llama-quantize model.gguf smaller.gguf Q5_K_M"),
         (("export", "out", "--type", "int4"), "--type 'int4' is not a type of GGUF files"),
         (("export", "out", "--gguf", "model.bin"), "must end in .gguf"),
-        (("export", "out", "--adapter-only", "--type", "f16"), "--type is for whole models"),
+        (("export", "out", "--adapter-only", "--type", "f16"), "are mutually exclusive"),
         ((*named, "--model", "other"), "does not fit other"),
         ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
         ((*named, "--model", "gone"), "there is no model folder 'gone'"),

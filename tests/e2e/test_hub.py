@@ -129,7 +129,10 @@ def test_a_configuration_of_a_data_set(configurations, tmp_path, name, held_out,
     ("name", "message"),
     [
         ("owner/math", "has the configurations main, socratic: name one, such as owner/math:main"),
-        ("owner/math:big/train", "has no configuration 'big': it has main, socratic, named as in"),
+        (
+            "owner/math:big/train",
+            "has no configuration 'big': it has main, socratic; name one as in",
+        ),
         ("owner/math:main/dev", "configuration main of the data set owner/math has no split 'dev'"),
     ],
 )

@@ -18,7 +18,7 @@ from qlora_wgpu import (
     train,
 )
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.runs import prepare
@@ -183,5 +183,5 @@ def test_an_adapter_of_other_tokens_is_a_sentence(trained, tmp_path):
     if place.name != "tied":
         return
     write_model(tmp_path / "small", vocab_size=KNOWN - 2)
-    with pytest.raises(CheckpointError, match="not all in between are the adapter's"):
+    with pytest.raises(CheckpointError, match="the adapter lacks some in between"):
         QLoRAModel.from_pretrained(tmp_path / "small", None, PLAIN, adapter=place / "run/adapter")

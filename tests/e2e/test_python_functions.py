@@ -68,7 +68,7 @@ def test_init_from_another_trainer(place, tmp_path):
         place / "model", place / "train.jsonl", from_=tmp_path / "trl.yaml",
         out=tmp_path / "run.yaml",
     )  # fmt: skip
-    assert written.converted_from == "TRL" and written.taken > 2 and written.left_out >= 1
+    assert written.converted_from == "TRL" and written.converted > 2 and written.dropped >= 1
     assert qlora_wgpu.load_config(written.path).optim.learning_rate == 1e-4
 
 

@@ -193,7 +193,7 @@ def test_a_trainer_writes_prompts_as_the_adapter_has_learnt_them(place, tmp_path
     ("rows", "message"),
     [
         ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: a row of the"),
-        ([{"question": "a"}], r"train_dataset\[0\]: a row needs the key"),
+        ([{"question": "a"}], r"train_dataset\[0\]: a row must have"),
         ([{"text": "a"}, "b"], r"train_dataset\[1\] must be a mapping, got str"),
     ],
 )
@@ -234,12 +234,12 @@ def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkey
         values = other.adapter_state_dict()
         other.load_adapter({name: array + 1 for name, array in values.items()})
         other.save_adapter("other")
-    with pytest.raises(ConfigError, match=r"begun with other .*lora\.init_from"):
+    with pytest.raises(ConfigError, match=r"started with other .*lora\.init_from"):
         qlora_wgpu.train(place / "run.yaml", resume=True, init_from="other", **moved, **watch)
 
 
 def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
-    """With the settings that it was begun with, and its own model and data, or none."""
+    """With the settings that it was started with, and its own model and data, or none."""
     for name in ("model", "train.jsonl", "eval.jsonl", "run.yaml"):
         copy = shutil.copytree if (place / name).is_dir() else shutil.copy
         (tmp_path / "project").mkdir(exist_ok=True)
@@ -254,10 +254,10 @@ def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
     (tmp_path / "project").rename(moved)
     rows = (moved / "train.jsonl").read_bytes()
     (moved / "train.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which is not"):
+    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which does not"):
         qlora_wgpu.train(moved / "run", resume=True, quiet=True)
     write_chats(moved / "train.jsonl", seed=9)
-    with pytest.raises(ConfigError, match=r"begun with other training data \(data\.train was"):
+    with pytest.raises(ConfigError, match=r"started with other training data \(data\.train was"):
         qlora_wgpu.train(moved / "run", resume=True, quiet=True)
     (moved / "train.jsonl").unlink()
     (moved / "renamed.jsonl").write_bytes(rows)
@@ -308,8 +308,8 @@ def test_a_stop_before_the_first_step_counts(place, tmp_path, event):
 @pytest.mark.parametrize(
     ("config", "callbacks", "message"),
     [
-        (None, [], "a configuration is a Config, .* got None"),
-        (3, [], "a configuration is a Config, .* got 3"),
+        (None, [], "a configuration must be a Config, .* got None"),
+        (3, [], "a configuration must be a Config, .* got 3"),
         ("run.yaml", [TrainerCallback], "callbacks must be a list of TrainerCallback objects"),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_mixture_is_told_logged_and_gone_on_with(place):
 
     pairs = "path: pairs.jsonl, columns: {prompt: q, completion: a}"
     others = f"data.sources=[{{path: chats.jsonl, weight: 1}}, {{{pairs}, weight: 1}}]"
-    with pytest.raises(ConfigError, match="begun with other training data"):
+    with pytest.raises(ConfigError, match="started with other training data"):
         run(place, "r", None, others, resume=True)
 
 
@@ -109,7 +109,7 @@ def test_a_source_that_runs_out_is_repeated_and_told(place):
     notes = Notes()
     run(place, "all", notes, "data.stopping_strategy=all_exhausted", "train.max_steps=2")
     assert [s.rows for s in notes.given.sources] == [27, 9]
-    told = "chats.jsonl has 6 rows and gives 27 an epoch: they are learnt 4.5 times"
+    told = "chats.jsonl has 6 rows and gives 27 per epoch: they are trained on 4.5 times"
     assert told in notes.notes
 
 
@@ -139,13 +139,13 @@ def test_data_shows_the_mixture(place):
         ("[{path: chats.jsonl, weight: 0}]", r"data.sources.0.weight .* must be a number above 0"),
         ("[{path: chats.jsonl, weight: .nan}]", r"weight .* must be a"),
         ("[{path: chats.jsonl, weight: -1}]", r"weight .* must be a number above 0"),
-        ("[{path: chats.jsonl, rows: 1.5}]", r"rows .* must be a share between 0 and 1, a whole"),
-        ("[{path: chats.jsonl, rows: 0}]", r"rows .* must be a share between 0 and 1, a whole"),
-        ("[{path: chats.jsonl, weight: 1}, {path: pairs.jsonl}]", "give all sources a weight, or"),
+        ("[{path: chats.jsonl, rows: 1.5}]", r"rows .* must be a fraction between 0 and 1, an int"),
+        ("[{path: chats.jsonl, rows: 0}]", r"rows .* must be a fraction between 0 and 1, an int"),
         (
-            "[{path: chats.jsonl, weight: 1, rows: 3}]",
-            "must not give sources both weights and rows",
+            "[{path: chats.jsonl, weight: 1}, {path: pairs.jsonl}]",
+            "must have a weight for every source, or",
         ),
+        ("[{path: chats.jsonl, weight: 1, rows: 3}]", "must have either weights or rows, not both"),
         ("[{paht: chats.jsonl}]", r"unknown key 'data.sources.0.paht'.*did you mean 'path'\?"),
         ("[chats.jsonl]", r"data.sources.0 .* must be a section of keys"),
         ("chats.jsonl", r"data.sources .* must be a list"),
@@ -158,8 +158,8 @@ def test_sources_that_are_refused(place, sources, message):
         load_config(place / "run.yaml", [f"data.sources={sources}"])
 
 
-def test_train_and_sources_exclude_each_other(place):
-    with pytest.raises(ConfigError, match="cannot stand beside data"):
+def test_train_and_sources_are_mutually_exclusive(place):
+    with pytest.raises(ConfigError, match=r"and data\.train are mutually exclusive"):
         load_config(place / "run.yaml", ["data.train=chats.jsonl"])
 
 

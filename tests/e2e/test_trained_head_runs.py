@@ -106,9 +106,9 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"use_dora": True}, "use_dora cannot adapt lm_head"),
-        ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "cannot begin an adapter of lm_head"),
-        ({"trainable_token_indices": [1]}, "target_modules names lm_head, and rows of tokens"),
+        ({"use_dora": True}, "use_dora is not supported for lm_head"),
+        ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "is not supported for lm_head"),
+        ({"trainable_token_indices": [1]}, "target_modules names lm_head while rows of tokens"),
     ],
 )
 def test_what_does_not_go_together_is_a_sentence(place, lora, message):

@@ -118,8 +118,12 @@ def changed(config, **changes):
 
 def test_what_does_not_go_together_is_refused():
     for model_type, changes, message in (
-        ("qwen2_moe", {"residual_scale": 0.5}, "what has a gate is added"),
-        ("llama", {"norm": LayerNorm(1e-5, bias=False), "order": POST_NORM}, "cannot stand after"),
+        ("qwen2_moe", {"residual_scale": 0.5}, "a gated expert requires"),
+        (
+            "llama",
+            {"norm": LayerNorm(1e-5, bias=False), "order": POST_NORM},
+            "cannot be a post-norm",
+        ),
     ):
         config = CONFIGS[model_type]
         with pytest.raises(GraphError, match=message):

@@ -27,7 +27,7 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
         ({"bias": "some"}, "bias is 'some', but only none, lora_only, all are read"),
         ({"lora_bias": True}, "there is no support for a bias on lora_B"),
         ({"layer_replication": [[0, 1]]}, "replicated layers"),
-        ({"target_parameters": ["x"]}, "bare parameters"),
+        ({"target_parameters": ["x"]}, "target_parameters names x"),
         ({"use_qalora": True}, "QALoRA"),
         ({"alora_invocation_tokens": [1]}, "activated LoRA"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3', but only 'LORA' is read"),

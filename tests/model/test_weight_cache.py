@@ -174,8 +174,8 @@ def test_without_a_disk_layers_wait_in_memory(
     got, _ = computed(layout, device)
     np.testing.assert_array_equal(got, expected)
     assert (
-        "are not kept in" in layout.placement.problem
-        and "make room there" in layout.placement.problem
+        "cannot be cached in" in layout.placement.problem
+        and "free disk space" in layout.placement.problem
     )
     assert not all(map(is_mapped, pieces(layout)))
     if failing == "no room":

@@ -6,13 +6,13 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu import runs
-from qlora_wgpu.cli.estimate import cards_table, in_json
+from qlora_wgpu.cli.estimate import _plan_in_json, cards_table
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import Search, fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs import estimation as planned
-from qlora_wgpu.runs.estimation import LENGTHS, WaitingRows
+from qlora_wgpu.runs.estimation import LENGTHS, OffloadedRows
 from qlora_wgpu.runs.workload import DeviceSpec, totals
 
 
@@ -39,7 +39,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
 
     assert [plan.gib for plan in plans] == [2, 13, 16, 20]  # which has room for everything
     assert plans[0].fitted is None and plans[0].longest_seq == 0
-    assert in_json(plans[0])["fits"] is False
+    assert _plan_in_json(plans[0])["fits"] is False
     for plan in plans[1:]:
         assert plan.fitted is not None and plan.fitted.total <= plan.room
         assert plan.longest_seq >= plan.resident_seq
@@ -52,8 +52,8 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     downs = [plan.slow_down for plan in plans[1:]]
     assert downs == sorted(downs, reverse=True) and downs[0] > 1 and downs[-1] == 1
     shown = [str(cell) for column in cards_table(plans, 1, 256).columns for cell in column.cells]
-    assert {"does not fit", "nothing", "as the last", "1.00x"} <= set(shown)
-    assert any("on the host" in cell for cell in shown)
+    assert {"does not fit", "nothing", "same as the last", "1.00x"} <= set(shown)
+    assert any("offloaded" in cell for cell in shown)
 
 
 @pytest.mark.slow
@@ -74,12 +74,12 @@ def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, mon
     base = runs.estimate("S", seq=64).workload
     layout = replace(base, pretrained=Pretrained.from_config(config)).layout(DeviceSpec())
     row = replace(base.step, batch=1, checkpointing=True)
-    waiting = WaitingRows(layout, row)
+    offloaded = OffloadedRows(layout, row)
     least = [Search(layout, replace(row, seq=n)).least().total for n in lengths]
     assert least == sorted(least)  # so the shorter ones have room, too
     for room in (least[2], least[2] - 1, (least[0] + least[1]) // 2, least[0] - 1, least[1]):
         fitting = [n for n, total in zip(lengths, least, strict=True) if total <= room]
-        assert waiting.longest(room, 0) == max(fitting, default=0)
+        assert offloaded.longest(room, 0) == max(fitting, default=0)
 
 
 @pytest.mark.slow

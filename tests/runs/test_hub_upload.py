@@ -149,7 +149,7 @@ def test_nothing_leaves_before_somebody_agrees(tmp_path, hub):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, hub, monkeypatch):
-    """The card is sent, though it cannot lie beside the adapter."""
+    """The card is uploaded although it cannot be written next to the adapter."""
 
     def refuse(path, content):
         raise CheckpointError(f"{path} cannot be written: Read-only file system")
@@ -191,11 +191,11 @@ def test_data_of_the_user_is_not_told(tmp_path, hub):
 def test_from_the_command_line(tmp_path, hub):
     run_of(tmp_path / "run")
     refused = run_here("push", "run", "me/mine", cwd=tmp_path)
-    assert refused.returncode == 2 and "add --yes if it is to be sent" in refused.stderr
+    assert refused.returncode == 2 and "add --yes to upload" in refused.stderr
     assert "adapter_model.safetensors" in refused.stdout and not hub.requests
     sent = run_here("push", "run", "me/mine", "--public", "--yes", cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
-    assert "seen by everybody where it is new" in sent.stdout and "sent to http" in sent.stdout
+    assert "(public if it is new)" in sent.stdout and "uploaded to http" in sent.stdout
     both = run_here("push", "run", "me/mine", "--gguf", "a", "--merged", "b", cwd=tmp_path)
     assert both.returncode == 2 and "mutually exclusive" in both.stderr
 
@@ -210,7 +210,7 @@ def test_a_gguf_file(tmp_path, hub):
     assert head(card)["library_name"] == "gguf" and "--hf-file model.gguf" in card
     assert head(card)["base_model_relation"] == "finetune"
     assert not (run / "adapter/README.md").exists()
-    with pytest.raises(CheckpointError, match=r"there is no GGUF file .*gone.gguf"):
+    with pytest.raises(CheckpointError, match=r"gone.gguf is not a GGUF file"):
         push(str(run / "adapter"), "me/mine", gguf=str(run / "gone.gguf"))
 
 
@@ -229,7 +229,7 @@ def test_a_merged_model(tmp_path, hub):
     }  # fmt: skip
     card = hub.files["README.md"].decode()
     assert head(card)["library_name"] == "transformers" and "PeftModel" not in card
-    with pytest.raises(CheckpointError, match=r"has no config.json: it is no merged model"):
+    with pytest.raises(CheckpointError, match=r"has no config.json, so it is not a merged model"):
         push(str(run / "adapter"), "me/mine", merged=str(run))
 
 
@@ -291,5 +291,5 @@ def test_nobody_is_logged_in(tmp_path, hub, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mine", "me/mine/too", "../x/y"])
 def test_a_name_that_is_none(tmp_path, hub, name):
-    with pytest.raises(ConfigError, match="would be owner/name"):
+    with pytest.raises(ConfigError, match="expected owner/name"):
         push(str(tmp_path), name)

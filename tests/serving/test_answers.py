@@ -163,7 +163,7 @@ def test_the_template_gets_what_rows_give_it(url, written):
     ("options", "message"),
     [
         ("brief", "must be an object"),
-        ({"messages": []}, "'messages', which is not the chat template's to read"),
+        ({"messages": []}, "'chat_template_kwargs' must not have 'messages'"),
     ],
 )
 def test_what_is_no_option_of_a_template_is_refused(url, options, message):

@@ -40,7 +40,7 @@ def told(status_and_text, status=400):
         (b'{"model": "\xff"}', "not text in UTF-8"),
         (b'{"model": "tiny", "temperature": NaN}', "NaN is not valid JSON"),
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b'{"model": "a", "model": "b"}', "stands twice"),
+        (b'{"model": "a", "model": "b"}', "occurs twice"),
         (b'{"model": "\\ud800"}', "half a character"),
     ],
 )
@@ -116,9 +116,7 @@ def test_nothing_is_read_behind_a_prompt_that_has_no_room(url, monkeypatch):
     assert "the prompt has" in told(post(url, body, "completions"))
     assert len(looked_at) == 2
     told_of = told(post(url, {**body, "prompt": "x" * (2 << 20)}, "completions"))
-    assert (
-        told_of == "the prompt has 2,097,152 bytes of text, more than 1,572,864: give a shorter one"
-    )
+    assert told_of == "the prompt has 2,097,152 bytes of text, more than 1,572,864: shorten it"
 
 
 def test_a_template_that_fails_is_told(url, monkeypatch):

@@ -126,11 +126,11 @@ def test_models_are_listed(url):
         ({"model": "other"}, 404, "no model 'other'"),
         ({"model": None}, 400, "'model' must be"),
         ({"messages": []}, 400, "'messages' must be"),
-        ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
+        ({"messages": [{"role": "user"}]}, 400, "'content' is missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             400,
-            "message 1 holds a part of type 'image_url': only text is read",
+            "message 1 has a part of type 'image_url', which is not supported (supported: text)",
         ),
         ({"n": 0}, 400, "n must be a whole number from 1 to 64, got 0"),
         ({"n": -1}, 400, "n must be a whole number from 1 to 64, got -1"),

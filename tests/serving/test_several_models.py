@@ -113,9 +113,9 @@ def test_names_on_the_command_line(place, monkeypatch):
     second, third = str(place / "second" / "adapter"), str(place / "third" / "adapter")
     assert _named((second, f"other={third}"), "first") == {"second": second, "other": third}
     for others, message in [
-        ((second,), "would be called 'second'"),
+        ((second,), "would have the same name as another, 'second'"),
         ((third, f"third={third}"), "such as second="),
-        ((str(place / "model"),), "is a model: beside RUN only"),
+        ((str(place / "model"),), "is a model: only runs and adapters"),
         ((f"x={place / 'nothing'}",), "there is no run, adapter or model"),
     ]:
         with pytest.raises(ConfigError, match=message):

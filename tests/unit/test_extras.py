@@ -45,7 +45,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as told:
         require_extra("cluster")
     assert str(told.value) == (
-        "several GPUs and machines need cryptography: "
+        "cryptography is required for clusters: "
         'pip install "distributed>=2024.8" "cryptography>=42"'
     )
     there |= {"cryptography"}

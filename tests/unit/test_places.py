@@ -16,7 +16,7 @@ from references.sized import family_configs
 
 from campaigns import drawn_configs
 from qlora_wgpu import ops
-from qlora_wgpu.cli import _verbs
+from qlora_wgpu.cli import _COMMANDS
 from qlora_wgpu.config import dialects
 from qlora_wgpu.families.family import known_families
 from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE
@@ -96,7 +96,7 @@ def test_a_dialect_has_all_its_places(trainer: str) -> None:
     assert not lacking(told | {"tests/config: files of it, converted": tried})
 
 
-@pytest.mark.parametrize("verb", sorted(_verbs._VERBS))
+@pytest.mark.parametrize("verb", sorted(_COMMANDS))
 def test_a_command_has_all_its_places(verb: str) -> None:
     pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "cli.md"]
     told = any(f"qlora-wgpu {verb}" in path.read_text() for path in [*pages, ROOT / "README.md"])

@@ -14,7 +14,7 @@ from e2e.tiny import write_chats, write_model
 
 import qlora_wgpu
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.cli._options import target_file, write_figures
+from qlora_wgpu.cli._options import output_file, write_json_file
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cluster.security import make_certificates
 from qlora_wgpu.errors import CheckpointError
@@ -30,12 +30,12 @@ IN_AN_UNFINISHED_FOLDER = {
     "runs/web.py", "exporting/gguf.py", "cluster/security.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
-    "data/new_tokens.py", "sandbox/child.py", "supervision/child.py", "supervision/journal.py",
+    "data/tokenizer.py", "sandbox/process.py", "supervision/child.py", "supervision/journal.py",
     "supervision/streams.py",
 }  # fmt: skip
 BY_OTHER_MEANS = {
     "checkpoint/atomic.py",  # the door itself
-    "gpu/driver.py",  # a number a line; what is no number is passed over
+    "gpu/driver.py",  # a number a line; what is no number is skipped
     "model/weight_cache.py",  # renamed once it is written, and hashed
     "training/integrations.py",  # TensorBoard's records, each with a checksum, are appended
 }
@@ -73,7 +73,7 @@ def full_disk(monkeypatch):
 
 
 def figures(folder):
-    write_figures(folder / "figures.json", {"a": 1})
+    write_json_file(folder / "figures.json", {"a": 1})
 
 
 def gguf_adapter(folder):
@@ -110,6 +110,6 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_link(tmp_path):
     assert os.read(reader, 100) == b"figures" and (tmp_path / "pipe").is_fifo()
     os.close(reader)
     (tmp_path / "link").symlink_to(tmp_path / "figures.json")
-    write_figures(target_file("--json", str(tmp_path / "link")), {"a": 1})
+    write_json_file(output_file("--json", str(tmp_path / "link")), {"a": 1})
     assert (tmp_path / "link").is_symlink()
     assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}

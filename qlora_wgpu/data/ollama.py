@@ -1,13 +1,14 @@
-"""A chat template in Ollama's language, Go's text/template, made from what the template writes.
+"""Ollama's Modelfile for a GGUF file, with the chat template in Go's template language.
 
-The pieces that a template puts around what is said are found by having it write words that stand
-nowhere else. Further conversations tell whether they are all that it does.
+The texts that a template writes around contents are found by rendering marker words, and verified
+by rendering other conversations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.data.prompts import PromptFormat
@@ -17,7 +18,6 @@ Messages = Sequence[dict[str, str]]
 
 
 def _talk(*said: str, system: str | None = None) -> Messages:
-    """User and assistant in turn, behind what the system says."""
     begin = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
     return [*begin, *({"role": roles[i % 2], "content": text} for i, text in enumerate(said))]
@@ -31,42 +31,41 @@ PROBES: tuple[Messages, ...] = (
     _talk("1", "two", "three", "four", "five"),
     _talk("one", "two", "three", "four", "five", system="say"),
 )
-"""Conversations that a template in Ollama's language has to write as the model's own does."""
+"""Conversations that both templates must render equally."""
 
 _SYSTEM, _TURNS = "qzsystemqz", ("qzfirstqz", "qzanswerqz", "qzsecondqz")
-_UNQUOTED = ("{{", "}}", '"""')  # what would end the text that it stands in
+_UNQUOTED = ("{{", "}}", '"""')  # cannot be written in a Modelfile's text
 
 
 @dataclass(frozen=True)
 class TurnTexts:
-    """What a template writes around what is said."""
+    """What a template writes around the contents of turns."""
 
-    begin: str  # before the first turn of the user
-    answer: str  # between what the user and the assistant say
-    turn: str  # between what the assistant and the user say
-    end: str  # behind the last turn of the user, before the answer that is wanted
-    system: tuple[str, str]  # before and behind what the system says
-    # Whether the system speaks within the last turn of the user, not before the first
-    is_last: bool
+    begin: str  # before the user's first content
+    answer: str  # between the user's and the assistant's content
+    turn: str  # between the assistant's and the user's content
+    end: str  # after the user's last content: the generation prompt
+    system: tuple[str, str]  # before and after the system's content
+    is_last: bool  # whether the system's content is in the user's last turn, not before the first
 
     @classmethod
     def of(cls, template: ChatTemplate, bos: str) -> TurnTexts | None:
-        """Those of a template; None if its turns are not of this form."""
+        """The texts of a template; None if its turns do not have this form."""
         plain = _between(template, bos, _talk(*_TURNS), _TURNS)
         if plain is None:
             return None
         begin, answer, turn, end = plain
-        told = _talk(*_TURNS, system=_SYSTEM)
-        if within := _between(template, bos, told, (_SYSTEM, *_TURNS)):
+        with_system = _talk(*_TURNS, system=_SYSTEM)
+        if within := _between(template, bos, with_system, (_SYSTEM, *_TURNS)):
             return cls(begin, answer, turn, end, (within[0], within[1]), False)
         said = (*_TURNS[:2], _SYSTEM, _TURNS[2])
-        if (within := _between(template, bos, told, said)) is None:
+        if (within := _between(template, bos, with_system, said)) is None:
             return None
         system = within[2].removeprefix(turn), within[3]
         return cls(begin, answer, turn, end, system, True)
 
     def written(self, messages: Messages) -> str:
-        """What the template in Ollama's language writes of a conversation."""
+        """A conversation as the Go template renders it."""
         said = [message["content"] for message in messages if message["role"] == "system"]
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
         system, text = said[-1] if said else "", ""
@@ -82,9 +81,9 @@ class TurnTexts:
         return text + self.end
 
     def in_go(self) -> str:
-        """The template in Ollama's language."""
-        before, behind = self.system
-        system = f"{before}{{{{ $system }}}}{behind}"
+        """The Go template."""
+        before, after = self.system
+        system = f"{before}{{{{ $system }}}}{after}"
         begin = self.begin if self.is_last else _choice("$system", system, self.begin)
         last = (
             f"{{{{ if and $system (eq $i $last) }}}}{system}{{{{ end }}}}" if self.is_last else ""
@@ -101,10 +100,7 @@ class TurnTexts:
 
 
 def ollama_template(prompt: PromptFormat) -> str | None:
-    """The template in Go's language that writes what a model's own does; None if there is none.
-
-    Text is continued as it is.
-    """
+    """The Go template that is equivalent to a model's chat template; None if there is none."""
     if prompt.kind == "text":
         return "{{ .Prompt }}"
     if prompt.template is None:
@@ -126,7 +122,7 @@ def _choice(condition: str, text: str, otherwise: str) -> str:
 def _between(
     template: ChatTemplate, bos: str, messages: Messages, said: Sequence[str]
 ) -> list[str] | None:
-    """What stands before, between and behind what is said; None if it is not in this order."""
+    """The texts before, between and after contents; None if these are not in this order."""
     rest = _rendered(template, bos, messages)
     pieces: list[str] = []
     for word in said:
@@ -138,9 +134,58 @@ def _between(
 
 
 def _rendered(template: ChatTemplate, bos: str, messages: Messages) -> str | None:
-    """What a template writes, without the token that begins a text; None if it refuses."""
+    """A rendered conversation without its BOS token; None if the template refuses it."""
     try:
         text = template.render(messages, add_generation_prompt=True).text
     except QLoRAError:
         return None
     return text.removeprefix(bos)
+
+
+# generation_config.json's names and Ollama's.
+_PARAMETERS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+_NO_TEMPLATE = (
+    "# Ollama supports this model's chat template only in part: it does more than put text around\n"
+    "# turns, or has no system message. Check the prompts that the model gets (OLLAMA_DEBUG=1)."
+)
+
+
+def modelfile(
+    file: str, prompt: PromptFormat, generation: Mapping[str, Any], *, adapter_of: str | None = None
+) -> str:
+    """The text of a Modelfile, for ``ollama create NAME -f Modelfile``."""
+    named = [f"FROM ./{file}"]
+    if adapter_of is not None:
+        named = [f"FROM {adapter_of}", f"ADAPTER ./{file}"]
+    template = ollama_template(prompt)
+    lines = [*named, _NO_TEMPLATE if template is None else f"TEMPLATE {_quoted(template)}"]
+    lines += [f"PARAMETER stop {_quoted(text)}" for text in stop_texts(prompt)]
+    lines += [f"PARAMETER {name} {value}" for name, value in _sampling(generation).items()]
+    return "\n".join(lines) + "\n"
+
+
+def stop_texts(prompt: PromptFormat) -> list[str]:
+    """Stop sequences: the stop tokens as text, and the stop text."""
+    tokenizer = prompt.tokenizer
+    tokens = [
+        tokenizer.decode([token], skip_special_tokens=False) for token in sorted(prompt.stop_ids)
+    ]
+    return [text for text in dict.fromkeys([*tokens, prompt.stop_text]) if text.strip()]
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling parameters of generation_config.json; greedy if it does not sample."""
+    if generation.get("do_sample") is False:
+        return {"temperature": 0}
+    values: dict[str, Any] = {name: generation.get(key) for key, name in _PARAMETERS.items()}
+    return {name: value for name, value in values.items() if type(value) in (int, float)}
+
+
+def _quoted(text: str) -> str:
+    return f'"""{text}"""'

@@ -7,7 +7,7 @@ from qlora_wgpu.training.step_queue import IOStallMonitor
 
 
 def told(share, steps=20, seconds=5.0, nbytes=2_000_000_000, first=100.0):
-    """What is told after steps of which a share was waited for a file."""
+    """The warning after steps that waited a share of their time for a file."""
     reading, now, texts = DiskReadStats(), [0.0], []
     watch = IOStallMonitor(reading, lambda: now[0])
     for step in range(steps):
@@ -23,7 +23,7 @@ def test_it_is_told_once():
     texts = told(0.8)
     (text,) = filter(None, texts)
     assert texts.index(text) == 3  # behind the first step, which nobody counts
-    assert text.startswith("steps wait for the disk 80% of their time: 2 GB of weights a step")
+    assert text.startswith("steps wait for the disk 80% of the time: 2 GB of weights per step")
     assert "read from /models/llama at 500 MB/s; put them on a faster disk" in text
 
 
