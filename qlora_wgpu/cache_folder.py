@@ -1,7 +1,7 @@
-"""The cache folder of this package, which is private to its user.
+"""The user's private cache folder.
 
-Without a usable cache everything is computed again, and entries count only if they are complete and
-belong to the user: no run fails, or computes anything else, because of a cache.
+Everything in it can be computed again, and is used only if it is complete and belongs to the user:
+no run fails or computes something else because of the cache.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import platformdirs
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 
-_READ_XDG = sys.platform in ("win32", "darwin")  # where platformdirs may not read it
+_READS_XDG = sys.platform in ("win32", "darwin")  # where not every platformdirs does
 
 
 def folder_of_this_process(prefix: str) -> Path:
-    """A temporary folder until this process ends, for use without a cache."""
-    made = tempfile.TemporaryDirectory(prefix=prefix)
-    atexit.register(made.cleanup)  # keeps it until then, without a warning by Python
-    return Path(made.name)
+    """A temporary folder that is removed when this process ends."""
+    folder = tempfile.TemporaryDirectory(prefix=prefix)
+    atexit.register(folder.cleanup)  # also keeps it alive until then
+    return Path(folder.name)
 
 
 def cache_path(*names: str) -> Path:
     """A path in this package's cache folder, which is not created.
 
-    On Linux that is ``~/.cache/qlora-wgpu``. ``XDG_CACHE_HOME`` sets another on every system.
+    On Linux that is ``~/.cache/qlora-wgpu``; ``XDG_CACHE_HOME`` changes it on every system.
     """
-    if _READ_XDG and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
+    if _READS_XDG and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
         return Path(chosen, "qlora-wgpu", *names)
     try:
         root = platformdirs.user_cache_dir("qlora-wgpu", appauthor=False)
@@ -45,12 +45,12 @@ def cache_path(*names: str) -> Path:
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Creates a folder of the cache, readable only by its user, since it has users' data.
+    """Creates a folder of the cache, which only the user may read: it holds users' data.
 
-    Raises an OSError if it cannot be created, or belongs to another user.
+    Raises an OSError if it cannot be created, or the cache belongs to another user.
     """
     root = cache_path()
-    if not root.is_absolute():  # where there is no home folder
+    if not root.is_absolute():  # without a home folder
         raise OSError("it is not an absolute path")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(root)
@@ -60,7 +60,7 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether an entry exists and, like the cache folder, belongs to this user."""
+    """Whether something in the cache exists and belongs to the user, like the cache itself."""
     try:
         _check_owner(cache_path())
         _check_owner(path)
@@ -76,7 +76,7 @@ def _check_owner(path: Path) -> None:
 
 
 def cache_problem() -> str | None:
-    """A sentence about a cache that cannot be used; None if it can."""
+    """A warning if the cache cannot be written to, or None."""
     folder = cache_path("data")
     try:
         make_cache_folder(folder)
@@ -85,15 +85,15 @@ def cache_problem() -> str | None:
             file.flush()
     except OSError as err:
         return (
-            f"the cache folder {cache_path()} cannot be used ({err.strerror or err}): every run "
-            "prepares data, tunes kernels and verifies the driver again; set XDG_CACHE_HOME to "
+            f"the cache folder {cache_path()} cannot be used ({err.strerror or err}): prepared "
+            "data, timings and checks are computed again by every run; set XDG_CACHE_HOME to "
             "another folder"
         )
     return None
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of the cache; None if it is missing or cannot be read."""
+    """The contents of a JSON file in the cache; None if it cannot be read."""
     if not is_own(path):
         return None
     try:

@@ -23,7 +23,10 @@ _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NO
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte order marks of UTF-16, as PowerShell's ``>`` writes it; UTF-8 never starts with them."""
 
-BUFFER_BYTES = 8192  # Python 3.14's default is 128 KiB per open file
+LFS_PREFIX = b"version https://git-lfs"
+"""The start of a Git LFS pointer, in place of the file."""
+
+BUFFER_BYTES = 8192  # Python 3.14 would take 128 KiB for each open file
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",

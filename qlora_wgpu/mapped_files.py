@@ -1,7 +1,7 @@
 """Memory-mapped files as arrays.
 
-A file that is truncated while it is mapped crashes a process that reads its missing part, so its
-size is checked first.
+Released pages count as the system's memory. Reading beyond the end of a file that was truncated
+while it is mapped would kill the process, so its size is checked first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ import numpy.typing as npt
 from qlora_wgpu.errors import WeightFileError
 from qlora_wgpu.supervision.child import TruncatedFile
 
-_HASHED = 1 << 24  # bytes to hash at a time
+_HASH_BYTES = 1 << 24  # hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
 map_listeners: list[Callable[[str, int], None]] = []
 """Called with the path and size of each file that is mapped."""
 
 
 def map_file(path: Path, file: BufferedReader, offset: int = 0) -> npt.NDArray[np.uint8]:
-    """Maps an open file from ``offset``; it must not be empty, or truncated while it is mapped."""
+    """The bytes of an open file from ``offset``, of which there must be at least one.
+
+    The file's size is recorded for ``check_not_truncated``.
+    """
     mapped = np.memmap(file, np.uint8, "r", offset=offset).view(np.ndarray)
     mapping = _map_of(mapped)
     if mapping is not None:
@@ -40,8 +43,8 @@ def map_file(path: Path, file: BufferedReader, offset: int = 0) -> npt.NDArray[n
     return mapped
 
 
-def require_whole(array: npt.NDArray[Any]) -> None:
-    """Raises a WeightFileError if a mapped array's file was truncated, before reading crashes."""
+def check_not_truncated(array: npt.NDArray[Any]) -> None:
+    """Raises a WeightFileError if a mapped array's file has become shorter."""
     mapping = _map_of(array)
     if mapping is None or mapping not in _maps:
         return
@@ -56,7 +59,7 @@ def read_now(array: npt.NDArray[Any]) -> None:
 
 
 def path_of(array: npt.NDArray[Any]) -> str | None:
-    """The file that an array is mapped from; None if it is not."""
+    """The file that an array is mapped from, or None."""
     mapping = _map_of(array)
     return None if mapping is None or mapping not in _maps else _maps[mapping][0]
 
@@ -66,30 +69,30 @@ def is_mapped(array: npt.NDArray[Any]) -> bool:
     return _map_of(array) is not None
 
 
-def read_ahead(array: npt.NDArray[Any]) -> None:
-    """Lets the system read ahead; does nothing for an array in memory."""
+def prefetch(array: npt.NDArray[Any]) -> None:
+    """Lets the system read a mapped array ahead."""
     _advise(array, "MADV_WILLNEED")
 
 
-def let_go(array: npt.NDArray[Any]) -> None:
-    """Drops a mapped array's pages from this process's memory; they stay in the page cache."""
+def release_pages(array: npt.NDArray[Any]) -> None:
+    """Removes a mapped array's pages from this process's memory; they are read again on access."""
     _advise(array, "MADV_DONTNEED")
 
 
 def pieces(array: npt.NDArray[Any], size: int) -> Iterator[npt.NDArray[Any]]:
-    """Pieces of ``size`` elements, each released before the next."""
+    """An array's elements, ``size`` at a time; each piece is released before the next."""
     flat = array.reshape(-1)
     for begin in range(0, flat.size, size):
         piece = flat[begin : begin + size]
-        require_whole(piece)
+        check_not_truncated(piece)
         yield piece
-        let_go(piece)
+        release_pages(piece)
 
 
-def sha256(array: npt.NDArray[np.uint8], about: bytes = b"") -> hashlib._Hash:
-    """A hash over ``about`` and the bytes of an array, which may be mapped."""
-    digest = hashlib.sha256(about)
-    for piece in pieces(array, _HASHED):
+def sha256(array: npt.NDArray[np.uint8], prefix: bytes = b"") -> hashlib._Hash:
+    """A hash over ``prefix`` and an array's bytes."""
+    digest = hashlib.sha256(prefix)
+    for piece in pieces(array, _HASH_BYTES):
         digest.update(piece.data)
     return digest
 
@@ -107,5 +110,5 @@ def _advise(array: npt.NDArray[Any], advice: str) -> None:
         return
     begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
     first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError):  # the system may reject the advice
+    with suppress(OSError):  # the system does not support it
         mapped.madvise(getattr(mmap, advice), first, begin + array.nbytes - first)

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.files import exists, is_dir, is_file

@@ -1,7 +1,7 @@
-"""A folder that knows what it is: each file's size and hash, and what the whole belongs to.
+"""A checkpoint's manifest: the size and hash of each file, and what the folder belongs to.
 
-``manifest.json`` is written last. It hashes itself, too, so that a folder is either what was
-written, byte for byte, or is refused: a damaged file, one of another folder, one that is missing.
+``manifest.json`` is written last and includes its own hash. A folder with a damaged, foreign or
+missing file is refused.
 """
 
 from __future__ import annotations
@@ -12,23 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX
-from qlora_wgpu.config.yaml import json_object
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import file_bytes, is_file, open_file
-from qlora_wgpu.limits import MODEL_JSON_BYTES
-
-
-def read_json_object(path: Path, most: int = MODEL_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object."""
-    try:
-        raw = file_bytes(path, most)
-    except OSError as err:
-        raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
-    if raw.startswith(LFS_PREFIX):
-        raise CheckpointError(f"{path} is a Git LFS pointer, not the file: run git lfs pull")
-    return json_object(raw, path, CheckpointError)
-
+from qlora_wgpu.files import is_file, open_file
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -36,7 +22,7 @@ _HASH = "sha256"
 
 
 def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
-    """Lists the files that an unfinished folder holds, and says what they belong to."""
+    """Writes the manifest of an unfinished folder; ``about`` says what it belongs to."""
     files = {path.name: _record(path) for path in sorted(folder.iterdir()) if is_file(path)}
     body = {"format_version": _VERSION, **about, "files": files}
     text = json.dumps({**body, _HASH: _hash_of(body)}, indent=1, allow_nan=False)
@@ -44,19 +30,18 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder's files belong to; every one of them has been compared with its hash."""
+    """A folder's manifest, after every file has been compared with its hash."""
     path = folder / MANIFEST
     if not is_file(path):
         raise CheckpointError(
-            f"{folder} has no {MANIFEST}, so nothing says whether it is whole: an older version "
-            "wrote it, or it has lost files"
+            f"{folder} has no {MANIFEST}: it was written by an older version, or is incomplete"
         )
     body = read_json_object(path)
     version = body.get("format_version")
     if isinstance(version, int) and version > _VERSION:
-        raise CheckpointError(f"{path} is of a newer version of qlora-wgpu: update it")
+        raise CheckpointError(f"{path} was written by a newer version of qlora-wgpu: update it")
     if body.pop(_HASH, None) != _hash_of(body) or version != _VERSION:
-        raise CheckpointError(f"{path} is damaged: its own hash is another one")
+        raise CheckpointError(f"{path} is damaged: its own hash does not match")
     for name, record in body["files"].items():
         _check(folder / Path(name).name, record)
     return body
@@ -74,13 +59,13 @@ def _record(path: Path) -> dict[str, Any]:
 
 def _check(path: Path, record: Mapping[str, Any]) -> None:
     try:
-        # A pipe would block for ever, and a device would never end.
+        # Reading a pipe could block for ever, and a device may have no end.
         if not is_file(path):
             raise CheckpointError(f"{path} is missing")
         size = path.stat().st_size
         if size != record["size"]:
-            raise CheckpointError(f"{path} is damaged: it has {size} bytes, not {record['size']}")
+            raise CheckpointError(f"{path} is damaged: expected {record['size']} bytes, got {size}")
         if _record(path) != record:
-            raise CheckpointError(f"{path} is damaged, or of another time: its hash is another one")
+            raise CheckpointError(f"{path} is damaged or was replaced: its hash does not match")
     except OSError as err:
         raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err

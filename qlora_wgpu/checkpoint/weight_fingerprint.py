@@ -1,4 +1,4 @@
-"""The identity of a model's weights: a hash over every tensor, made while they are read."""
+"""A hash over all of a model's weights, computed while they are read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.mapped_files import let_go, sha256
+from qlora_wgpu.mapped_files import release_pages, sha256
 
-_SAMPLED = 256  # tensors of a file, at most
-_SAMPLE = 4096  # bytes of each
+_MAX_SAMPLES = 256  # tensors of a file
+_SAMPLE_BYTES = 4096  # of each tensor
 
 
 class HashedFile(Protocol):
-    """What of an open file is hashed, and when."""
+    """The tensors of an open file."""
 
     path: Path
     on_read: Callable[[str], None] | None
@@ -38,15 +38,13 @@ class HashedFile(Protocol):
 
 
 class WeightFingerprint:
-    """Hashes a model's tensors in a thread, beside whoever reads them.
+    """Hashes a model's tensors in a thread, without the interpreter's lock.
 
-    Names, types, shapes and bytes count, whether a tensor is used or not; which file holds it does
-    not. A tensor is hashed when it is first read, so that its bytes come from the disk once;
-    hashing leaves the interpreter's lock to others.
+    The hash covers names, types, shapes and bytes of all tensors, but not which file has them. A
+    tensor is hashed when it is first read, so that its bytes are read from disk once.
     """
 
     def __init__(self, files: Mapping[str, HashedFile]) -> None:
-        """Watches what is read from now on."""
         self._files = files
         self._pool = ThreadPoolExecutor(1, "fingerprint")
         self._hashes: dict[str, Future[Any]] = {}
@@ -54,7 +52,7 @@ class WeightFingerprint:
             file.on_read = self._add
 
     def finish(self) -> None:
-        """Hashes all that has not been read, without waiting for it."""
+        """Starts hashing everything that has not been read."""
         for file in set(self._files.values()):
             file.on_read = None
         for name in self._files:
@@ -63,7 +61,7 @@ class WeightFingerprint:
 
     @property
     def hexdigest(self) -> str:
-        """The hash over everything; waits for it."""
+        """The hash of all tensors; waits for it."""
         whole = hashlib.sha256()
         for name in sorted(self._hashes):
             whole.update(self._hashes[name].result().digest())
@@ -77,22 +75,22 @@ class WeightFingerprint:
 
 
 def identity(files: Iterable[HashedFile], about: str) -> str:
-    """A hash of what tells files from others without reading them: see ``ModelFolder.identity``."""
+    """A hash of files' headers, states and samples, and ``about``: ``ModelFolder.identity``."""
     whole = hashlib.sha256(about.encode())
     for file in sorted(set(files), key=lambda each: each.path.name):
         whole.update(repr(state_of(file.path)).encode())
         names = file.names()
         whole.update(repr([(n, file.dtype(n), file.shape(n)) for n in names]).encode())
-        for name in names[:: len(names) // _SAMPLED + 1]:
+        for name in names[:: len(names) // _MAX_SAMPLES + 1]:
             stored = file.stored_bytes(name)
             middle = stored.size // 2
-            whole.update(bytes(stored[middle : middle + _SAMPLE]))
-            let_go(stored)
+            whole.update(bytes(stored[middle : middle + _SAMPLE_BYTES]))
+            release_pages(stored)
     return whole.hexdigest()
 
 
 def state_of(path: Path) -> tuple[str, int, int]:
-    """What changes when a file does: its name, its size and when it was written."""
+    """A file's name, size and modification time."""
     try:
         status = path.stat()
     except OSError as err:

@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
-from qlora_wgpu.errors import ConfigError, QLoRAError
-from qlora_wgpu.files import UTF_16, exists, file_bytes, is_dir, is_file, open_file
-from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
+from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAError
+from qlora_wgpu.files import LFS_PREFIX, UTF_16, exists, file_bytes, is_dir, is_file, open_file
+from qlora_wgpu.limits import MODEL_JSON_BYTES, YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
 from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.visible import one_line, visible_json
 
@@ -153,17 +153,16 @@ def _similar_name(path: Path) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def read_json_object(path: Path, most: int, error: type[QLoRAError]) -> dict[str, Any]:
-    """Reads a JSON object."""
+def read_json_object(
+    path: Path, most: int = MODEL_JSON_BYTES, error: type[QLoRAError] = CheckpointError
+) -> dict[str, Any]:
+    """Reads a JSON object of at most ``most`` bytes."""
     try:
         raw = file_bytes(path, most)
     except OSError as err:
         raise error(f"{path} cannot be read: {err.strerror or err}") from err
-    return json_object(raw, path, error)
-
-
-def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, Any]:
-    """The object that a file's bytes hold; arguments as for ``read_json_object``."""
+    if raw.startswith(LFS_PREFIX):
+        raise error(f"{path} is a Git LFS pointer, not the file: run git lfs pull")
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as err:

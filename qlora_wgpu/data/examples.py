@@ -16,7 +16,7 @@ import numpy.typing as npt
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE
-from qlora_wgpu.mapped_files import is_mapped, let_go
+from qlora_wgpu.mapped_files import is_mapped, release_pages
 
 # ---- long documents, piece by piece --------------------------------------------------------------
 
@@ -216,8 +216,8 @@ class Dataset(Sequence[Example]):
         example = Example(ids.copy(), labels.copy(), weight)
         if self._tokens_read > _RESIDENT:
             self._tokens_read = 0
-            let_go(self._ids)
-            let_go(self._labels)
+            release_pages(self._ids)
+            release_pages(self._labels)
         return example
 
     @cached_property
@@ -236,7 +236,7 @@ class Dataset(Sequence[Example]):
         for first in range(0, len(array), _AT_ONCE):
             piece = array[first : first + _AT_ONCE]
             yield piece
-            let_go(piece)
+            release_pages(piece)
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -252,7 +252,7 @@ class Dataset(Sequence[Example]):
             begins = ends - self.lengths[first:last]
             labels = np.asarray(self._labels[begins[0] : ends[-1]])
             has_loss = labels != IGNORE_INDEX
-            let_go(labels)
+            release_pages(labels)
             has_loss[(begins - begins[0])[ends > begins]] = False
             before = np.concatenate([[0], np.cumsum(has_loss)])
             counts[first:last] = before[ends - begins[0]] - before[begins - begins[0]]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import (
+from qlora_wgpu.checkpoint.gguf_tokenizer import (
     BY_ASCII,
     PRE_TOKENIZERS,
     Part,

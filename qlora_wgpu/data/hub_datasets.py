@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from qlora_wgpu.checkpoint.hub import waiting_bars
+from qlora_wgpu.checkpoint.hub import download_bars
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.sources import ABOUT
 from qlora_wgpu.data.splits import (
@@ -201,7 +201,7 @@ def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:
 
     if constants.HF_HUB_OFFLINE:
         return _cached(name, branch)
-    with waiting_bars(name) as bars:
+    with download_bars(name) as bars:
         return Path(
             snapshot_download(
                 name,

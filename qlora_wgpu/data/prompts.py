@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import (
     CONFIG,
     GENERATION,
@@ -22,6 +21,7 @@ from qlora_wgpu.checkpoint.tokenizer_files import (
     TOKENS,
     copy_tokenizer,
 )
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.chat_template import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,

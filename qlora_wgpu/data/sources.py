@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX
 from qlora_wgpu.config.paths import DATA_SUFFIXES, DataPlace, path_hint
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.json_rows import json_lines, json_list
@@ -25,7 +24,7 @@ from qlora_wgpu.data.splits import (
 )
 from qlora_wgpu.data.tables import csv_rows, table_rows
 from qlora_wgpu.errors import DataError, reason
-from qlora_wgpu.files import UTF_16, exists, is_dir, is_file, open_file
+from qlora_wgpu.files import LFS_PREFIX, UTF_16, exists, is_dir, is_file, open_file
 from qlora_wgpu.limits import MAX_ENTRIES, OWN_JSON_BYTES
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")

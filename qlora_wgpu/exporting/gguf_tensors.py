@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file: types, names there, and which of a model's each is made of."""
+"""The tensors of a GGUF file: their types and names, and the weights that they are made from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
-from qlora_wgpu.checkpoint.gguf.header import TYPES, ElementType
+from qlora_wgpu.checkpoint.gguf_file import TYPES, ElementType
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import Architecture, stored_parts
@@ -22,16 +22,16 @@ from qlora_wgpu.model.checkpoint_reader import stored_embedding
 
 _BY_NAME = {kind.name: kind for kind in TYPES.values()}
 F32, F16, BF16, Q8_0 = (_BY_NAME[name] for name in ("F32", "F16", "BF16", "Q8_0"))
-_LARGEST = 65504.0  # of float16, which scales of blocks are, too
-_AT_ONCE = 1 << 22  # numbers that become blocks at once
+_MAX_FLOAT16 = 65504.0  # the scales of blocks are float16, too
+_AT_ONCE = 1 << 22  # numbers that are quantized at a time
 
 
 @dataclass(frozen=True)
 class FileType:
-    """What most of a file's matrices are stored as."""
+    """The type of most of a file's matrices."""
 
-    kind: ElementType  # the element type
-    number: int  # ``general.file_type``, by which llama.cpp shows the file
+    kind: ElementType
+    number: int  # ``general.file_type``, which llama.cpp displays
 
 
 FILE_TYPES = {
@@ -44,7 +44,7 @@ FILE_TYPES = {
     "q4_1": FileType(_BY_NAME["Q4_1"], 3),
     "q4_0": FileType(_BY_NAME["Q4_0"], 2),
 }
-"""By the names that ``--type`` takes."""
+"""By the value of ``--type``."""
 
 
 def find_file_type(name: str) -> FileType:
@@ -55,20 +55,19 @@ def find_file_type(name: str) -> FileType:
     known = ", ".join(FILE_TYPES)
     if name.lower().startswith(("q", "iq", "tq", "mxfp", "nvfp")):
         raise ConfigError(
-            f"--type {name} is not written here (written: {known}): write f16 or bf16, and let "
-            f"llama.cpp's own tool make it of that: llama-quantize model.gguf smaller.gguf "
-            f"{name.upper()}"
+            f"--type {name} is not supported (supported: {known}): export f16 or bf16, then run "
+            f"llama-quantize model.gguf smaller.gguf {name.upper()}"
         )
-    raise ConfigError(f"--type {name!r} is not a type of GGUF files (written: {known})")
+    raise ConfigError(f"--type {name!r} is not a type of GGUF files (supported: {known})")
 
 
-def type_within(wanted: ElementType, shape: tuple[int, ...], *, is_head: bool) -> ElementType:
-    """What a matrix is stored as in a file of a type."""
-    if shape[-1] % wanted.block:
-        return F16  # as llama.cpp's converter has it: rows are no whole blocks
-    if is_head and not wanted.is_float and wanted.nbytes * 8 < Q8_0.nbytes * 8:
+def type_of_matrix(target: ElementType, shape: tuple[int, ...], *, is_head: bool) -> ElementType:
+    """The type of a matrix in a file of type ``target``."""
+    if shape[-1] % target.block:
+        return F16  # as in llama.cpp's converter
+    if is_head and not target.is_float and target.nbytes < Q8_0.nbytes:
         return Q8_0
-    return wanted
+    return target
 
 
 def as_bytes(
@@ -76,9 +75,10 @@ def as_bytes(
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """A tensor's bytes, some rows at a time."""
     largest = max(float(array.max(initial=0)), -float(array.min(initial=0)))
-    if kind.name not in ("F32", "BF16") and not largest <= _LARGEST:
+    if kind.name not in ("F32", "BF16") and not largest <= _MAX_FLOAT16:
         raise UnsupportedModelError(
-            f"{name} holds {largest:.3g}, which {kind.name.lower()} does not: write bf16 or f32"
+            f"{name} contains {largest:.3g}, which is out of range for {kind.name.lower()}: use "
+            "bf16 or f32"
         )
     rows = np.ascontiguousarray(array).reshape(-1, array.shape[-1] if array.ndim else 1)
     step = max(_AT_ONCE // rows.shape[1], 1)
@@ -93,7 +93,7 @@ def _encoded(rows: npt.NDArray[np.float32], kind: ElementType) -> npt.NDArray[np
         return rows.astype("<f2").view(np.uint8)
     if kind == BF16:
         return to_bfloat16(rows).view(np.uint8)
-    import gguf  # takes its time, for those alone who need it
+    import gguf  # slow to import
 
     blocks: npt.NDArray[np.uint8] = gguf.quants.quantize(
         rows, gguf.GGMLQuantizationType(kind.number)
@@ -105,7 +105,7 @@ def _encoded(rows: npt.NDArray[np.float32], kind: ElementType) -> npt.NDArray[np
 
 FloatArray = npt.NDArray[np.float32]
 Read = Callable[[], FloatArray]
-_OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
+_IN_KEYS = ".mlp.act_fn."  # xIELU's scalars, which are keys
 _ROWS_AT_ONCE = 4096  # of a table
 
 
@@ -113,10 +113,10 @@ _ROWS_AT_ONCE = 4096  # of a table
 class FileTensor:
     """A tensor of the file."""
 
-    name: str  # llama.cpp's name
-    shape: tuple[int, ...]  # its dimensions, rows before columns
-    kind: ElementType  # what it is stored as
-    # Make its bytes one after the other: a stack of experts has as many as experts
+    name: str  # llama.cpp's
+    shape: tuple[int, ...]  # rows before columns
+    kind: ElementType
+    # Yield its bytes, one after the other; a stack of experts has one for each expert
     parts: tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
 
     @property
@@ -129,32 +129,32 @@ class FileTensor:
 def model_tensors(
     merged: MergedWeights,
     llama_cpp: GGUFArchitecture,
-    wanted: ElementType,
+    target: ElementType,
     extra: Mapping[str, FloatArray],
 ) -> list[FileTensor]:
-    """A model's tensors, in the order of the forward, and ``extra`` ones in float32."""
-    tensors = _Tensors(merged, llama_cpp, wanted)
+    """A model's tensors, and ``extra`` ones in float32."""
+    tensors = _Tensors(merged, llama_cpp, target)
     listed = [*tensors.ends(), *tensors.tables(), *tensors.small(), *tensors.linears()]
     listed += tensors.experts()
     for name, array in extra.items():
-        listed.append(_made(name, array.shape, F32, [partial(np.asarray, array)]))
+        listed.append(_file_tensor(name, array.shape, F32, [partial(np.asarray, array)]))
     return listed
 
 
 def refuse_untied(merged: MergedWeights, llama_cpp: GGUFArchitecture) -> None:
-    """Refuses an embedding and a head that an adapter makes two, where llama.cpp has one."""
+    """Refuses to untie embedding and head if llama.cpp has a single matrix."""
     if merged.untied and llama_cpp.head == "tied":
         raise UnsupportedModelError(
-            "the adapter changes the embedding and the head apart, and llama.cpp has no head of "
-            "its own for this model: keep to transformers (qlora-wgpu merge)"
+            "the adapter unties embedding and head, which llama.cpp does not support for this "
+            "model: use qlora-wgpu merge and transformers"
         )
 
 
 class _Tensors:
     def __init__(
-        self, merged: MergedWeights, llama_cpp: GGUFArchitecture, wanted: ElementType
+        self, merged: MergedWeights, llama_cpp: GGUFArchitecture, target: ElementType
     ) -> None:
-        self._merged, self._llama_cpp, self._wanted = merged, llama_cpp, wanted
+        self._merged, self._llama_cpp, self._target = merged, llama_cpp, target
         self._architecture: Architecture = merged.architecture
         self._layout = Layout(self._architecture, llama_cpp)
         self._named = self._layout.stored_name
@@ -175,12 +175,12 @@ class _Tensors:
             yield self._matrix(HEAD, shape, [self._reader(own)], is_head=True)
 
     def tables(self) -> Iterator[FileTensor]:
-        """Further embeddings, of the tokens that have a row, never whole in memory."""
+        """Further embeddings, some rows in memory at a time."""
         for name, (_, columns) in self._architecture.tables.items():
             shape = self._architecture.vocab_size, columns
-            cuts = range(0, shape[0], _ROWS_AT_ONCE)
             reads = [
-                self._table_reader(name, slice(i, min(i + _ROWS_AT_ONCE, shape[0]))) for i in cuts
+                self._table_reader(name, slice(i, min(i + _ROWS_AT_ONCE, shape[0])))
+                for i in range(0, shape[0], _ROWS_AT_ONCE)
             ]
             yield self._matrix(self._named(name), shape, reads)
 
@@ -188,21 +188,21 @@ class _Tensors:
         """Norms, biases and routers, all in float32."""
         architecture = self._architecture
         for name, shape in architecture.norm_shapes.items():
-            if _OF_KEYS not in name:
+            if _IN_KEYS not in name:
                 change, offset = self._layout.small(name).of, architecture.offset_of(name)
                 parts = [part for part, _ in stored_parts(name, shape)]
                 reads = [self._reader(part, change=change, offset=offset) for part in parts]
-                yield _made(self._named(name), _squeezed(shape), F32, reads)
+                yield _file_tensor(self._named(name), _squeezed(shape), F32, reads)
         for name, router in architecture.router_shapes.items():
-            yield _made(self._named(name), router, F32, [self._reader(name)])
+            yield _file_tensor(self._named(name), router, F32, [self._reader(name)])
         for spec in architecture.linears:
             for part in self._layout.parts(spec.name, spec.out_features) if spec.bias else ():
                 shape = part.shape(spec.out_features, 1)[:1]
                 read = self._reader(f"{spec.name}.bias", change=part.by_rows)
-                yield _made(self._named(f"{part.module}.bias"), shape, F32, [read])
+                yield _file_tensor(self._named(f"{part.module}.bias"), shape, F32, [read])
 
     def linears(self) -> Iterator[FileTensor]:
-        """Matrices that are no experts'."""
+        """All matrices but experts'."""
         for spec in self._architecture.linears:
             for part in self._layout.parts(spec.name, spec.out_features):
                 name = self._named(f"{part.module}.weight")
@@ -211,7 +211,7 @@ class _Tensors:
                 yield self._matrix(name, shape, [read])
 
     def experts(self) -> Iterator[FileTensor]:
-        """Stacks of experts, one after the other in the file, never together in memory."""
+        """Stacks of experts, one expert in memory at a time."""
         for name, stacks in self._layout.stacks(self._architecture.experts):
             stack, rows = stacks[0], sum(each.out_features for each in stacks)
             shape = stack.experts, rows, stack.in_features
@@ -223,12 +223,13 @@ class _Tensors:
             if stack.bias:
                 name = self._named(f"{part.module}.bias")
                 reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
-                yield _made(name, shape[:2], F32, reads)
+                yield _file_tensor(name, shape[:2], F32, reads)
 
     def _matrix(
         self, name: str, shape: tuple[int, ...], reads: Sequence[Read], *, is_head: bool = False
     ) -> FileTensor:
-        return _made(name, shape, type_within(self._wanted, shape, is_head=is_head), reads)
+        kind = type_of_matrix(self._target, shape, is_head=is_head)
+        return _file_tensor(name, shape, kind, reads)
 
     def _reader(
         self,
@@ -237,7 +238,7 @@ class _Tensors:
         change: Callable[[FloatArray], FloatArray] | None = None,
         offset: float = 0.0,
     ) -> Read:
-        """Reads a tensor when it is written, changed, and with something added."""
+        """A function that reads a tensor, applies ``change`` and adds ``offset``."""
 
         def read() -> FloatArray:
             array = self._merged.float32(self._merged.stored_name(name))
@@ -259,13 +260,13 @@ class _Tensors:
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of what is small, without the axis of one of convolutions and corrections."""
+    """A small tensor's shape without the axis of size one of convolutions and corrections."""
     if len(shape) == 2 and shape[0] == 1:
         return shape[1:]
     return (shape[0], shape[2]) if len(shape) == 3 else shape
 
 
-def _made(
+def _file_tensor(
     name: str, shape: tuple[int, ...], kind: ElementType, reads: Sequence[Read]
 ) -> FileTensor:
     def bytes_of(read: Read) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:

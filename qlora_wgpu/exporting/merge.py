@@ -1,4 +1,4 @@
-"""An adapter merged into its base model: W + scaling · B·A, in the base's own element type."""
+"""An adapter merged into its base model: W + scaling · B·A, in the base's dtype."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qlora_wgpu.checkpoint.stored_weight import ExpertStack
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.exporting.folders import Tensors, as_dtype, without, write_folder
+from qlora_wgpu.exporting.folders import Tensors, as_dtype, without_keys, write_folder
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
@@ -37,15 +37,13 @@ Change = TypeVar("Change")
 
 
 class MergedWeights:
-    """W + scaling · B·A of each layer that an adapter has, and all other weights as they are.
-
-    Trained rows of the embedding, or of a head, are in their places.
+    """W + scaling · B·A of adapted layers, trained rows and matrices, and all other weights.
 
     Attributes:
         folder: The base.
-        architecture: What its config.json describes.
-        untied: Embedding and head, and the stored tensors that they are made of, where they were
-            one and the adapter has a pair on either; else empty.
+        architecture: The model in its config.json, with the adapter's new tokens.
+        untied: The stored tensors of embedding and head by their new names, if they were tied and
+            the adapter has a pair on either; otherwise empty.
     """
 
     folder: ModelFolder
@@ -58,7 +56,6 @@ class MergedWeights:
         base: Base = "original",
         quant: QuantConfig | None = None,
     ) -> None:
-        """Opens a base and an adapter; arguments as for ``merge``."""
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
@@ -83,21 +80,22 @@ class MergedWeights:
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self.untied = self._untied_ends()
         self._biases = self._trained_biases(tensors, adapter)
-        self._rows = self._by_ends(
+        self._rows = self._for_both_ends(
             {f"{rows.module}.weight": rows for rows in stored_rows(tensors, config)}
         )
-        self._wholes = self._by_ends(
+        self._wholes = self._for_both_ends(
             {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
         )
         if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
             raise UnsupportedModelError(
-                f"{adapter} began as a part of its base and was trained beside the quantized rest, "
-                "which no base has: merge it into the original weights (--base original)"
+                f"{adapter} was initialized from the base's weights and trained with the quantized "
+                "residual, so it cannot be merged into dequantized weights: merge it into the "
+                "original weights (--base original)"
             )
         self._base = base
         run = find_run(adapter)
         self._quant = quant or (QuantConfig() if run is None else config_of_run(run).quant)
-        # What a quantized folder keeps as floats was not quantized in training either.
+        # Unquantized weights of a quantized folder were not quantized in training either.
         self._quantizes = (
             base == "dequantized" and self._quant.scheme == "nf4" and not folder.is_quantized
         )
@@ -107,32 +105,32 @@ class MergedWeights:
         return stored_name(self.folder, self.architecture, name)
 
     def source_of(self, name: str) -> str:
-        """The stored tensor that one is made of: it, or for an end that is untied the other one."""
+        """The stored tensor of a merged weight: its own, or the tied matrix it had been."""
         return self.untied.get(name, name)
 
-    def besides(self, name: str) -> list[str]:
-        """What else the result holds that is made of a stored tensor."""
+    def untied_from(self, name: str) -> list[str]:
+        """The merged weights of other names that a stored tensor is the source of."""
         return [new for new, source in self.untied.items() if source == name != new]
 
     def is_adapted(self, name: str) -> bool:
-        """Whether the adapter changes the weight that is stored by this name."""
+        """Whether the adapter changes a stored weight."""
         changed = (self._pairs, self._biases, self._rows, self._wholes)
         return any(name in each for each in changed)
 
     def is_as_stored(self, name: str) -> bool:
-        """Whether a stored tensor goes into the result as it is."""
+        """Whether a stored tensor is copied unchanged."""
         if self.folder[name].is_quantized:
             if self._base == "original":
                 raise UnsupportedModelError(
-                    f"{self.folder.path} is stored quantized, so its original weights are not "
-                    "known: merge into the dequantized ones (--base dequantized), or into the "
+                    f"{self.folder.path} is quantized and its original weights are unknown: "
+                    "merge into the dequantized weights (--base dequantized), or into the "
                     "unquantized model"
                 )
             return False
         return not self.is_adapted(name) and not (self._quantizes and name in self._linears)
 
     def float32(self, name: str) -> FloatArray:
-        """The merged weight that is stored by this name."""
+        """A merged weight, by its name in the files."""
         folder, settings = self.folder, self._quant
         if name in self._biases:
             return self._biases[name]
@@ -153,7 +151,7 @@ class MergedWeights:
         return weight
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the merged weight that is stored by this name."""
+        """The shape of a merged weight."""
         if name in self._wholes:
             return self._wholes[name].shape
         shape = self.folder[self.source_of(name)].shape
@@ -165,7 +163,7 @@ class MergedWeights:
         return self.architecture.stored_rows is not None
 
     def config(self) -> dict[str, Any]:
-        """The base's config.json with the size of the vocabulary, and the head untied if it is."""
+        """The base's config.json with the new size of the vocabulary, and untied if need be."""
         config: dict[str, Any] = dict(self.folder.config)
         inner = config.get("text_config")
         changes: dict[str, Any] = {"tie_word_embeddings": False} if self.untied else {}
@@ -179,16 +177,14 @@ class MergedWeights:
         return config
 
     def _was_requantized(self, name: str) -> bool:
-        """Whether training had a weight in NF4 that is stored in another form."""
         return self._base == "dequantized" and self.folder[name].must_requantize
 
     def _resized(self, weight: FloatArray) -> FloatArray:
-        """A matrix with rows for the tokens that the adapter has added, all of which it has."""
+        """A matrix with rows for added tokens, all of which the adapter has."""
         more = self.architecture.vocab_size - len(weight)
         return np.concatenate([weight, np.zeros((more, weight.shape[1]), np.float32)])
 
     def _check_vocabulary(self, tensors: Mapping[str, FloatArray], config: AdapterConfig) -> None:
-        """Makes sure that what an adapter trained of embedding and head goes into the base's."""
         vocabulary = replace(Vocabulary.of(self.architecture), tied=self._is_tied)
         adapted = {layer.module for layer in adapted_layers(tensors)}
         has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
@@ -199,8 +195,8 @@ class MergedWeights:
         rows = vocabulary.trained(own.trainable_token_indices)
         check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
 
-    def _by_ends(self, found: dict[str, Change]) -> dict[str, Change]:
-        """What changes the ends, by their stored names; a tied one that files hold twice, twice."""
+    def _for_both_ends(self, found: dict[str, Change]) -> dict[str, Change]:
+        """Changes of embedding and head by their stored names; both get a tied one's change."""
         if self._is_tied and found:
             ends = self.architecture.embed_name, self.architecture.head_name
             found = dict.fromkeys(ends, next(iter(found.values())))
@@ -208,7 +204,7 @@ class MergedWeights:
         return {name: each for name, each in by_name.items() if name in self.folder}
 
     def _untied_ends(self) -> dict[str, str]:
-        """Each end by the stored tensor that it is made of; empty where they stay as they are."""
+        """See ``untied``."""
         ends = [
             self.stored_name(name)
             for name in (self.architecture.embed_name, self.architecture.head_name)
@@ -221,14 +217,14 @@ class MergedWeights:
     def _trained_biases(
         self, tensors: Mapping[str, FloatArray], adapter: str | PathLike[str]
     ) -> dict[str, FloatArray]:
-        """The biases that were trained beside the adapter, by the names of those they replace."""
+        """Trained biases, by the stored names of those that they replace."""
         _, trained = split_biases(tensors)
         biases = {self.stored_name(f"{module}.bias"): a for module, a in trained.items()}
         for name, array in biases.items():
             if name not in self.folder or self.folder[name].shape != array.shape:
                 raise CheckpointError(
-                    f"{adapter} has a trained {name} of {array.size} numbers, which "
-                    f"{self.folder.path} has not: merge it into the model that it was trained on"
+                    f"{adapter} has a trained {name} of {array.size} numbers, which does not exist "
+                    f"in {self.folder.path}: merge it into the model that it was trained on"
                 )
         return biases
 
@@ -242,24 +238,24 @@ def merge(
     quant: QuantConfig | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Writes a merged model that transformers loads, one tensor in memory at a time.
+    """Writes a merged model for transformers, with one tensor in memory at a time.
 
-    It has the tokenizer and the chat template that are kept beside the adapter, if there are any.
+    It has the adapter's tokenizer and chat template, if the adapter has them.
 
     Args:
-        model: Folder or hub name of the base.
+        model: Folder or Hub name of the base.
         adapter: Folder of the PEFT adapter.
         out: The new folder.
-        base: Weights to add the adapter to: the stored 16-bit weights, or what they are after
-            quantization, which the adapter was trained with.
-        quant: How they were quantized, for "dequantized"; by default as the config.yaml of the
-            adapter's run says, or with ``QuantConfig``'s defaults where it belongs to none.
+        base: Weights to add the adapter to: the stored 16-bit weights ("original"), or the weights
+            that it was trained with ("dequantized").
+        quant: How the base was quantized, for "dequantized"; by default as in the config.yaml of
+            the adapter's run, or ``QuantConfig``'s defaults without a run.
         progress: Called with each tensor's name before it is written.
     """
-    if ModelFolder.without_weights(model).parts_stacks:
+    if ModelFolder.without_weights(model).splits_experts:
         raise UnsupportedModelError(
-            f"{model}: transformers reads the experts of a layer together, which are by themselves "
-            "here: merge into the model's safetensors version"
+            f"{model}: transformers requires stacked experts, which a GGUF file does not have: "
+            "merge into the model's safetensors version"
         )
     merged = MergedWeights(model, adapter, base, quant)
     folder = merged.folder
@@ -274,12 +270,12 @@ def merge(
         if weight is None:
             return {}
         name, dtype = weight.name, weight.dtype
-        if besides := merged.besides(name):
-            return {each: floats(each, dtype) for each in (name, *besides)}
+        if others := merged.untied_from(name):
+            return {each: floats(each, dtype) for each in (name, *others)}
         if merged.is_as_stored(name):
             return {name: (Entry(dtype, weight.shape), weight.raw)}
         if dtype not in FLOATS:
-            raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
+            raise UnsupportedModelError(f"{model}: {name} must be stored as floats, got {dtype}")
         return {name: floats(name, dtype)}
 
     def floats(name: str, dtype: str) -> tuple[Entry, Callable[[], npt.NDArray[Any]]]:
@@ -288,5 +284,5 @@ def merge(
     def merged_stack(stack: ExpertStack, dtype: str) -> npt.NDArray[Any]:
         return stack.joined([as_dtype(merged.float32(part), dtype) for part in stack.parts])
 
-    config_json: dict[str, Any] = without(merged.config(), ["quantization_config"])
+    config_json: dict[str, Any] = without_keys(merged.config(), ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

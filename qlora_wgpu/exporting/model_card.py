@@ -1,4 +1,4 @@
-"""A model card: what the hub shows of what was trained, and how others use it."""
+"""A model card for the Hub: how a model was trained, and how to use it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def model_card(
     name: str,
     base: str | None,
     adapter: AdapterConfig,
-    figures: Mapping[str, str],
+    results: Mapping[str, str],
     prompt: str,
     *,
     kind: CardKind = "adapter",
     file: str = "model.gguf",
     plot: str | None = None,
 ) -> str:
-    """The text of README.md; its licence is left to the user."""
+    """The text of README.md, without a licence."""
     title = name.rpartition("/")[2]
     head = [f"base_model: {json.dumps(base)}"] if base else []
     if base and kind != "adapter":
         head.append("base_model_relation: finetune")
     head += [f"library_name: {_LIBRARIES[kind]}", "pipeline_tag: text-generation", "tags:"]
     head += [f"  - {tag}" for tag in _TAGS]
-    head += ["# license: the licence of the base model binds its adapters, too; name it here"]
-    table = {**_adapter_rows(adapter), **figures}
+    head += ["# license: add one here; the base model's licence also applies to adapters"]
+    table = {**_adapter_rows(adapter), **results}
     rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in table.items())
     of = f"[{base}](https://huggingface.co/{base})" if base else "a base model"
     about = f"{_WHAT[kind]} {of}, trained with qlora-wgpu. {prompt}"

@@ -8,4 +8,4 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     part = parts.text_config(read).with_defaults(
         num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208
     )
-    return gemma3_text.compose(part).within_language_model()
+    return gemma3_text.compose(part).within(parts.LANGUAGE_MODEL, "language_model.")

@@ -15,4 +15,5 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
             f"config.json: text_config's model_type {brief(kind)} is not supported in 'mistral3' "
             f"(supported: {', '.join(_TEXTS)})"
         )
-    return _TEXTS[kind](text).within_language_model()
+    text = parts.ConfigReader(parts.language_config(text.config, kind))
+    return _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")

@@ -1,4 +1,4 @@
-"""A model that answers in text."""
+"""A model with its tokenizer, which generates text."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class _PublicMembers(type):
 
 
 class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
-    """A quantized base model with an adapter and its tokenizer, on a GPU.
+    """A frozen base with an adapter and a tokenizer, which generates text.
 
-    ``from_pretrained`` opens a base model with a new adapter, ``open_adapter`` an adapter on its
-    base as it was trained. ``close``, or the end of a ``with`` block, frees the memory.
+    ``from_pretrained`` opens a base with a new adapter, ``open_adapter`` a trained adapter.
+    ``close``, or leaving a ``with`` block, frees the memory.
 
     Attributes:
-        device: The GPU.
-        active_adapter: Name of the adapter that is used.
+        device: The device of the model.
+        active_adapter: The name of the active adapter.
         adapters: All adapters by name.
         tokenizer: The tokenizer.
     """
@@ -100,10 +100,10 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
 
     @property
     def prompts(self) -> PromptFormat:
-        """How prompts are written: as the active adapter's run wrote them, else as the base says.
+        """The prompt format of the active adapter's run, else of the base.
 
         Raises:
-            TokenizerError: If there is no tokenizer, or a file of it is damaged.
+            TokenizerError: If the tokenizer is missing or damaged.
         """
         path = self.adapters[self.active_adapter].path
         if (path, self.prompt_folder) not in self._prompts:
@@ -115,15 +115,15 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
 
     @cached_property
     def _prompts(self) -> dict[tuple[str | None, Path], PromptFormat]:
-        """Prompt formats that were read, by their folders."""
+        """Cached prompt formats, by adapter and base folder."""
         return {}
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, read the first time that it is asked for.
+        """The model's tokenizer, loaded on first use.
 
         Raises:
-            TokenizerError: If there is none, or it is damaged.
+            TokenizerError: If it is missing or damaged.
         """
         return self.prompts.tokenizer
 
@@ -187,33 +187,35 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         batch_size: int = 8,
         **_unknown: Any,
     ) -> Any:
-        """Continues text or token ids, or answers a conversation.
+        """Completes a text or token ids, or answers a conversation.
 
         Args:
-            prompt: A string; a list of messages such as ``{"role": "user", "content": "Hi"}``,
-                which the chat template renders; a list of token ids; or a list of such prompts,
-                each of which gets the completion that it would get alone.
+            prompt: A string; messages such as ``{"role": "user", "content": "Hi"}``, which the
+                chat template formats; a list of token ids; or a list of such prompts, each of which
+                gets the completion that it would get alone.
             max_new_tokens: Maximum number of tokens to generate.
             temperature: Sampling temperature; 0 is greedy.
-            top_k: Sample from this many of the most likely tokens; 0 for all.
-            top_p: Sample from the most likely tokens whose probabilities add up to this.
-            seed: Seed of sampling, plus the prompt's index in a list; None for a random one.
-            chat_template: Chat template that overrides the run's or the tokenizer's: a ``.jinja``
-                file, the template itself or a built-in name.
-            stop_ids: Tokens that end a completion; by default the tokenizer's and the template's.
-            min_p: Sample from tokens with at least this share of the highest probability.
-            repetition_penalty: Divides the positive logits of tokens that have occurred.
-            logit_bias: Added to the logits of tokens, by their ids; -100 bans a token.
+            top_k: Number of most likely tokens to sample from; 0 for all.
+            top_p: Probability of the smallest set of most likely tokens to sample from.
+            seed: Random seed, plus the prompt's index in a list; None for a new one each time.
+            chat_template: Replaces the run's or the tokenizer's template: a ``.jinja`` file, a
+                template or a built-in name.
+            stop_ids: Token ids that end the generation; by default the tokenizer's and the
+                template's.
+            min_p: Minimum probability of a token, relative to the most likely one.
+            repetition_penalty: Penalty of tokens that have occurred; 1 for none.
+            logit_bias: Added to the logits of tokens, by token id; -100 bans a token.
             stream: Whether to return an iterator over pieces of the completion.
             batch_size: Number of prompts of a list that are batched.
 
         Returns:
-            The completion: token ids for token ids, else text; for a list of prompts, a list.
+            The completion: token ids if the prompt was token ids, else text; for a list of prompts,
+            a list.
 
         Raises:
-            ConfigError: If the prompt is invalid, or a setting is out of range.
-            DataError: If the prompt is empty or exceeds the model's maximum length.
-            TokenizerError: If the model has no tokenizer, or no chat template for messages.
+            ConfigError: If the prompt is none of these, or a parameter is out of range.
+            DataError: If the prompt is empty or longer than the model's maximum.
+            TokenizerError: If the tokenizer is missing, or the chat template for messages.
         """
         for name in _unknown:
             near = get_close_matches(name, _Options.__annotations__, n=1, cutoff=0.5)
@@ -246,7 +248,9 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         """A prompt's tokens, and what ends its completion."""
         is_text = isinstance(prompt, str)
         is_chat = not is_text and any(isinstance(part, Mapping) for part in prompt)
-        written = self._written(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
+        written = (
+            self._prompt_format(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
+        )
         ids = written.ids(_messages_of(prompt)) if is_text or is_chat else _ids_of(prompt)
         ends = written.stop_ids if stop_ids is None else stop_ids
         return _TextPrompt(ids, ends, (written.stop_text,), is_text, is_text or is_chat)
@@ -267,8 +271,7 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
             for prompt, each in zip(prompts, made, strict=True)
         ]
 
-    def _written(self, chat_template: str | None) -> PromptFormat:
-        """How messages are rendered."""
+    def _prompt_format(self, chat_template: str | None) -> PromptFormat:
         prompts = self.prompts
         if chat_template is not None:
             template = find_chat_template(chat_template, prompts.tokenizer)
@@ -294,12 +297,12 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
 
     @property
     def max_length(self) -> int | None:
-        """The model's maximum length in tokens, if config.json says it."""
+        """Maximum number of tokens, if config.json has it."""
         return longest_text(self.folder.config)
 
 
 def _messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation, or a text as the only one."""
+    """The messages of a conversation, or a text as its only message."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [dict(message) for message in prompt]
@@ -313,5 +316,5 @@ def _ids_of(prompt: Any) -> list[int]:
 
 
 def _is_prompt(part: Any) -> bool:
-    """Whether a part of a list is a prompt itself, and no message or token."""
+    """Whether a part of a list is a prompt itself, not a message or token."""
     return isinstance(part, Iterable) and not isinstance(part, Mapping | bytes)

@@ -45,7 +45,7 @@ from qlora_wgpu.gpu.limits import (
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.probe import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.wgsl import Shader, hoist_uniform_loads
-from qlora_wgpu.mapped_files import let_go, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, release_pages
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Transfers:
         buffer: Any,
         data: npt.NDArray[Any] | bytes,
         offset: int = 0,
-        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+        read: Callable[[npt.NDArray[Any]], None] = check_not_truncated,
     ) -> None:
         """Copies host data into a buffer, in pieces to limit host memory.
 
@@ -126,7 +126,7 @@ class Transfers:
             read(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
-            let_go(piece)
+            release_pages(piece)
             self._unsubmitted += piece.size
             self._under_way += piece.size
             if self._unsubmitted >= UPLOAD_CHUNK:
@@ -156,7 +156,7 @@ class Transfers:
         for row in range(0, -(-flat.size // TEXTURE_ROW), rows):
             piece = flat[row * TEXTURE_ROW : (row + rows) * TEXTURE_ROW]
             height = -(-piece.size // TEXTURE_ROW)
-            require_whole(piece)
+            check_not_truncated(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_texture(
                     {"texture": texture, "origin": (0, row, 0)},
@@ -164,7 +164,7 @@ class Transfers:
                     {"bytes_per_row": TEXTURE_ROW, "rows_per_image": height},
                     (TEXTURE_WIDTH, height, 1),
                 )
-            let_go(piece)
+            release_pages(piece)
             self._under_way += piece.size
             self.submit()
             if self._under_way >= UPLOAD_CHUNK:

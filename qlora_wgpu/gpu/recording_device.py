@@ -19,7 +19,7 @@ from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter, 
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import buffer_bytes
 from qlora_wgpu.gpu.wgsl import Shader
-from qlora_wgpu.mapped_files import let_go, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, release_pages
 
 
 @dataclass(eq=False)
@@ -95,12 +95,12 @@ class RecordingDevice(Device):
         buffer: Any,
         data: npt.NDArray[Any] | bytes,
         offset: int = 0,
-        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+        read: Callable[[npt.NDArray[Any]], None] = check_not_truncated,
     ) -> None:
         raw = bytes_of(data)
         read(raw)
         self._filled(buffer, offset, raw)
-        let_go(raw)
+        release_pages(raw)
 
     def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
         self.write(buffer, data, offset)

@@ -27,7 +27,7 @@ from qlora_wgpu.graph.offload import (
 )
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.mapped_files import path_of, read_now, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, path_of, read_now
 
 _UNDER_WAY = 2  # maximum uploads, and downloads, in flight
 
@@ -118,7 +118,7 @@ class OffloadEngine:
     def _read(self, chunk: npt.NDArray[Any]) -> None:
         if (path := path_of(chunk)) is None:
             return
-        require_whole(chunk)
+        check_not_truncated(chunk)
         begin = time.perf_counter()
         read_now(chunk)
         self.reading.add(path, chunk.nbytes, time.perf_counter() - begin)

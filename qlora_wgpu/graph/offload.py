@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import WINDOW, Storage
-from qlora_wgpu.mapped_files import read_ahead
+from qlora_wgpu.mapped_files import prefetch
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
@@ -67,7 +67,7 @@ class WeightGroup:
     def prefetch(self) -> None:
         """Asks the operating system to read mapped files ahead."""
         for chunk in self.chunks.values():
-            read_ahead(chunk)
+            prefetch(chunk)
 
     def show(self, data: npt.NDArray[Any]) -> None:
         """Sets all of its bytes without a copy."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qlora_wgpu.checkpoint.hub import is_hub_name, name_on_hub
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, brief
 from qlora_wgpu.files import is_dir
 from qlora_wgpu.lora.peft_names import BIAS_KINDS

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
+from qlora_wgpu.checkpoint.quantized import PlannedFormats
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import QuantConfig

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.mapped_files import require_whole
+from qlora_wgpu.mapped_files import check_not_truncated
 from qlora_wgpu.ops.tensor import copied
 from qlora_wgpu.ops.trained import SavedModule, TrainableTokens, overwrite
 
@@ -66,7 +66,7 @@ class HostEmbedding:
 
     def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
         assert self.values is not None
-        require_whole(self.values)
+        check_not_truncated(self.values)
         rows: npt.NDArray[Any] = self.values[ids]
         return rows
 

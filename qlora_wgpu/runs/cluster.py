@@ -22,7 +22,7 @@ from qlora_wgpu.cluster.blocks import (
     WorkerInfo,
     WorkerSpec,
 )
-from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import changed

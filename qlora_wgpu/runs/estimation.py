@@ -13,8 +13,8 @@ from qlora_wgpu.bench.measure import training_speed
 from qlora_wgpu.bench.workload import config_of, find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, TokenizerError, option
 from qlora_wgpu.extras import install_command

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.loading import changed, config_of_run, find_run
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.data.dataset import encoded_examples
 from qlora_wgpu.data.gguf_vocabulary import (
@@ -38,7 +38,7 @@ from qlora_wgpu.errors import (
     option,
 )
 from qlora_wgpu.exporting import export_gguf
-from qlora_wgpu.exporting.folders import take_over_prompts
+from qlora_wgpu.exporting.folders import copy_prompt_files
 from qlora_wgpu.exporting.gguf import gguf_model
 from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.exporting.merge import Base, MergedWeights
@@ -449,7 +449,7 @@ def _text_folder(folder: ModelFolder, adapter: str) -> Iterator[Path]:
         for name in ("config.json", GENERATION):
             if is_there(source / name):
                 (made / name).write_bytes(file_bytes(source / name, MODEL_JSON_BYTES))
-        take_over_prompts(Path(adapter), made)
+        copy_prompt_files(Path(adapter), made)
         yield made
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder, write_file
 from qlora_wgpu.checkpoint.hub import check_reachable, is_hub_name, name_on_hub, upload
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.exporting.model_card import CardKind, model_card

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, command
 from qlora_wgpu.files import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report

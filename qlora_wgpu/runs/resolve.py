@@ -6,7 +6,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_hint
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
 from qlora_wgpu.config.loading import config_of_run, find_run, without_none
@@ -95,7 +95,7 @@ def base_in(settings: Config) -> str:
         hint = path_hint(Path(path).expanduser()) or _similar_model(Path(path))
         if not hint:
             hint = f"if it has moved, {set_it}"
-            if wanted := owner_wanted(path):
+            if wanted := owner_hint(path):
                 hint += f"; {wanted}"
         raise ConfigError(f"model folder {path} does not exist: {hint}")
     return path

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from qlora_wgpu.cluster.computing import received_gradient
+from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.families.parts.config import longest_text

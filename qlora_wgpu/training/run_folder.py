@@ -22,8 +22,8 @@ from qlora_wgpu.checkpoint import (
     append_line,
     flush_file,
     recover,
+    recover_all,
     remove,
-    settle_all,
     write_file,
 )
 from qlora_wgpu.config import Config
@@ -390,7 +390,7 @@ class RunFolder(RunPaths):
                 raise ConfigError(_BUSY.format(self.path))
             for part in self.written:
                 recover(part)
-            settle_all(self.checkpoints)
+            recover_all(self.checkpoints)
             self.backup.settle()
 
     def begin(self, config_yaml: str) -> None:
@@ -468,7 +468,7 @@ class RunFolder(RunPaths):
 
     def prune(self, keep: int | None) -> None:
         """Removes all but the newest ``keep`` checkpoints, and incomplete ones."""
-        settle_all(self.checkpoints)
+        recover_all(self.checkpoints)
         if keep is None:
             return
         for old in checkpoint_folders(self.path)[:-keep]:

@@ -10,7 +10,7 @@ from checkpoint.test_gguf_tokenizer import as_read, odd_texts
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.gguf_vocabulary import pre_tokenizer_name, pre_tokenizer_note, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError
@@ -151,5 +151,5 @@ def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
     plain = vocabulary_keys(Tokenizer.from_folder(folder), folder, size, joins_pairs=True)
     assert plain["tokenizer.ggml.model"] == "llama"  # which has a space before each text
     keys["tokenizer.ggml.merges"][3] = "alone"
-    with pytest.raises(TokenizerError, match="merges that is no pair"):
+    with pytest.raises(TokenizerError, match="merges that is not a pair"):
         read_back(keys, tmp_path / "wrong", tmp_path / "m.gguf")

@@ -12,7 +12,7 @@ from checkpoint.test_gguf_tokenizer import as_read, odd_texts
 from support.gguf_files import byte_vocabulary
 from support.recorded import RECORDED, needs_recordings
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, with_ascii_capitals
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, with_ascii_capitals
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.gguf_vocabulary import LlamaCppTokenizer, TrainedText, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError

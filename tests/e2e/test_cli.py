@@ -248,7 +248,7 @@ def own_choices(place, monkeypatch):
     checked = results.cache_file()
     monkeypatch.setattr(results, "cache_file", lambda: checked)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    monkeypatch.setattr(tuner, "_MOST_ROUNDS", tuner._LEAST_ROUNDS)
+    monkeypatch.setattr(tuner, "_MAX_ROUNDS", tuner._MIN_ROUNDS)
     return place / "cache" / "qlora-wgpu" / "tuning.json"
 
 

@@ -219,7 +219,7 @@ def test_merge(place):
     trained = logits(place / "model", place / "out/adapter", "nf4")
     apart = np.abs(logits(place / "merged-dq") - trained)
     assert apart.max() < 0.1 * moved.max()
-    assert "is there already" in refused(
+    assert "already exists" in refused(
         place, "merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged"
     )
     write_model(place / "other", hidden_size=64)
@@ -233,7 +233,7 @@ def test_a_merge_asks_first_whether_the_disk_has_room(place, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20}))
     named = "--model", "model", "--adapter", "out/adapter"
     text = refused(place, "merge", *named, "--out", "new/merged")
-    assert "new has room for 1.0 MB, but the model takes 1." in text and "--out" in text
+    assert "new has 1.0 MB of free space, but the model needs 1." in text and "--out" in text
     assert not (place / "new").exists()
 
 
@@ -250,8 +250,8 @@ def test_quantize(place, double):
     own = QLoRAModel.from_pretrained(place / "model", lora, quant, "float32").base_state_dict()
     stored = QLoRAModel.from_pretrained(place / out, lora, None, "float32").base_state_dict()
     assert all(np.array_equal(array, stored[name]) for name, array in own.items())
-    assert "is quantized already" in refused(place, "quantize", "--model", out, "--out", "twice")
-    assert "original weights are not known" in refused(
+    assert "is already quantized" in refused(place, "quantize", "--model", out, "--out", "twice")
+    assert "original weights are unknown" in refused(
         place, "merge", "--model", out, "--adapter", "out/adapter", "--out", "from-q4"
     )
     merged = run_here("merge", "--model", out, "--adapter", "out/adapter", "--base", "dequantized",

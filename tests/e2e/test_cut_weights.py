@@ -10,7 +10,7 @@ from support.observing import observed
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, train
 from qlora_wgpu.errors import WeightFileError
-from qlora_wgpu.mapped_files import map_file, path_of, read_now, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, map_file, path_of, read_now
 from qlora_wgpu.training import Observer
 
 
@@ -78,9 +78,9 @@ def test_a_map_knows_what_it_is_of(tmp_path):
         mapped = map_file(path, file, 10)
     part = mapped[100:200].view(np.uint16)
     read_now(part)
-    require_whole(part)
+    check_not_truncated(part)
     assert path_of(part) == str(path) and path_of(part.copy()) is None
     path.unlink()  # whoever has it mapped still has all of it
-    require_whole(part)
-    require_whole(part.copy())
+    check_not_truncated(part)
+    check_not_truncated(part.copy())
     assert mapped[0] == 10

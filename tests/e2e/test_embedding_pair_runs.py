@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_it(place, whole):
 
 
 def test_what_others_cannot_apply_is_a_sentence(device, place, whole, tmp_path):
-    with pytest.raises(UnsupportedModelError, match="embed_tokens, and embedding and head are one"):
+    with pytest.raises(UnsupportedModelError, match="embed_tokens, but embedding and head are one"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
     lora = LoraConfig(target_modules=TARGETS)
     layout = device_layout(Pretrained.open(place / "model"), lora, PLAIN, "float32", device)

@@ -152,7 +152,7 @@ def test_a_token_is_of_the_logits_that_are_told(device, tmp_path):
     model = opened("qwen2", tmp_path, device, "bfloat16", "nf4")
     text = Engine(model, 1, 30).add(PROMPTS[1], max_new_tokens=12, logprobs=1)
     assert list(text) == list(generate(model, PROMPTS[1], max_new_tokens=12))
-    assert text.ids == [told.top[0][0] for told in text.told]
+    assert text.ids == [told.top[0][0] for told in text.token_logprobs]
 
 
 def test_sizes_of_batches():

@@ -201,7 +201,7 @@ def test_merges_into_its_dequantized_weights(device, folders, tmp_path, kind):
         warnings.simplefilter("ignore")
         model = QLoRAModel.from_pretrained(stored, LORA, None, "float32", device)
     model.save_adapter(tmp_path / "adapter")  # B is zero
-    with pytest.raises(UnsupportedModelError, match="its original weights are not known"):
+    with pytest.raises(UnsupportedModelError, match="its original weights are unknown"):
         merge(stored, tmp_path / "adapter", tmp_path / "merged")
     merge(stored, tmp_path / "adapter", tmp_path / "merged", base="dequantized")
     merged, expected = ModelFolder.open(tmp_path / "merged"), ModelFolder.open(plain)

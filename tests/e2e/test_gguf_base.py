@@ -141,7 +141,7 @@ def test_mistakes(place) -> None:
             ("train", "run.yaml", "model.path=gone.gguf", "output.dir=new"),
             "model folder gone.gguf does not exist",
         ),
-        (("quantize", "--model", "base.gguf", "--out", "new"), "is quantized already"),
+        (("quantize", "--model", "base.gguf", "--out", "new"), "is already quantized"),
     ):
         done = run_here(*args, cwd=place)
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)

@@ -230,7 +230,7 @@ def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypa
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     done = run_here("export", "out", cwd=place)
-    assert done.returncode == 2 and "error: out has room for 0.0 MB" in done.stderr, done.stderr
+    assert done.returncode == 2 and "out has 0.0 MB of free space" in done.stderr, done.stderr
     assert not list(place.glob("out/*odel*"))
 
 
@@ -264,7 +264,7 @@ def test_mistakes(place) -> None:
         (("export", "out", "--adapter-only", "--type", "f16"), "are mutually exclusive"),
         ((*named, "--model", "other"), "does not fit other"),
         ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
-        ((*named, "--model", "gone"), "there is no model folder 'gone'"),
+        ((*named, "--model", "gone"), "model folder 'gone' does not exist"),
     ):
         done = run_here(*args, cwd=place)
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)

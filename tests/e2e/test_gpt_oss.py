@@ -110,7 +110,7 @@ def test_merged(device, folders, tmp_path, kind):
     model.save_adapter(tmp_path / "adapter")
     config = json.loads((folder / "config.json").read_text())
     if kind == "stored":
-        with pytest.raises(UnsupportedModelError, match="original weights are not known"):
+        with pytest.raises(UnsupportedModelError, match="original weights are unknown"):
             merge(folder, tmp_path / "adapter", tmp_path / "merged")
     merge(folder, tmp_path / "adapter", tmp_path / "merged", base=base)
     merged = ModelFolder.open(tmp_path / "merged")

@@ -145,10 +145,10 @@ def test_configurations_that_are_not_there(configurations, tmp_path, name, messa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.path=owner/nothing", "neither a folder nor a model on the Hugging Face hub"),
+        ("model.path=owner/nothing", "neither a local folder nor a model on the Hugging Face Hub"),
         (
             "model.path=owner/tiny-model@nothing",
-            "owner/tiny-model of the Hugging Face hub has no revision 'nothing'",
+            "owner/tiny-model on the Hugging Face Hub has no revision 'nothing'",
         ),
         ("data.train=owner/nothing", "nor a data set on the Hugging Face Hub"),
         ("data.train=owner/chats:validation", "no split 'validation': its files begin with"),

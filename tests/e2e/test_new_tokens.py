@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.observing import observed
 
 from e2e.tiny import CHARACTERS, SPECIAL, VOCAB, write_chats, write_model
 from qlora_wgpu import (
     Config,
-    Observer,
     QLoRAModel,
     QuantConfig,
     estimate,
@@ -22,6 +22,7 @@ from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.runs import prepare
+from qlora_wgpu.training import Observer
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
 KNOWN = len(SPECIAL) + len(CHARACTERS)
@@ -58,7 +59,7 @@ def trained(request, tmp_path_factory):
     (place / request.param).mkdir()
     write_model(place / request.param / "model", **BASES[request.param])
     config, plans = settings(place, request.param), Plans()
-    return place / request.param, config, train(config, plans), plans
+    return place / request.param, config, train(config, callbacks=observed(plans)), plans
 
 
 class Plans(Observer):

@@ -287,7 +287,7 @@ def test_dft_learns(folder, tmp_path):
     settings = config(folder, "dft", loss_type="dft")
     settings["train"]["objective"] = "sft"
     settings["data"] |= {"train": str(path)}
-    result = qlora_wgpu.train(settings, Plan())
+    result = qlora_wgpu.train(settings, callbacks=observed(Plan()))
     assert result.train_loss > 0 and result.eval_loss < result.eval_loss_before
 
 
@@ -325,7 +325,7 @@ def test_what_a_reference_said_is_told_apart_by_tokens_that_are_added(folder, mo
     for name, tokens in (("without", []), ("with", ["<new>"])):
         settings = config(folder, f"key-{name}", data={"eval_split": None}, max_steps=1)
         settings["model"]["add_tokens"] = tokens
-        qlora_wgpu.train(settings, Plan())
+        qlora_wgpu.train(settings, callbacks=observed(Plan()))
     assert keys[0] != keys[1]
 
 

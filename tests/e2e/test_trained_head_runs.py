@@ -99,7 +99,7 @@ def test_all_linear_leaves_the_head_out(device, place):
 
 
 def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
-    with pytest.raises(UnsupportedModelError, match="lm_head, and embedding and head are one"):
+    with pytest.raises(UnsupportedModelError, match="lm_head, but embedding and head are one"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
 
 

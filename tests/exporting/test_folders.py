@@ -7,7 +7,7 @@ import json
 from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files, save_prompt_files
-from qlora_wgpu.exporting.folders import copy_rest, take_over_prompts
+from qlora_wgpu.exporting.folders import copy_prompt_files, copy_rest
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -39,7 +39,7 @@ def merged(tmp_path, rows, setting, generation=None):
     save_prompt_files(adapter, base, prompt, setting)
     copy_rest(base, target)
     (target / "config.json").write_text('{"eos_token_id": 2}')
-    take_over_prompts(adapter, target)
+    copy_prompt_files(adapter, target)
     return prompt, target
 
 
@@ -62,5 +62,5 @@ def test_a_merged_model_of_alpaca_s_rows_has_their_prompt(tmp_path) -> None:
 def test_an_adapter_without_a_tokenizer_changes_nothing(tmp_path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "merged").mkdir()
-    take_over_prompts(tmp_path / "adapter", tmp_path / "merged")
+    copy_prompt_files(tmp_path / "adapter", tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qlora_wgpu.exporting.gguf import carried_tensors, passthrough_metadata
+from qlora_wgpu.exporting.gguf import passthrough_metadata, passthrough_tensors
 from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
 
@@ -50,7 +50,7 @@ def carried(names, adapted, *, untied=False):
         architecture=SimpleNamespace(head_name=HEAD), stored_name=lambda name: f"model.{name}",
         source_of=lambda name: f"model.{EMBEDDING}",
     )  # fmt: skip
-    made = carried_tensors(merged, SimpleNamespace(file=file, placements=placements), Q4_0)
+    made = passthrough_tensors(merged, SimpleNamespace(file=file, placements=placements), Q4_0)
     return {tensor.name: tensor for tensor in made}
 
 
@@ -62,8 +62,8 @@ def test_keys_of_the_file_itself_stay_behind():
 
 def test_what_no_adapter_changes_goes_on_bit_for_bit(monkeypatch):
     released = []
-    let_go = "qlora_wgpu.exporting.gguf.let_go"
-    monkeypatch.setattr(let_go, lambda array: released.append(array.tolist()))
+    release_pages = "qlora_wgpu.exporting.gguf.release_pages"
+    monkeypatch.setattr(release_pages, lambda array: released.append(array.tolist()))
     made = carried([EMBEDDING, OTHER], [OTHER])
     assert (made[EMBEDDING].kind, made[OTHER].kind) == ("stored type", Q4_0)
     (part,) = made[EMBEDDING].parts

@@ -21,7 +21,7 @@ from support.gguf_models import (
 )
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf.header import QUANTIZED, TYPES
+from qlora_wgpu.checkpoint.gguf_file import QUANTIZED, TYPES
 from qlora_wgpu.exporting.gguf import gguf_model
 from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES, find_file_type
 from qlora_wgpu.exporting.merge import MergedWeights
@@ -170,7 +170,7 @@ def test_types(tmp_path, name) -> None:
 def test_rows_that_are_no_whole_blocks(tmp_path) -> None:
     _, file, made = written(folder_of(tmp_path, CONFIGS["llama"]), "q4_0")
     assert {file[name].stored_dtype for name in file.names()} == {"F16", "F32"}
-    assert len(made.notes) == 1 and "no whole blocks of 32" in made.notes[0]
+    assert len(made.notes) == 1 and "not a multiple of 32" in made.notes[0]
 
 
 def test_a_file_as_the_base(tmp_path) -> None:

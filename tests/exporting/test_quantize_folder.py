@@ -66,7 +66,7 @@ def test_a_new_folder_needs_a_name(tmp_path, monkeypatch, out):
     base = write(tmp_path / "base", family_configs()["llama"])
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(ConfigError, match="a new folder needs a name"):
+    with pytest.raises(ConfigError, match="is not a name for a new folder"):
         quantize_folder(base, out)
 
 
@@ -120,7 +120,7 @@ def test_a_disk_without_room_is_told_before_a_weight_is_read(tmp_path, monkeypat
     base = write(tmp_path / "base", family_configs()["llama"])
     seen = []
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20}))
-    told = rf"{tmp_path}/new has room for 1[.]0 MB, but the model takes [1-9][\d,]*[.]\d MB"
+    told = rf"{tmp_path}/new has 1[.]0 MB of free space, but the model needs [1-9][\d,]*[.]\d MB"
     with pytest.raises(CheckpointError, match=told):
         quantize_folder(base, tmp_path / "new" / "q4", progress=seen.append)
     assert not seen and {path.name for path in tmp_path.iterdir()} == {"base"}

@@ -23,9 +23,7 @@ def test_nothing_is_generated_behind_what_stops_a_text():
 
 def test_a_prompt_leaves_room_for_a_token():
     for ids in ([1, 2, 3], [1, 2, 3, 4]):
-        with pytest.raises(
-            DataError, match=f"has {len(ids)} tokens, and the model takes at most 3"
-        ):
+        with pytest.raises(DataError, match=f"has {len(ids)} tokens, the model.s maximum is 3"):
             next(generate(None, ids, max_new_tokens=5, max_length=3))
     with pytest.raises(DataError, match="the prompt is empty"):
         next(generate(None, [], max_new_tokens=5))

@@ -264,7 +264,7 @@ def test_a_card_that_is_there_is_the_user_s(tmp_path, hub):
 
 def test_what_the_hub_refuses_is_one_sentence(tmp_path, hub):
     hub.refuses = True
-    with pytest.raises(CheckpointError, match="me/mine cannot be written on the hub") as told:
+    with pytest.raises(CheckpointError, match="cannot upload to me/mine") as told:
         push(str(adapter(tmp_path / "adapter")), "me/mine")
     assert "\n" not in str(told.value)
 
@@ -272,8 +272,8 @@ def test_what_the_hub_refuses_is_one_sentence(tmp_path, hub):
 @pytest.mark.parametrize(
     ("setting", "what"),
     [
-        (("HF_HUB_OFFLINE", True), "HF_HUB_OFFLINE is set, so nothing is sent"),
-        (("ENDPOINT", "http://hub.example"), "in the clear: use https"),
+        (("HF_HUB_OFFLINE", True), "HF_HUB_OFFLINE is set, so nothing can be uploaded"),
+        (("ENDPOINT", "http://hub.example"), "unencrypted: use https"),
     ],
 )
 def test_from_where_nothing_is_sent(tmp_path, hub, monkeypatch, setting, what):

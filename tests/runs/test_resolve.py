@@ -100,7 +100,7 @@ def test_a_path_of_windows(place):
 
 def test_a_name_without_its_owner(place):
     settings = load_config(place / "run" / "config.yaml", {"model.path": "SmolLM2-135M"})
-    with pytest.raises(ConfigError, match=r"folder; one of the hub .*, such as OWNER/SmolLM2-135M"):
+    with pytest.raises(ConfigError, match=r"folder; names on the .*, such as OWNER/SmolLM2-135M"):
         base_in(settings)
 
 

@@ -106,7 +106,7 @@ def test_all_are_listed(url):
     with urllib.request.urlopen(f"{url}/models/third") as answer:
         assert json.load(answer)["id"] == "third"
     status, text = post(url, {"model": "tiny", "messages": TALK})
-    assert status == 404 and "only 'base', 'second', 'third'" in text
+    assert status == 404 and "available: 'base', 'second', 'third'" in text
 
 
 def test_names_on_the_command_line(place, monkeypatch):

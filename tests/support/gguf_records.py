@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.exporting.gguf import export_gguf
 from qlora_wgpu.families.family import find_family

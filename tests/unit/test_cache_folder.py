@@ -39,7 +39,7 @@ def test_it_is_where_it_always_was(monkeypatch, tmp_path):
 
 
 def test_windows_and_macs_are_told_of_another_folder_in_the_same_way(monkeypatch, tmp_path):
-    monkeypatch.setattr("qlora_wgpu.cache_folder._READ_XDG", True)
+    monkeypatch.setattr("qlora_wgpu.cache_folder._READS_XDG", True)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: str(tmp_path / "usual"))
     monkeypatch.setenv("XDG_CACHE_HOME", " ")
     assert cache_path("data") == tmp_path / "usual" / "data"

@@ -182,12 +182,18 @@ class Decoder:
     def embedded(self, ops: LayerOps) -> State:
         return {STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
 
-    def within_language_model(self) -> Decoder:
-        """The same with the names of transformers' multimodal model, which PEFT uses."""
-        named = ("model.language_model.", "lm_head.")
-        stored = ("language_model.model.", "language_model.lm_head.")
-        prefixes = tuple(zip(named, stored, strict=True))
-        return replace(self, prefix=named[0], stored_prefixes=prefixes)
+    def within(self, prefix: str, stored: str | None = None) -> Decoder:
+        """The same as a part of a vision-language model, where its modules have another prefix.
+
+        ``stored`` is a prefix that files may have in its place, ``language_model.`` of all of
+        it, the head too.
+        """
+        prefixes: tuple[tuple[str, str], ...] = ()
+        if stored == "language_model.":
+            prefixes = ((prefix, f"{stored}model."), ("lm_head.", f"{stored}lm_head."))
+        elif stored is not None:
+            prefixes = ((prefix, stored),)
+        return replace(self, prefix=prefix, stored_prefixes=prefixes, adapted_within=prefix)
 
     def alone(self, i: int) -> Decoder:
         """A decoder of only the i-th layer, for timing."""

@@ -28,7 +28,9 @@ def without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(key), Mapping):
             _check(rope)
-            plain[key] = {name: value for name, value in rope.items() if name not in _OWN}
+            kept = {name: value for name, value in rope.items() if name not in _OWN}
+            kinds = {name for name in ("rope_type", "type") if kept.get(name) == "mrope"}
+            plain[key] = {**kept, **dict.fromkeys(kinds, "default")}
     return plain
 
 

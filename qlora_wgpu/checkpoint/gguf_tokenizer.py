@@ -1,4 +1,4 @@
-"""The tokenizer.json and tokenizer_config.json of what a GGUF file says of its vocabulary."""
+"""tokenizer.json and tokenizer_config.json, made from a GGUF file's vocabulary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from qlora_wgpu.errors import TokenizerError, brief
 
-# ---- models of pairs -----------------------------------------------------------------------------
+# ---- BPE models ----------------------------------------------------------------------------------
 
 
 def bpe_model(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
-    """tokenizer.json's ``model``."""
+    """``model`` of tokenizer.json."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -33,13 +33,13 @@ def bpe_model(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> dict[
     }
 
 
-def halves(merge: str) -> tuple[str, str] | None:
-    """The two that a merge joins; a space may be a part of the first."""
+def merge_pair(merge: str) -> tuple[str, str] | None:
+    """The two tokens that a merge joins; the first may begin with a space."""
     left, space, right = merge[1:].partition(" ")
     return (merge[:1] + left, right) if space and right else None
 
 
-# ---- how texts are cut ---------------------------------------------------------------------------
+# ---- pre-tokenizers ------------------------------------------------------------------------------
 
 Part = dict[str, Any]
 
@@ -62,18 +62,18 @@ def _split(expression: str) -> Part:
     }
 
 
-def _in_turn(*parts: Part) -> Part:
+def _sequence(*parts: Part) -> Part:
     return {"type": "Sequence", "pretokenizers": list(parts)}
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How texts are cut."""
+    """How text is split into words."""
 
-    cut: Part  # tokenizer.json's ``pre_tokenizer``
-    normalizer: Part | None = None  # its ``normalizer``
-    ignore_merges: bool = False  # whether a word that is a token is taken whole
-    begins: bool = False  # whether texts begin with the token for that, where no key says it
+    cut: Part  # ``pre_tokenizer`` of tokenizer.json
+    normalizer: Part | None = None  # ``normalizer`` of tokenizer.json
+    ignore_merges: bool = False  # whether a word that is a token is not split by merges
+    adds_bos: bool = False  # the default of add_bos_token
 
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -85,20 +85,20 @@ _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 
 def _words(digits: str) -> str:
-    """GPT-4's words, with so many digits in one."""
+    """GPT-4's words, with numbers that match ``digits``."""
     return rf"{_ENDINGS}|{_OTHER}\p{{L}}+|{digits}|{_SIGNS}|{_SPACES}"
 
 
-_MARKED = (  # as GPT-4's, where marks belong to letters
+_MARKED = (  # GPT-4's, where marks belong to letters
     rf"{_ENDINGS}|{_OTHER}[\p{{L}}\p{{M}}]+|\p{{N}}|"
     rf" ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
-_CASED = (  # GPT-4o's, in which capitals begin a word
+_CASED = (  # GPT-4o's, where capitals begin a word
     rf"{_OTHER}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_OTHER}{_UPPER}+{_LOWER}*{_ENDINGS}?|"
     rf"\p{{N}}{{1,3}}|{_SLASHED}|{_SPACES}"
 )
 _TEKKEN = rf"{_OTHER}{_UPPER}*{_LOWER}+|{_OTHER}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}|{_SPACES}"
-_SIGNED = (  # DeepSeek-V3's words: a sign begins one, marks belong to letters
+_SIGNED = (  # DeepSeek-V3's: a sign may begin a word, marks belong to letters
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
     rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
@@ -106,19 +106,19 @@ _SEED = rf"{_ENDINGS}|{_OTHER}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPAC
 _NFC = {"type": "NFC"}
 
 _GPT2 = PreTokenizer(_byte_level(True))
-_DIGITS = PreTokenizer(_in_turn({"type": "Digits", "individual_digits": True}, _byte_level(True)))
+_DIGITS = PreTokenizer(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(True)))
 _LLAMA3 = PreTokenizer(
-    _in_turn(_split(_words(r"\p{N}{1,3}")), _byte_level(False)), ignore_merges=True, begins=True
+    _sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)), ignore_merges=True, adds_bos=True
 )
-_PLAIN = PreTokenizer(_in_turn(_split(_words(r"\p{N}{1,3}")), _byte_level(False)))
-_QWEN2 = PreTokenizer(_in_turn(_split(_words(r"\p{N}")), _byte_level(False)), _NFC)
-_QWEN35 = PreTokenizer(_in_turn(_split(_MARKED), _byte_level(False)), _NFC)
-_GPT4O = PreTokenizer(_in_turn(_split(_CASED), _byte_level(False)))
+_PLAIN = PreTokenizer(_sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)))
+_QWEN2 = PreTokenizer(_sequence(_split(_words(r"\p{N}")), _byte_level(False)), _NFC)
+_QWEN35 = PreTokenizer(_sequence(_split(_MARKED), _byte_level(False)), _NFC)
+_GPT4O = PreTokenizer(_sequence(_split(_CASED), _byte_level(False)))
 _MISTRAL = PreTokenizer(
-    _in_turn(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, begins=True
+    _sequence(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, adds_bos=True
 )
 _DEEPSEEK = PreTokenizer(
-    _in_turn(
+    _sequence(
         _split(r"\p{N}{1,3}"), _split("[一-龥\u3040-ゟ゠-ヿ]+"), _split(_SIGNED), _byte_level(False)
     )
 )
@@ -129,13 +129,13 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _PLAIN),
     "qwen2": _QWEN2,
-    "deepseek-r1-qwen": PreTokenizer(_QWEN2.cut, begins=True),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2.cut, adds_bos=True),
     "qwen35": _QWEN35,
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
     "tekken": _MISTRAL,
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
-    "seed-coder": PreTokenizer(_in_turn(_split(_SEED), _byte_level(False))),
+    "seed-coder": PreTokenizer(_sequence(_split(_SEED), _byte_level(False))),
     **dict.fromkeys(("command-r", "exaone"), _DIGITS),
     "exaone4": _GPT2,
     "lfm2": _LLAMA3,
@@ -145,22 +145,21 @@ PRE_TOKENIZERS = {
 }
 """By the value of ``tokenizer.ggml.pre``.
 
-It stands for the expression that a family's tokenizer.json has, not for llama.cpp's rendering of it
-in its own engine of expressions.
+The expressions are those of the families' tokenizer.json, not llama.cpp's versions of them.
 """
 
 BY_ASCII = ("gpt-4o", "llama4", "tekken")
-"""Those whose capitals llama.cpp tells by ASCII alone."""
+"""Pre-tokenizers for which llama.cpp distinguishes upper and lower case in ASCII only."""
 
 
 def with_ascii_capitals(name: str, cut: Part) -> Part:
-    """How llama.cpp cuts texts where it tells capitals by ASCII: other letters are both."""
+    """llama.cpp's version of ``BY_ASCII``, where letters beyond ASCII are both upper and lower."""
     if name not in BY_ASCII:
         return cut
     text = json.dumps(cut)
-    for ours, not_these in ((_UPPER, "a-z"), (_LOWER, "A-Z")):
-        letters = rf"(?:(?=\p{{L}})[^{not_these}])"
-        text = text.replace(json.dumps(ours)[1:-1], json.dumps(letters)[1:-1])
+    for unicode, excluded in ((_UPPER, "a-z"), (_LOWER, "A-Z")):
+        letters = rf"(?:(?=\p{{L}})[^{excluded}])"
+        text = text.replace(json.dumps(unicode)[1:-1], json.dumps(letters)[1:-1])
     changed: Part = json.loads(text)
     return changed
 
@@ -170,11 +169,11 @@ def with_ascii_capitals(name: str, cut: Part) -> Part:
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _SPACE = "▁"
-_LONGEST_PIECE = 512  # characters; SentencePiece's are 16 long unless a trainer says otherwise
+_MAX_PIECE = 512  # characters; SentencePiece's default is 16
 _BPE, _SPM = "gpt2", "llama"
-_PAIRED = "gemma4"  # as SentencePiece's, but joined by the merges that the file has
-# A chat model ends its turn with one of these, whether or not its file names it beside the
-# token that ends a text; llama.cpp stops there, too.
+_PAIRED = "gemma4"  # SentencePiece's, but with merges in the file
+# A chat model ends its turn with one of these, whether or not the file lists it besides the EOS
+# token; llama.cpp stops there, too.
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 _ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "sep": "seperator"}
@@ -190,7 +189,7 @@ class TokenizerFiles:
 
 
 def tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFiles:
-    """What the files beside a model would say."""
+    """The contents of a tokenizer's files, from a GGUF file's metadata."""
     return _Vocabulary(metadata, path).files()
 
 
@@ -206,9 +205,9 @@ class _Vocabulary:
         self._is_phi3 = metadata.get("general.architecture") == "phi3"
         self._model = self._values.get("model")
         if self._model not in (_BPE, _SPM, _PAIRED):
-            raise self._wrong(
-                f"has a vocabulary of the kind {brief(self._model)}, which is not read (read: "
-                f"{_BPE}, {_SPM}, {_PAIRED})"
+            raise self._error(
+                f"has a vocabulary of the kind {brief(self._model)}, which is not supported "
+                f"(supported: {_BPE}, {_SPM}, {_PAIRED})"
             )
         self._tokens = self._texts("tokens")
         self._types = self._numbers("token_type", len(self._tokens))
@@ -217,7 +216,7 @@ class _Vocabulary:
     def files(self) -> TokenizerFiles:
         added = [self._added(i) for i in range(len(self._tokens)) if self._is_added(i)]
         special = {name: self._special_id(key) for name, key in _ROLES.items()}
-        bos, eos = self._adds("bos", special), self._adds("eos", special)
+        bos, eos = self._added_token("bos", special), self._added_token("eos", special)
         parts = self._byte_level() if self._pre is not None else self._sentence_piece()
         tokenizer = {
             "version": "1.0",
@@ -225,7 +224,7 @@ class _Vocabulary:
             "padding": None,
             "added_tokens": added,
             **parts,
-            "post_processor": self._around(bos, eos, parts["post_processor"]),
+            "post_processor": self._post_processor(bos, eos, parts["post_processor"]),
         }
         config = {
             **{f"{name}_token": self._tokens[i] for name, i in special.items() if i is not None},
@@ -236,35 +235,34 @@ class _Vocabulary:
         }
         if isinstance(self._template, str):
             config["chat_template"] = self._template
-        ends = self._ends(special["eos"])
+        ends = self._end_tokens(special["eos"])
         return TokenizerFiles(tokenizer, config, {"eos_token_id": ends} if ends else {})
 
-    # -- what the file holds -----------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------
 
-    def _wrong(self, what: str) -> TokenizerError:
+    def _error(self, what: str) -> TokenizerError:
         return TokenizerError(
-            f"{self._path} {what}: put the model's own tokenizer.json into a "
-            "folder and take its safetensors version"
+            f"{self._path} {what}: use the model's safetensors version with its own tokenizer.json"
         )
 
     def _texts(self, key: str) -> list[str]:
         values = self._values.get(key)
         if not isinstance(values, list) or not values:
-            raise self._wrong(f"has no {_PREFIX}{key}")
-        # Pieces of SentencePiece may be parts of a character.
+            raise self._error(f"has no {_PREFIX}{key}")
+        # SentencePiece's pieces may be parts of a character.
         return [value.decode("utf-8", "replace") for value in values]
 
     def _numbers(self, key: str, count: int) -> list[Any]:
         values = self._values.get(key)
         if not isinstance(values, np.ndarray) or len(values) != count:
-            raise self._wrong(f"has no {_PREFIX}{key} for each of {count:,} tokens")
+            raise self._error(f"has no {_PREFIX}{key} for each of {count:,} tokens")
         return list(values.tolist())
 
     def _pre_tokenizer(self) -> PreTokenizer:
         name = self._values.get("pre")
         if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-            raise self._wrong(
-                f"has the pre-tokenizer {brief(name)}, which is not known (known: "
+            raise self._error(
+                f"has the pre-tokenizer {brief(name)}, which is not supported (supported: "
                 f"{', '.join(PRE_TOKENIZERS)})"
             )
         return PRE_TOKENIZERS[name]
@@ -274,13 +272,12 @@ class _Vocabulary:
         is_one = type(number) is int and 0 <= number < len(self._tokens)
         return number if is_one else None
 
-    def _adds(self, name: str, special: Mapping[str, int | None]) -> int | None:
-        """The token that is put at an end of each text, or None."""
-        usual = name == "bos" and (self._pre is None or self._pre.begins)
-        return special[name] if self._values.get(f"add_{name}_token", usual) is True else None
+    def _added_token(self, name: str, special: Mapping[str, int | None]) -> int | None:
+        """The BOS or EOS token, if it is added to each text."""
+        default = name == "bos" and (self._pre is None or self._pre.adds_bos)
+        return special[name] if self._values.get(f"add_{name}_token", default) is True else None
 
-    def _ends(self, eos: int | None) -> list[int]:
-        """All tokens that end a generation."""
+    def _end_tokens(self, eos: int | None) -> list[int]:
         named = [eos, *(self._special_id(key) for key in ("eot", "eom"))]
         ids = [i for i in named if i is not None]
         kinds = (_CONTROL, _USER_DEFINED)
@@ -297,14 +294,14 @@ class _Vocabulary:
 
     def _added(self, i: int) -> Part:
         text, is_special = self._tokens[i], self._types[i] != _USER_DEFINED
-        # Phi 3's tokens of turns take the spaces behind them; no key tells that.
-        takes = self._is_phi3 and self._model == _SPM and is_special and text not in _PHI3_PLAIN
+        # Phi 3's turn tokens absorb the spaces after them, which no key describes.
+        rstrip = self._is_phi3 and self._model == _SPM and is_special and text not in _PHI3_PLAIN
         return {
             "id": i,
             "content": text,
             "single_word": False,
             "lstrip": False,
-            "rstrip": takes,
+            "rstrip": rstrip,
             "normalized": False,
             "special": is_special,
         }
@@ -312,18 +309,18 @@ class _Vocabulary:
     # -- tokenizer.json ----------------------------------------------------------------------
 
     def _vocab(self) -> dict[str, int]:
-        """Ids by text; a text that is there twice has its first."""
+        """Ids by token; the first one of duplicates."""
         vocab: dict[str, int] = {}
         for i, (text, kind) in enumerate(zip(self._tokens, self._types, strict=True)):
-            if kind != _UNUSED or text != f"[PAD{i}]":  # what llama.cpp fills up with
+            if kind != _UNUSED or text != f"[PAD{i}]":  # llama.cpp's padding of the vocabulary
                 vocab.setdefault(text, i)
         return vocab
 
     def _pairs(self) -> list[tuple[str, str]]:
-        """What the file says that is joined, first things first."""
-        pairs = [pair for merge in self._texts("merges") if (pair := halves(merge))]
+        """The file's merges in order."""
+        pairs = [pair for merge in self._texts("merges") if (pair := merge_pair(merge))]
         if len(pairs) < len(self._values["merges"]):
-            raise self._wrong(f"has a value in {_PREFIX}merges that is no pair")
+            raise self._error(f"has a value in {_PREFIX}merges that is not a pair")
         return pairs
 
     def _byte_level(self) -> Part:
@@ -373,43 +370,41 @@ class _Vocabulary:
         }
 
     def _merges(self, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-        """The pairs that SentencePiece joins, in the order in which it prefers them.
-
-        It joins whatever makes a piece, the best piece first.
-        """
+        """SentencePiece's merges in order: all pairs that form a piece, by the piece's score."""
         scores = self._numbers("scores", len(self._tokens))
         skipped = {i for i in range(len(self._tokens)) if self._is_added(i)}
         pieces = {text: i for text, i in vocab.items() if i not in skipped}
-        # Converted without SentencePiece's own file: the ids have its order, but for runs of
-        # spaces, whose scores are the lowest.
+        # If all scores are equal, ids are in order, except that runs of spaces come last.
         if len({scores[i] for i in pieces.values()}) == 1:
             scores = [float(bool(token.strip(_SPACE))) for token in self._tokens]
         found = []
         for text, i in pieces.items():
             score = scores[i]
             if math.isnan(score):
-                raise self._wrong(f"has a score in {_PREFIX}scores that is no number")
-            if len(text) > _LONGEST_PIECE:
-                raise self._wrong(f"has a piece of {len(text):,} characters")
+                raise self._error(f"has a score in {_PREFIX}scores that is not a number")
+            if len(text) > _MAX_PIECE:
+                raise self._error(
+                    f"has a piece of {len(text):,} characters, more than the {_MAX_PIECE} allowed"
+                )
             for at in range(1, len(text)):
                 left, right = text[:at], text[at:]
                 if left in pieces and right in pieces:
                     found.append(((-score, i, pieces[left], pieces[right]), left, right))
         return [(left, right) for _, left, right in sorted(found)]
 
-    def _around(self, bos: int | None, eos: int | None, alone: Part | None) -> Part | None:
-        """What is put before and behind a text."""
+    def _post_processor(self, bos: int | None, eos: int | None, alone: Part | None) -> Part | None:
+        """``post_processor`` of tokenizer.json: adds BOS and EOS tokens."""
         ends = [i for i in (bos, eos) if i is not None]
         if not ends:
             return alone
 
         def sequence(name: str, kind: int) -> list[Part]:
             text = {"Sequence": {"id": name, "type_id": kind}}
-            put = [
+            first, last = (
                 [] if i is None else [{"SpecialToken": {"id": self._tokens[i], "type_id": kind}}]
                 for i in (bos, eos)
-            ]
-            return [*put[0], text, *put[1]]
+            )
+            return [*first, text, *last]
 
         special = {
             self._tokens[i]: {"id": self._tokens[i], "ids": [i], "tokens": [self._tokens[i]]}
