@@ -10,6 +10,7 @@ import pytest
 
 import qlora_wgpu
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
+from qlora_wgpu.config.section import summary
 from qlora_wgpu.errors import ConfigError
 
 RIGHT = """\
@@ -76,7 +77,8 @@ def test_help_shows_each_setting_within_a_screen(kind):
     text = " ".join(shown.replace("|", " ").split())
     for name, field in kind.model_fields.items():
         assert f" {name} (" in text, name
-        assert field.description.split(",")[0].split(":")[0][:40] in text, name
+        description = field.description or summary(field.annotation)
+        assert description.split(",")[0].split(":")[0][:40] in text, name
     assert "r (int, default 16): Rank of" in pydoc.render_doc(LoraConfig)
 
 
