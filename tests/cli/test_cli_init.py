@@ -276,7 +276,7 @@ def test_several_files_make_a_mixture(place):
     )
     pairs = rows_of(place, "pairs.jsonl", [{"prompt": "a", "chosen": " b", "rejected": " c"}])
     refused = CliRunner().invoke(init, [*map(str, args), "--data", str(place / pairs)])
-    assert "pairs.jsonl has rows for train.objective: dpo, and" in str(refused.exception)
+    assert "pairs.jsonl has rows for train.objective: dpo, but" in str(refused.exception)
     more = rows_of(place, "more.jsonl", [{"prompt": "b", "chosen": " d", "rejected": " e"}] * 3)
     args = [x for name in (pairs, more) for x in ("--data", place / name)]
     args += ["--model", place / "model", "--out", place / "mixed.yaml", "--overwrite"]

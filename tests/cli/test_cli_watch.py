@@ -73,7 +73,7 @@ def test_who_runs_it(run):
         assert RunStatus(run.path).is_running is known
     (run.path / "progress.json").write_text("{")
     assert RunStatus(run.path).total_steps == 0
-    assert "step 10  nobody" in text_of(RunStatus(run.path))
+    assert "step 10  no process is running it" in text_of(RunStatus(run.path))
 
 
 def test_on_the_command_line(run, tmp_path):

@@ -178,7 +178,7 @@ MISTAKES = {
     "no data": (("train", "run.yaml", "data.train=trian.jsonl"), None, None, "train.jsonl"),
     "empty data": (("train", "run.yaml"), replace("train.jsonl", ""), None, "train.jsonl"),
     "broken data": (("train", "run.yaml"), replace("train.jsonl", '{"a"'), None, "line 1"),
-    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=70), None, "asks for"),
+    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=70), None, "(70, 36)"),
     "no such device": (("train", "run.yaml", "device.gpu=radeon9"), None, None, "radeon9"),
     "no such gpu": (
         ("generate", "--model", "model", "--gpu", "radeon9", "--prompt", "x"), None, None,

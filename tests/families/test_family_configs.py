@@ -290,7 +290,11 @@ def test_qwen_s_language_models_have_defaults_of_their_own():
     kind = {"type": "mrope", "mrope_section": [2, 2, 2]}
     flat = read("qwen2_5_vl", rope_scaling=kind, rope_theta=1e4, rms_norm_eps=1e-6)
     nested = {"rope_scaling": kind, "rope_theta": 1e4, "rms_norm_eps": 1e-6}
-    assert flat.config.layers == read("qwen2_5_vl", text_config={**SIZES, **nested}).config.layers
+    own = read("qwen2_5_vl", text_config={**SIZES, **nested})
+    assert flat.norms == own.norms and flat.linears == own.linears
+    assert flat.config.layers[0].norm == own.config.layers[0].norm
+    table = flat.config.layers[0].attention.rope.table(9)
+    assert np.array_equal(table, own.config.layers[0].attention.rope.table(9))
     assert flat.config.layers[0].attention.rope.kind == "default"
     windows = {"use_sliding_window": True, "max_window_layers": 0}  # which transformers ignores
     assert (

@@ -83,5 +83,5 @@ def test_tokens_that_are_trained_count_their_turns(device):
     """A token's places in a batch are looked for one after the other."""
     bench = Bench(device, "float32", PROFILES["cpu"])
     ids = bench.graph.integers("ids", 70_000)
-    with pytest.raises(DeviceError, match="trained_rows/following takes 70,000 turns"):
+    with pytest.raises(DeviceError, match="trained_rows/following needs 70,000 loop iterations"):
         following_places(bench.graph, ids, 70_000, None)

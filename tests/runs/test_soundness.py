@@ -122,7 +122,7 @@ def test_what_cannot_be_compiled_gives_way_once(own, folder):
 def test_what_ended_the_process_is_not_checked_again(own, monkeypatch):
     own.profile = MATRIX
     monkeypatch.setattr(
-        results, "has_crashed", lambda what: "attention 'matrix'" in what and what[:6] == "checks"
+        results, "has_crashed", lambda what: "'matrix' attention" in what and what[:6] == "checks"
     )
     avoid_what_is_wrong(own)
     assert (own.profile.gemm_kind, own.profile.attention_kind) == ("matrix", "tiled")
