@@ -192,7 +192,7 @@ def test_a_trainer_writes_prompts_as_the_adapter_has_learnt_them(place, tmp_path
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: a row of the"),
+        ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: its format is"),
         ([{"question": "a"}], r"train_dataset\[0\]: a row must have"),
         ([{"text": "a"}, "b"], r"train_dataset\[1\] must be a mapping, got str"),
     ],
