@@ -175,7 +175,7 @@ def test_tokens_that_are_there_stay_and_double_ones_are_a_sentence(tmp_path):
     write_model(tmp_path / "model")
     made = extended_tokenizer(tmp_path / "model", ["ab", "</s>"], ["<|user|>", "<|im_end|>"])
     assert made.new_tokens == (KNOWN, KNOWN + 1) and made.count == KNOWN + 2
-    with pytest.raises(ConfigError, match="name 'x' twice"):
+    with pytest.raises(ConfigError, match="have 'x' twice"):
         extended_tokenizer(tmp_path / "model", ["x"], ["x"])
 
 

@@ -128,7 +128,7 @@ def test_a_mixture_of_sources_goes_on_with_the_same_bits(folder, mixed, objectiv
 def test_a_source_of_another_kind_is_a_sentence(folder):
     (folder / "texts.jsonl").write_text('{"text": "a b c"}\n')
     sources = [{"path": str(folder / "pairs.jsonl")}, {"path": str(folder / "texts.jsonl")}]
-    with pytest.raises(DataError, match=r"texts\.jsonl line 1: .*keys 'chosen' and"):
+    with pytest.raises(DataError, match=r"texts\.jsonl line 1: .*rows with 'chosen' and"):
         run(folder, "wrong", "dpo", data={"train": None, "sources": sources, "eval_split": None})
 
 

@@ -255,7 +255,7 @@ def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
     assert len(result.samples) == 3 and result.sample == result.samples[0]
     for part in ("before training", "after training", "from Python"):
         assert part in text
-    assert text.count("after training") == sum(bool(sample.after) for sample in result.samples)
+    assert text.count("<dt>after training<") == sum(bool(sample.after) for sample in result.samples)
 
 
 def test_the_page_of_a_run_that_fails_says_so(place):
