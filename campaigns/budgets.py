@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 from support.allocating import allocating_device
 
 from campaigns.support import Tally, campaign
-from qlora_wgpu import Config, Observer
+from qlora_wgpu import Config
 from qlora_wgpu.config.values import MIN_WITHOUT_UNIT
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.families.family import Architecture, find_family
@@ -36,6 +36,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.runs.training import train
+from qlora_wgpu.training import Observer
 
 NEAR = 0.01  # of what is taken, how far the plan may be from it
 EVERY = 8  # trials, of which one is computed

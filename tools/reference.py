@@ -17,6 +17,7 @@ import yaml
 from qlora_wgpu import limits
 from qlora_wgpu.cli import commands
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.section import summary
 
 DOCS = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Written by tools/reference.py: change the {} and run it again. -->\n"
@@ -37,7 +38,7 @@ def configuration() -> str:
     )
     for section, field in Config.model_fields.items():
         model = field.annotation
-        lines.append(f"## {section}\n\n{model.__doc__}\n")
+        lines.append(f"## {section}\n\n{summary(model)}\n")
         lines.append("| key | default | meaning |\n|---|---|---|")
         for key, leaf in model.model_fields.items():
             default = "required" if leaf.is_required() else f"`{_shown(leaf.get_default())}`"

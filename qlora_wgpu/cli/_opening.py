@@ -15,7 +15,7 @@ from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.config import Config, ModelConfig
 from qlora_wgpu.config.loading import Changes, changed, without_none
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitable_template
-from qlora_wgpu.errors import ConfigError, TokenizerError
+from qlora_wgpu.errors import ConfigError, TokenizerError, option
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.runs import OpenedModel
@@ -38,6 +38,21 @@ class ModelOptions:
     config: str | None  # YAML of the run that trained the adapter
     explicit: Changes  # options that were given, as settings
     by_run: bool = False  # whether RUN names model and adapter
+
+    @classmethod
+    def of(
+        cls, run: str | None, model: str | None, adapter: str | None, config: str | None, *,
+        scheme: str | None, compute_dtype: str | None, backend: str | None,
+        memory: int | str | None, gpu: str | None, needs_adapter: bool = False,
+    ) -> ModelOptions:  # fmt: skip
+        """The model and adapter that RUN or the options name."""
+        given: dict[str, dict[str, Any]] = {
+            "quant": {"scheme": scheme},
+            "train": {"compute_dtype": compute_dtype},
+            "device": {"backend": backend, "gpu": gpu, "memory": memory},
+        }
+        named = located(run, model, adapter, needs_adapter=needs_adapter)
+        return cls(named.model, named.adapter, config, without_none(given), run is not None)
 
     def settings(self, observer: Observer) -> Config:
         """The settings: of the options, else of the YAML, else of the adapter's run."""
@@ -111,19 +126,14 @@ def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
             scheme: str | None, compute_dtype: str | None, backend: str | None, gpu: str | None,
             memory: int | str | None, **others: Any
         ) -> Any:  # fmt: skip
-            given: dict[str, dict[str, Any]] = {
-                "quant": {"scheme": scheme},
-                "train": {"compute_dtype": compute_dtype},
-                "device": {"backend": backend, "gpu": gpu, "memory": memory},
-            }
-            named = located(run, model, adapter, needs_adapter=needs_adapter)
-            explicit, by_run = without_none(given), run is not None
-            return command(
-                ModelOptions(named.model, named.adapter, config, explicit, by_run), **others
-            )
+            opening = ModelOptions.of(
+                run, model, adapter, config, scheme=scheme, compute_dtype=compute_dtype,
+                backend=backend, memory=memory, gpu=gpu, needs_adapter=needs_adapter,
+            )  # fmt: skip
+            return command(opening, **others)
 
-        for option in reversed(_OPTIONS):
-            with_opening = option(with_opening)
+        for decorator in reversed(_OPTIONS):
+            with_opening = decorator(with_opening)
         return with_opening
 
     return decorate
@@ -133,11 +143,14 @@ def located(
     run: str | None, model: str | None, adapter: str | None, *, needs_adapter: bool
 ) -> ModelRef:
     if needs_adapter and run is model is adapter is None:
-        raise ConfigError("pass a run's folder, such as runs/first, or an adapter with --adapter")
+        raise ConfigError(
+            f"pass a run's folder, such as runs/first, or an adapter with {option('adapter', ...)}"
+        )
     named = resolve_model(run, model, adapter)
     if needs_adapter and named.adapter is None:
         raise ConfigError(
-            f"{named.model} is a model: pass a run's folder, such as runs/first, or --adapter"
+            f"{named.model} is a model: pass a run's folder, such as runs/first, or an adapter "
+            f"with {option('adapter', ...)}"
         )
     return named
 

@@ -20,17 +20,15 @@ from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import run_around
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export import merge as merge_adapter
-from qlora_wgpu.export import quantize_folder
-from qlora_wgpu.export.gguf_tensors import FILE_TYPES
+from qlora_wgpu.exporting import merge as merge_adapter
+from qlora_wgpu.exporting import quantize_folder
+from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.exporting import (
     export_adapter,
     export_model,
-    measure_drift,
-    measure_trained,
+    merge_drift,
     modelfile_of,
-    on_a_device,
 )
 from qlora_wgpu.runs.hub_upload import UploadBundle
 from qlora_wgpu.runs.hub_upload import push as push_to_hub
@@ -231,8 +229,6 @@ def push(
     is uploaded. Your token (`hf auth login`, or HF_TOKEN) is sent only to the Hub.
     """
     console = Terminal()
-    if merged is not None and gguf is not None:
-        raise ConfigError("--merged and --gguf are mutually exclusive")
     adapter = located(run, None, None, needs_adapter=True).adapter
     assert adapter is not None
     if base is None and name_on_hub(base_of(adapter)) is None:
@@ -277,9 +273,9 @@ def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
 def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
     """How the merged model's predictions differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
-    with Display(console) as display, on_a_device(f"{out} is complete, but its drift is unknown: "):
-        trained = measure_trained(source, opening.adapter, settings, display)
-        drift = measure_drift(trained, OpenedModel.open(out), settings, display)
+    assert opening.adapter is not None
+    with Display(console) as display:
+        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
     base = _stored(source, settings)
     return f"drift from base ({base}) and adapter, as trained, {drift}"
 

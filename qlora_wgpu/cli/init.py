@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -17,31 +17,11 @@ from qlora_wgpu.config.dialects.draft import MappedValue
 from qlora_wgpu.config.yaml import commented_yaml
 from qlora_wgpu.data import Tokenizer, infer_chat_template
 from qlora_wgpu.data.sources import has_validation
-from qlora_wgpu.errors import ConfigError, QLoRAError
+from qlora_wgpu.errors import ConfigError, QLoRAError, command
 from qlora_wgpu.files import exists
 from qlora_wgpu.shell_words import shell_word
 
 # ---- another trainer's file ----------------------------------------------------------------------
-
-
-def converted(
-    path: str, model: str | None, data: str | None, held_out: str | None, console: Terminal
-) -> str:
-    """Converts another trainer's file to a run's YAML, and prints a summary."""
-    given = {"model.path": model, "data.train": data, "data.eval": held_out}
-    conversion = convert_file(
-        Path(path), {key: value for key, value in given.items() if value}, _num_layers
-    )
-    others = len(conversion.dropped)
-    console.print(
-        f"{path} is a {conversion.dialect} config: {len(conversion.settings)} settings were "
-        f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file say "
-        "where each comes from, or why it is left out."
-    )
-    for note in conversion.notes:
-        console.note(note)
-    template = _template(conversion.settings)
-    return replace(conversion, settings={**conversion.settings, **template}).text()
 
 
 def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
@@ -73,6 +53,71 @@ def _num_layers(model: str) -> int | None:
         return find_family(config).read(config).num_layers
     except QLoRAError:
         return None
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """A run's YAML that was written.
+
+    Attributes:
+        path: The file.
+        converted_from: Name of the trainer whose file was converted, or None.
+        converted: Number of its settings that were converted.
+        dropped: Number of its settings that have no counterpart; the new file lists them.
+        notes: What differs from that trainer.
+    """
+
+    path: Path
+    converted_from: str | None = None
+    converted: int = 0
+    dropped: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def write_run_file(
+    out: str, *, model: str | None, data: Sequence[str], held_out: str | None,
+    columns: Mapping[str, str], other: str | None, overwrite: bool,
+) -> InitResult:  # fmt: skip
+    """Writes the YAML of a run, for a model and its data or from another trainer's file."""
+    file = Path(out)
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{_named('out')} {out!r} must end in .yaml")
+    if exists(file) and not overwrite:
+        raise ConfigError(
+            f"{out} exists already: pass another {_named('out')}, or use {_named('overwrite')}"
+        )
+    for name, path in (("model", model), ("eval", held_out), *(("data", path) for path in data)):
+        _check_text(_named(name), path or "")
+    if other is not None:
+        if len(data) > 1 or columns:
+            one = f"accepts only one {_named('data')}"
+            what = f"does not accept {_named('columns')}" if columns else one
+            raise ConfigError(f"{_named('from')} {what}")
+        given = {"model.path": model, "data.train": next(iter(data), None), "data.eval": held_out}
+        named = {key: path for key, path in given.items() if path}
+        made = convert_file(Path(other), named, _num_layers)
+        whole = replace(made, settings={**made.settings, **_template(made.settings)})
+        write_file(file, whole.text().encode())
+        return InitResult(
+            file, made.dialect, len(made.settings), len(made.dropped), tuple(made.notes)
+        )
+    if model is None or not data:
+        missing = "model" if model is None else "data"
+        raise ConfigError(f"{_named(missing)} is required")
+    from qlora_wgpu.runs.recommend import recommend_config  # imports the engine
+
+    if held_out is None and len(data) == 1 and has_validation(Path(data[0])):
+        held_out = data[0]
+    settings = recommend_config(model, data, held_out, columns=columns)
+    write_file(file, commented_yaml(*settings).encode())
+    return InitResult(file)
+
+
+def _named(name: str) -> str:
+    return f"--{name}" if command() else f"{name}_" if name == "from" else name
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -124,32 +169,23 @@ def init(
     training examples, and `qlora-wgpu train run.yaml` trains.
     """
     console = Terminal()
-    file = Path(out)
-    if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--out {out!r} must end in .yaml")
-    if exists(file) and not overwrite:
-        raise ConfigError(f"{out} exists already: pass another --out, or use --overwrite")
-    named = [("--model", model_path), ("--eval", eval_path), *(("--data", d) for d in data_paths)]
-    for option, name in named:
-        _check_text(option, name or "")
-    if other is not None:
-        if len(data_paths) > 1 or columns:
-            what = "does not accept --columns" if columns else "accepts only one --data"
-            raise ConfigError(f"--from {what}")
-        text = converted(other, model_path, next(iter(data_paths), None), eval_path, console)
-    elif model_path is None or not data_paths:
+    if other is None and (model_path is None or not data_paths):
         missing = "--model" if model_path is None else "--data"
         raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
-    else:
-        from qlora_wgpu.runs.recommend import recommend_config  # imports the engine
-
-        if eval_path is None and len(data_paths) == 1 and has_validation(Path(data_paths[0])):
-            eval_path = data_paths[0]
-        with console.status("reading the data"):
-            text = commented_yaml(
-                *recommend_config(model_path, data_paths, eval_path, columns=dict(columns))
-            )
-    write_file(file, text.encode())
+    with console.status("reading the data"):
+        written = write_run_file(
+            out, model=model_path, data=data_paths, held_out=eval_path, columns=dict(columns),
+            other=other, overwrite=overwrite,
+        )  # fmt: skip
+    if written.converted_from is not None:
+        others = written.dropped
+        console.print(
+            f"{other} is a {written.converted_from} config: {written.converted} settings were "
+            f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file "
+            "say where each comes from, or why it is left out."
+        )
+        for note in written.notes:
+            console.note(note)
     typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it would be an option
     console.print(
         f"{out} written. Preview the data with `qlora-wgpu data {typed}`, estimate memory with "

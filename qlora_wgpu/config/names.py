@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 SYNONYMS = {
     "model.path": (
         "base_model model_name model_name_or_path model_id model_path name_or_path hub name id "
@@ -260,6 +262,26 @@ _INSTEAD = {
     "use min_lr in optim.lr_scheduler_kwargs, with cosine_with_min_lr": "eta_min*",
 }
 """Keys by the reason why they are not read, or what to use instead; ``*`` is any ending."""
+
+PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "auto_mapping": (None,),
+    "base_model_name_or_path": (None,),
+    "bias": ("none",),
+    "exclude_modules": (None,),
+    "fan_in_fan_out": (False,),
+    "inference_mode": (False,),
+    "layer_replication": (None,),
+    "layers_pattern": (None,),
+    "loftq_config": (None, {}),
+    "lora_bias": (False,),
+    "megatron_config": (None,),
+    "megatron_core": ("megatron.core", None),
+    "peft_type": ("LORA",),
+    "revision": (None,),
+    "target_parameters": (None,),
+    "task_type": ("CAUSAL_LM", None),
+}
+"""Arguments of PEFT's LoraConfig that have no effect here, with the values that are accepted."""
 
 _KEY_OF = {word: key for key, words in SYNONYMS.items() for word in words.split()}
 _REASONS = {

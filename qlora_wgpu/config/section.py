@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from inspect import Parameter, Signature
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from qlora_wgpu.config.names import key_for, reason_for
+from qlora_wgpu.config.names import PEFT_DEFAULTS, key_for, reason_for
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
@@ -137,7 +151,10 @@ def problems_of(
     problems: list[Problem] = []
     for error in err.errors(include_url=False):
         loc = tuple(str(part)[:80] for part in error["loc"])
-        if error["type"] == "extra_forbidden":
+        if error["type"] == "extra_forbidden" and (accepted := _peft_default(err, loc)):
+            text = f"must be {accepted}, got {shown(error['input'])}"
+            problems.append(Problem(loc, "value", f"{text}: no other value is supported"))
+        elif error["type"] == "extra_forbidden":
             suggestion = suggest(loc) if len(problems) < PROBLEMS_SHOWN else ""  # it is slow
             problems.append(Problem(loc, "unknown", suggestion))
         elif error["type"] == "missing":
@@ -145,6 +162,14 @@ def problems_of(
         else:
             problems.append(Problem(loc, "value", _requirement(error)))
     return problems
+
+
+def _peft_default(err: ValidationError, loc: tuple[str, ...]) -> str:
+    """The value that an argument of PEFT's LoraConfig must have; empty for any other key."""
+    section = loc[-2] if len(loc) > 1 else err.title
+    if section not in ("lora", "LoraConfig") or loc[-1] not in PEFT_DEFAULTS:
+        return ""
+    return shown(PEFT_DEFAULTS[loc[-1]][0])
 
 
 def _requirement(error: Mapping[str, Any]) -> str:
@@ -205,6 +230,7 @@ It does not change the result, or what it names is compared by its contents.
 """
 
 
+@dataclass_transform(kw_only_default=True)  # for checkers, whatever is assigned is a default
 class _SectionMeta(ModelMetaclass):
     """Makes a direct call raise ConfigError.
 
@@ -212,13 +238,20 @@ class _SectionMeta(ModelMetaclass):
     pydantic would stop at the first invalid section instead of listing all.
     """
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:
-        if args:
-            raise ConfigError(f"{cls.__name__} takes keyword arguments only")
-        try:
-            return super().__call__(**values)
-        except ValidationError as err:
-            raise _as_config_error(cls, err) from None
+    def __dir__(cls) -> list[str]:
+        """What ``help`` shows: the settings and the class's own properties, not pydantic's."""
+        own = [name for name, value in vars(cls).items() if isinstance(value, property)]
+        return sorted([*cls.model_fields, *own])  # type: ignore[attr-defined]
+
+    if not TYPE_CHECKING:  # else a checker would accept any argument
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            if args:
+                raise ConfigError(f"{cls.__name__} takes keyword arguments only")
+            try:
+                return super().__call__(**values)
+            except ValidationError as err:
+                raise _as_config_error(cls, err) from None
 
 
 def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
@@ -247,6 +280,24 @@ class Section(BaseModel, metaclass=_SectionMeta):
         validate_default=True,
         use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Documents each setting, with its type, default and description, for ``help``."""
+        parameters, lines = [], [inspect.cleandoc(cls.__doc__ or ""), "", "Args:"]
+        for name, field in cls.model_fields.items():
+            kind = type_name(field.annotation)
+            default: Any = Parameter.empty
+            shown = "required"
+            if field.default_factory is not None:  # a section
+                default, shown = ..., "optional"
+            elif not field.is_required():
+                default, shown = field.default, f"default {field.default!r}"
+            parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
+            text = f"{name} ({kind}, {shown}): {field.description or summary(field.annotation)}"
+            lines += textwrap.wrap(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        cls.__doc__ = "\n".join(lines)
+        cls.__signature__ = Signature(parameters)
 
     @model_validator(mode="before")
     @classmethod
@@ -285,6 +336,25 @@ class Section(BaseModel, metaclass=_SectionMeta):
 
     def __delattr__(self, name: str) -> None:
         raise ConfigError(f"{type(self).__name__}.{name} cannot be deleted")
+
+
+def summary(section: Any) -> str:
+    """A section's description, without its settings."""
+    return inspect.cleandoc(section.__doc__ or "").partition("\n\n")[0]
+
+
+def type_name(kind: Any) -> str:
+    """A setting's type as it is written without its constraints, such as ``int | None``."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return type_name(args[0])
+    if origin is Literal:
+        return " | ".join(map(repr, args))
+    if origin in (Union, UnionType):
+        return " | ".join(map(type_name, args))
+    if args:
+        return f"{origin.__name__}[{', '.join(map(type_name, args))}]"
+    return "None" if kind is type(None) else str(getattr(kind, "__name__", kind))
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from qlora_wgpu.cache_folder import folder_of_this_process
+from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.tokenizer_files import (
     CONFIG,
     GENERATION,
@@ -139,6 +140,53 @@ class Tokenizer:
         # The library would print warnings about gaps in the vocabulary for the computed one.
         tokenizer.fingerprint = hashlib.sha256(content).hexdigest()
         return tokenizer
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Opens the tokenizer of a folder, of a GGUF file or of a model on the Hugging Face Hub.
+
+        Raises:
+            CheckpointError: If the model does not exist or cannot be downloaded.
+            TokenizerError: If it has no tokenizer, or a file of it is invalid.
+        """
+        if is_there(Path(path) / "tokenizer.json"):
+            return cls.from_folder(path)
+        return cls.from_folder(ModelFolder.without_weights(str(path)).text_folder)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+    ) -> list[int] | str:
+        """Renders messages with the chat template, as in transformers.
+
+        Args:
+            conversation: Messages such as ``{"role": "user", "content": "Hi"}``.
+            tools: JSON schemas of functions that the model may call.
+            chat_template: A ``.jinja`` file, the template itself or a built-in name; by default
+                the tokenizer's.
+            add_generation_prompt: Whether to end with the header of an assistant's turn.
+            tokenize: Whether to return token ids rather than text.
+
+        Raises:
+            TokenizerError: If there is no chat template, or it fails.
+            DataError: If a message is invalid.
+        """
+        from qlora_wgpu.data.chat_template import find_chat_template  # which needs this module
+        from qlora_wgpu.data.messages import checked_messages
+
+        template = find_chat_template(chat_template, self)
+        if template is None:
+            raise TokenizerError(
+                "the tokenizer has no chat template: set chat_template to a .jinja file or a "
+                "built-in name"
+            )
+        messages = checked_messages(conversation, "conversation")
+        text = template.render(messages, add_generation_prompt, tools).text
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def __repr__(self) -> str:
         has = "with a" if self.chat_template else "without"

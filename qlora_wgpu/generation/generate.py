@@ -103,7 +103,7 @@ class Completion:
 
     text: str  # without the stop string
     finish_reason: FinishReason
-    tokens: int  # their number, including those of a stop string
+    ids: Sequence[int]  # its tokens, including those of a stop string
 
 
 def complete(
@@ -141,7 +141,7 @@ def complete(
         text, stream = active[0]
         if text.finish_reason is not None:
             active.popleft()
-            yield Completion(stream.text, text.finish_reason, len(text.ids))
+            yield Completion(stream.text, text.finish_reason, tuple(text.ids))
             continue
         for each in engine.step():
             _read(each, streams[id(each)])

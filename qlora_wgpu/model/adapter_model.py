@@ -265,3 +265,5 @@ class AdapterModel:
         stacking = self.architecture.stacking if self.adapter.is_written_together else None
         bare = self.adapter.bare
         save_adapter(Path(path), tensors, config, stacking=stacking, bare=bare, metadata=told)
+
+    save_pretrained = save_adapter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +29,7 @@ from qlora_wgpu.model.adapter_state import as_begun, base_state_dict
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out_for
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
-from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
 from qlora_wgpu.model.steps import (
     LossSums,
     PreferenceInputs,
@@ -347,6 +348,28 @@ class QLoRAModel(AdapterModel):
     def active_adapter(self) -> str:
         """The name of the adapter that computes."""
         return self._adapters.active_name
+
+    @property
+    def active_adapters(self) -> list[str]:
+        """The active adapter's name in a list, as in PEFT."""
+        return [self.active_adapter]
+
+    @property
+    def peft_config(self) -> dict[str, LoraConfig]:
+        """The ``LoraConfig`` of each adapter, by name."""
+        return {name: adapter.config for name, adapter in self.adapters.items()}
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        """The number of trained parameters, and of all parameters including the base's."""
+        trained = self.adapter.num_parameters
+        base = sum(map(math.prod, tensor_shapes(self.architecture).values()))
+        return trained, trained + base
+
+    def print_trainable_parameters(self) -> None:
+        """Prints the number and share of trained parameters, as PEFT does."""
+        trained, total = self.get_nb_trainable_parameters()
+        share = 100 * trained / total
+        print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share:.4f}")
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:

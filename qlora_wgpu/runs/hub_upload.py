@@ -15,8 +15,8 @@ from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import PromptKind, prompt_kind
-from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export.model_card import CardKind, model_card
+from qlora_wgpu.errors import CheckpointError, ConfigError, option
+from qlora_wgpu.exporting.model_card import CardKind, model_card
 from qlora_wgpu.files import file_bytes, is_file, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
@@ -76,6 +76,10 @@ def push(
     the upload: None is returned if it does not. A missing model card is also written into the
     adapter's folder, if that is writable.
     """
+    if merged is not None and gguf is not None:
+        raise ConfigError(
+            f"{option('merged', ...)} and {option('gguf', ...)} are mutually exclusive"
+        )
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
             raise ConfigError(f"{text!r} is not a name on the hub, expected owner/name")

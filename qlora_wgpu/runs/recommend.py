@@ -305,7 +305,7 @@ def recommend_config(
     )
     template = next((name for name in names if name is not None), None)
     data = FirstData.read(paths, folder, tokenizer, template, by_path)
-    options = training_options(TrainConfig(objective=objective))
+    options = training_options(TrainConfig.model_validate({"objective": objective}))
     sides = 2 if objective == "dpo" else 1
 
     step = options.step("train", 1, 1)

@@ -40,7 +40,7 @@ from qlora_wgpu.runs.settings import (
 from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.batching import sorted_by_length
-from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
+from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_figures
 from qlora_wgpu.training.evaluation import log_texts
@@ -63,7 +63,7 @@ def train(
     overwrite: bool = False,
     resume: bool = False,
     overrides: Overrides = (),
-    callbacks: Callbacks = NO_CALLBACKS,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
     """Fine-tunes a model as ``qlora_wgpu.train`` does, without printing anything.
 
@@ -73,6 +73,7 @@ def train(
     require_own_peers(config, settings, overrides)
     refuse_both(overwrite=overwrite, resume=resume)
     events = Events.of(observer)
+    subscribe_callbacks(events, callbacks)
     events.forget_stop()
     if resume:
         settings = relocate_paths(settings, events)
@@ -86,7 +87,7 @@ def train(
 
 
 def _train(
-    settings: Config, events: Events, page: Reporter, callbacks: Callbacks, *,
+    settings: Config, events: Events, page: Reporter, callbacks: Sequence[TrainerCallback], *,
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     settings.require_train()

@@ -80,9 +80,8 @@ def reopen_finished(run: Run) -> None:
     _load_best(run)
 
 
-def check_ended(run: Run) -> None:
-    """Raises the error of an observer that has failed at a run's end."""
-    failure = run.events.failure
+def check_ended(run: Run, failure: CallbackError | None) -> None:
+    """Raises the error of a callback or observer that has failed at a run's end."""
     if failure is None:
         return
     state = f"finished, and its adapter is in {run.folder.adapter}"

@@ -378,7 +378,9 @@ class Events(Observer):
             if subscriber.on_error == "drop":
                 self.warning(f"{name} is disabled after an error: {err}")
             else:
-                self._failure = self._failure or failure_of(f"{name}.{event}", err)
+                if not isinstance(err, CallbackError):
+                    err = failure_of(f"{name}.{event}", err)
+                self._failure = self._failure or err
 
 
 def _dispatcher(event: str) -> Callable[..., None]:

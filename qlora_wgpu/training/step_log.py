@@ -232,7 +232,7 @@ def log_window(run: Run) -> None:
     state.metrics.clear()
     state.logged_step = state.step
     run.folder.log.append(row)
-    run.events.step(row)
+    run.logged(row)
 
 
 def router_aux_loss_coef(run: Run) -> float:

@@ -10,9 +10,9 @@ from support.gguf_models import VOCABULARY, changed, folder_of
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import find_file_type
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.merge import MergedWeights
 
 Type = gguf.GGMLQuantizationType
 WIDE = {

@@ -15,7 +15,7 @@ from support.gguf_files import keys_of, random_weights, tensors_of, write_gguf, 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf_file import TYPES
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.quant import GGML_FORMATS
 

@@ -11,7 +11,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.data import PreprocessConfig, Tokenizer, load_dataset
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, on_command_line
 from qlora_wgpu.runs.recommend import MemoryBudget, recommend_config
 from qlora_wgpu.runs.workload import DeviceSpec
 
@@ -294,7 +294,8 @@ def test_a_name_that_the_locale_cannot_read_is_refused(place, option):
         option: place / "\udcc3\udca9.jsonl"
     }
     args = [str(part) for pair in named.items() for part in pair]
-    done = CliRunner().invoke(init, [*args, "--out", str(place / "locale.yaml")])
+    with on_command_line("qlora-wgpu init"):
+        done = CliRunner().invoke(init, [*args, "--out", str(place / "locale.yaml")])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith(f"{option} ")
     assert "not valid text in this locale" in str(done.exception)

@@ -14,7 +14,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.lora import load_adapter
 
 LAYER = "model.layers.0"

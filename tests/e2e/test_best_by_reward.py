@@ -5,6 +5,7 @@ import math
 
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.stopped_runs import Kill, Killed
@@ -41,7 +42,7 @@ def run(folder, name, settings, observer=None, data=None, optim=None, **how):
     made["eval"] = {"eval_steps": 1, **settings}
     made["optim"] |= {"learning_rate": 3e-2, **(optim or {})}
     made["output"]["save_steps"] = 3
-    result = qlora_wgpu.train(made, observer or Told(), **how)
+    result = qlora_wgpu.train(made, callbacks=observed(observer or Told()), **how)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     return result, [row for row in map(json.loads, lines) if "eval_loss" in row]
 

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Config, Observer, train
+from qlora_wgpu import Config, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model import memory_plan
+from qlora_wgpu.training import Observer
 
 MIB = 1 << 20
 TOKENS = {"embed_tokens": [0, 5, 12287], "lm_head": [12287, 5]}
@@ -48,7 +50,7 @@ def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": memory,
     })  # fmt: skip
-    result = train(settings, notes, resume=resume)
+    result = train(settings, callbacks=observed(notes), resume=resume)
     return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
 
 

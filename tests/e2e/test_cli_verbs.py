@@ -291,5 +291,5 @@ def test_export_to_gguf(place):
     assert np.array_equal(matrix[:4], b[[0, half, 1, half + 1]])
     assert "must end in .gguf" in refused(place, *named, "a.bin", "--adapter-only")
     assert "a.gguf already exists" in refused(place, *named, "a.gguf", "--adapter-only")
-    assert "tokenizer.json is of the kind 'WordLevel'" in refused(place, *named, "whole.gguf")
+    assert "tokenizer.json is a 'WordLevel' tokenizer" in refused(place, *named, "whole.gguf")
     assert not (place / "whole.gguf").exists()

@@ -5,11 +5,13 @@ import os
 import numpy as np
 import pytest
 from support.allocating import allocating_device
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Config, Observer, train
+from qlora_wgpu import Config, train
 from qlora_wgpu.errors import WeightFileError
 from qlora_wgpu.mapped_files import check_not_truncated, map_file, path_of, read_now
+from qlora_wgpu.training import Observer
 
 
 class Cutting(Observer):
@@ -51,7 +53,7 @@ def test_a_run_is_saved_before_it_ends(in_buffers, monkeypatch, tmp_path):
             "log": {"logging_steps": 1},
             "device": changes,
         }
-        return train(Config.model_validate(settings), observer)
+        return train(Config.model_validate(settings), callbacks=observed(observer))
 
     whole = Cutting()
     run("whole", whole, keep_dequantized=False)

@@ -12,8 +12,8 @@ from support.trained_parts import IDS, PLAIN, check_beside_others, check_merged,
 from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, open_adapter
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.export.gguf import export_gguf
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.gguf import export_gguf
+from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained

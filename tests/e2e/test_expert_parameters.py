@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.generation import generate
 from qlora_wgpu.lora import load_adapter

@@ -17,7 +17,7 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained

@@ -12,11 +12,12 @@ import pytest
 from support.commands import run_here
 from support.gguf_files import byte_vocabulary, random_weights, write_model
 
+import qlora_wgpu
 from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.export import gguf_tensors as tensors
+from qlora_wgpu.exporting import gguf_tensors as tensors
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gguf.layout import TensorSlice
 from qlora_wgpu.lora import AdapterConfig, save_adapter
@@ -269,3 +270,11 @@ def test_mistakes(place) -> None:
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)
         assert done.stderr.count("\n") == 1
     assert not list(place.glob("*x.gguf")) + list(place.glob("out/*gguf"))
+
+
+def test_from_python(place, capfd) -> None:
+    written = qlora_wgpu.export(place / "out", type="q8_0", gguf=place / "python.gguf")
+    assert written.path == place / "python.gguf" and written.type_name == "q8_0"
+    assert 0 < written.drift.lost < 0.01 and written.nbytes == written.path.stat().st_size
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")

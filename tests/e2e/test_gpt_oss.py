@@ -12,7 +12,7 @@ from support.grown_texts import grown, log_probabilities
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.model.pretrained import QuantizationPolicy
 

@@ -18,7 +18,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts
 from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions

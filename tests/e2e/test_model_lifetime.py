@@ -108,7 +108,7 @@ def test_generate_takes_text_messages_and_ids(folder):
         }
         assert len(sampled) > 1
         assert model.generate([5, 6], max_new_tokens=3, stop_ids=range(100)) == []
-        with pytest.raises(ConfigError, match="a prompt is a text, token ids, or messages"):
+        with pytest.raises(ConfigError, match="a prompt must be a string, a list of token ids"):
             model.generate([1.5])
         with pytest.raises(qlora_wgpu.QLoRAError, match="the prompt is empty"):
             model.generate([])

@@ -14,13 +14,14 @@ from safetensors.numpy import save_file
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import LoraConfig, Observer, QLoRAModel, QuantConfig
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cli import _opening, commands
 from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.runs import evaluation, exporting, opening, resolve
+from qlora_wgpu.training import Observer
 
 REFERENCES = Path(__file__).parents[1] / "references"
 QUANT = {"blocksize": 128, "double_quant": False}

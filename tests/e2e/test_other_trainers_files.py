@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Observer, load_config
+from qlora_wgpu import load_config
 from qlora_wgpu.cli import commands
 from qlora_wgpu.runs.data import read_run_data
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.training import Observer
 
 FILES = Path(__file__).parents[1] / "config" / "dialects"
 SMALL = (

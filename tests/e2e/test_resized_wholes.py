@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from e2e.tiny import CONFIG, VOCAB, weights, write_model, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.merge import merge
 
 ROWS = VOCAB + 6
 IDS = np.random.default_rng(3).integers(0, ROWS, (2, 9))

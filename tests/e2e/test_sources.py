@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support.commands import run_here
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import QLoRAModel, Trainer, load_config, train
@@ -65,7 +66,7 @@ class Kill(Observer):
 
 def run(place, name, observer=None, *overrides, **options):
     changes = [f"output.dir={place / name}", *overrides]
-    return train(place / "run.yaml", observer, overrides=changes, **options)
+    return train(place / "run.yaml", callbacks=observed(observer), overrides=changes, **options)
 
 
 def logged(folder):

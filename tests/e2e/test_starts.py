@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from e2e.tiny import write_model
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, open_adapter
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.export import merge, quantize_folder
+from qlora_wgpu.exporting import merge, quantize_folder
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import pair_of
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, parse_name, tensor_name

@@ -11,7 +11,7 @@ from support.trained_parts import PLAIN, check_beside_others, check_merged, chec
 from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
-from qlora_wgpu.export.gguf import export_gguf
+from qlora_wgpu.exporting.gguf import export_gguf
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout

@@ -16,8 +16,8 @@ from qlora_wgpu.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
-from qlora_wgpu.export.gguf import export_gguf
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.gguf import export_gguf
+from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained

@@ -12,7 +12,7 @@ from support.gguf_files import byte_vocabulary, random_weights, write_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
-from qlora_wgpu.export.folders import quantize_folder
+from qlora_wgpu.exporting.folders import quantize_folder
 from qlora_wgpu.mapped_files import is_mapped
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained

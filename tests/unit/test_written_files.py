@@ -18,16 +18,16 @@ from qlora_wgpu.cli._options import output_file, write_json_file
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cluster.security import make_certificates
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export.gguf import _write as write_gguf_adapter
+from qlora_wgpu.exporting.gguf import _write as write_gguf_adapter
 
 ROOT = Path(qlora_wgpu.__file__).parent
 
 WRITERS = {"write_text", "write_bytes", "copyfile", "copytree", "copy2", "fdopen", "open"}
 IN_AN_UNFINISHED_FOLDER = {
     "gguf/folder.py", "checkpoint/manifest.py", "checkpoint/safetensors_file.py",
-    "data/prepared.py", "export/folders.py", "runs/exporting.py",
+    "data/prepared.py", "exporting/folders.py", "runs/exporting.py",
     "training/checkpoints.py", "web/site.py", "web/variant.py",
-    "runs/web.py", "export/gguf.py", "cluster/security.py",
+    "runs/web.py", "exporting/gguf.py", "cluster/security.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
     "data/tokenizer.py", "sandbox/process.py", "supervision/child.py", "supervision/journal.py",

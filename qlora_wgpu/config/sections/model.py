@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from qlora_wgpu.config.names import PEFT_DEFAULTS
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.values import (
     ALL_LINEAR,
@@ -96,6 +98,16 @@ class LoraConfig(Section):
     names either of them."""
     init_from: Annotated[FileName | None, FREE_ON_RESUME] = None
     """Folder of an adapter of the same shape to continue training; null starts a new one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_peft_defaults(cls, values: Any) -> Any:
+        """Ignores arguments of PEFT's LoraConfig whose value changes nothing."""
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            key: value for key, value in values.items() if value not in PEFT_DEFAULTS.get(key, ())
+        }
 
     @field_validator("init_from")
     @classmethod

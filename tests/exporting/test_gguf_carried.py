@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qlora_wgpu.export.gguf import passthrough_metadata, passthrough_tensors
-from qlora_wgpu.export.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.gguf import passthrough_metadata, passthrough_tensors
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
 
 OTHER, SHAPE = "blk.0.attn_q.weight", (4, 64)
@@ -62,7 +62,7 @@ def test_keys_of_the_file_itself_stay_behind():
 
 def test_what_no_adapter_changes_goes_on_bit_for_bit(monkeypatch):
     released = []
-    release_pages = "qlora_wgpu.export.gguf.release_pages"
+    release_pages = "qlora_wgpu.exporting.gguf.release_pages"
     monkeypatch.setattr(release_pages, lambda array: released.append(array.tolist()))
     made = carried([EMBEDDING, OTHER], [OTHER])
     assert (made[EMBEDDING].kind, made[OTHER].kind) == ("stored type", Q4_0)

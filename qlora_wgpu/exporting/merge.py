@@ -17,7 +17,7 @@ from qlora_wgpu.checkpoint.stored_weight import ExpertStack
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.folders import Tensors, as_dtype, without_keys, write_folder
+from qlora_wgpu.exporting.folders import Tensors, as_dtype, without_keys, write_folder
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for

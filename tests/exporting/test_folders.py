@@ -7,7 +7,7 @@ import json
 from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files, save_prompt_files
-from qlora_wgpu.export.folders import copy_prompt_files, copy_rest
+from qlora_wgpu.exporting.folders import copy_prompt_files, copy_rest
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -15,8 +15,8 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.checkpoint.gguf_file import ElementType, StoredTensor
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.folders import MARGIN, check_disk_space
-from qlora_wgpu.export.gguf_tensors import (
+from qlora_wgpu.exporting.folders import MARGIN, check_disk_space
+from qlora_wgpu.exporting.gguf_tensors import (
     BF16,
     F16,
     F32,
@@ -28,7 +28,7 @@ from qlora_wgpu.export.gguf_tensors import (
     refuse_untied,
     type_of_matrix,
 )
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.gguf.architecture import GGUFArchitecture

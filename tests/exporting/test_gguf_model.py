@@ -22,9 +22,9 @@ from support.gguf_models import (
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf_file import QUANTIZED, TYPES
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import FILE_TYPES, find_file_type
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES, find_file_type
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import find_family
 
 BOTH = (

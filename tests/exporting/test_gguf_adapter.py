@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from support.gguf_models import adapter_of, folder_of
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export import export_gguf
+from qlora_wgpu.exporting import export_gguf
 from qlora_wgpu.families.family import Stacking, find_family
 from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE as ARCHITECTURES
 from qlora_wgpu.lora import AdapterConfig, save_adapter

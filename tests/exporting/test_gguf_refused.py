@@ -8,7 +8,7 @@ from support.gguf_files import random_weights
 from support.gguf_models import CONFIGS, LATENT_YARN, ROPES, changed, folder_of, written
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.export.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.gguf.architectures import architecture_of
 
 REFUSED = {

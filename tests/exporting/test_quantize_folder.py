@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export import quantize_folder
+from qlora_wgpu.exporting import quantize_folder
 from qlora_wgpu.model.pretrained import Pretrained
 
 TEXT = {

@@ -7,7 +7,7 @@ import pytest
 from e2e.tiny import VOCAB, write_model
 
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.lora.config import AdapterConfig
 from qlora_wgpu.lora.peft_names import TOKENS, tensor_name
 
@@ -16,7 +16,7 @@ from qlora_wgpu.lora.peft_names import TOKENS, tensor_name
 def test_a_row_beyond_the_base_is_refused(tmp_path, monkeypatch, last):
     rows = {tensor_name("model.embed_tokens", TOKENS): np.ones((2, 36), np.float32)}
     config = AdapterConfig(4, 8, 0.0, ["q_proj"], False, None, trainable_token_indices=[0, last])
-    merge = importlib.import_module("qlora_wgpu.export.merge")
+    merge = importlib.import_module("qlora_wgpu.exporting.merge")
     monkeypatch.setattr(merge, "load_adapter", lambda *_, **__: (rows, config))
     monkeypatch.setattr(merge, "refuse_other_base", lambda *_, **__: None)
     monkeypatch.setattr(merge, "rows_for", lambda *_: VOCAB)

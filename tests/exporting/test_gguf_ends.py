@@ -8,9 +8,9 @@ from e2e.tiny import VOCAB, write_model
 from references.seeded import adapter as seeded
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import find_file_type
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.merge import MergedWeights
 
 PLAIN = QuantConfig(scheme="none")
 IDS = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])

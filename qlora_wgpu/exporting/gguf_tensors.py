@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.checkpoint.gguf_file import TYPES, ElementType
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import Architecture, stored_parts
 from qlora_wgpu.gguf.architecture import GGUFArchitecture
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD, Layout
