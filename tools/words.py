@@ -74,7 +74,7 @@ def _search(path: Path, line: int, text: str) -> Iterator[Found]:
 def in_python(path: Path) -> Iterator[Found]:
     """Old words in the strings and docstrings of a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield from _search(path, node.lineno, _CODE.sub(" ", node.value))
 
 

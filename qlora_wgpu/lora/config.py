@@ -171,7 +171,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
     _refuse_what_is_not_computed(path, fields)
     r = _number(path, fields, "r")
     if r != int(r):
-        raise CheckpointError(f"{path}: r is {r}, but must be a whole number")
+        raise CheckpointError(f"{path}: r must be an integer, got {r}")
     return AdapterConfig(
         r=int(r),
         lora_alpha=_number(path, fields, "lora_alpha"),
@@ -266,7 +266,7 @@ def _ranks(path: Path, fields: Mapping[str, Any]) -> dict[str, int]:
     for name, rank in pattern.items():
         if type(rank) is not int:
             raise CheckpointError(
-                f"{path}: rank_pattern of {name!r} is {rank!r}, not a whole number"
+                f"{path}: rank_pattern of {name!r} must be an integer, got {rank!r}"
             )
     return {name: int(rank) for name, rank in pattern.items()}
 

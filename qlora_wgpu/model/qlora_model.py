@@ -113,8 +113,8 @@ class QLoRAModel(AdapterModel):
             seed: Seed of the adapter's start.
             gradient_checkpointing: Whether layers are recomputed in the backward.
             gradient_dtype: What the adapter's gradient is summed in.
-            keep_dequantized: Whether quantized weights are kept dequantized on the device beside
-                their codes, which takes memory and makes steps faster, with the same bits;
+            keep_dequantized: Whether quantized weights are also kept dequantized on the device,
+                which takes memory and makes steps faster, with bit-identical results;
                 ``"auto"`` does so on a software GPU where they, with the copies that texts read
                 there, take a third of the machine's memory at most and the device has no bound.
             progress: Called with each tensor's name before it is read.
@@ -122,7 +122,7 @@ class QLoRAModel(AdapterModel):
         Raises:
             ConfigError: If both ``lora`` and ``adapter`` are given, or a setting does not fit.
             CheckpointError: If the folder or one of its files is missing or damaged.
-            UnsupportedModelError: If the model asks for something that is not computed here.
+            UnsupportedModelError: If the model, or something in its config.json, is not supported.
             DeviceError: If there is no usable GPU.
             OutOfMemoryError: If the device has no room.
         """
@@ -301,7 +301,7 @@ class QLoRAModel(AdapterModel):
     ) -> FloatArray:
         """The summed log probability of the labels of ``count`` samples, float32; waits.
 
-        Arguments beside it are those of ``accumulate``.
+        The other arguments are those of ``accumulate``.
         """
         options = self.options.step("sums", *ids.shape)
         sums = self.layout.step(options).sums
@@ -381,11 +381,11 @@ class QLoRAModel(AdapterModel):
         adapter: str | PathLike[str] | Mapping[str, FloatArray],
         name: str | None = None,
     ) -> None:
-        """Replaces the active adapter, or with a name, puts another one beside those there are.
+        """Replaces the active adapter or, with a name, adds another one.
 
         One with a name may have another rank, other targets and biases; the base is not read
-        again. It waits until ``set_adapter`` names it. Warns where the run of a folder quantized
-        the base otherwise than this model does.
+        again. It waits until ``set_adapter`` names it. Warns if the folder's run quantized the
+        base differently from this model.
 
         Args:
             adapter: Folder of a PEFT adapter, or without a name, its tensors by PEFT's names.
@@ -472,14 +472,14 @@ class QLoRAModel(AdapterModel):
 def _config_of_folder(
     adapter: str | PathLike[str], lora: LoraConfig | None, base: Pretrained
 ) -> tuple[LoraConfig, Pretrained, Mapping[str, FloatArray] | None]:
-    """The settings of an adapter's folder, where none are given beside it.
+    """The settings of an adapter's folder, if no others are given.
 
     Returns:
         The settings, the base for them, and the adapter's start if that is a part of the base.
     """
     if lora is not None:
         raise ConfigError(
-            "lora and adapter exclude each other: the adapter's folder says its rank and modules"
+            "lora and adapter are mutually exclusive: the adapter's folder has its own settings"
         )
     stacking = base.architecture.stacking
     tensors, stored = load_adapter(Path(adapter), biases=True, stacking=stacking)

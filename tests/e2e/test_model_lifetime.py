@@ -92,7 +92,7 @@ def test_with_an_adapter_of_a_file(folder, tmp_path):
         assert (model.adapter.config.r, model.adapter.config.lora_alpha) == (3, 7)
         opened = model.adapter_state_dict()
         assert all(np.array_equal(opened[name], values[name]) for name in values)
-    with pytest.raises(ConfigError, match="lora and adapter exclude each other"):
+    with pytest.raises(ConfigError, match="lora and adapter are mutually exclusive"):
         QLoRAModel.from_pretrained(folder, lora=LoraConfig(), adapter=tmp_path / "adapter")
 
 

@@ -28,7 +28,8 @@ def test_it_reads_strings_and_docstrings_of_python(tmp_path: Path, text, found):
 
 
 def test_it_reads_prose_and_no_code(tmp_path: Path):
-    (path := tmp_path / "a.md").write_text("It waits.\n```\nlearnt\n```\nWhat waits `anew`, beside.\n")
+    text = "It is.\n```\nlearnt\n```\nWhat waits `anew`, beside.\n"
+    (path := tmp_path / "a.md").write_text(text)
     assert [(each.line, each.word) for each in words.in_document(path)] == [
         (5, "What waits"), (5, "beside"),
     ]  # fmt: skip
