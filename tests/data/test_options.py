@@ -225,7 +225,7 @@ def test_parquet(tmp_path):
     answers = texts(load(tmp_path / "a.parquet"))
     assert answers == [ANSWERS, "b<|im_end|>\n"] * 200
     (tmp_path / "a.parquet").write_bytes(b"no")
-    with pytest.raises(DataError, match="is not a Parquet file"):
+    with pytest.raises(DataError, match="as a Parquet file"):
         load(tmp_path / "a.parquet")
 
 

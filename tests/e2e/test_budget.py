@@ -176,8 +176,8 @@ def test_a_wrong_size_is_a_sentence(place, memory):
 def test_a_matrix_beyond_a_binding_is_a_sentence(place, monkeypatch):
     monkeypatch.setattr(Device, "max_binding", 200_000)
     message = (
-        r"adapter of model.layers.0.self_attn.q_proj with r 512 takes 262,144 bytes in one piece, "
-        r"and .* allows 200,000: lower lora.r or leave it out of lora.target_modules"
+        r"adapter of model.layers.0.self_attn.q_proj with r 512 needs 262,144 bytes in one piece, "
+        r"but .* allows 200,000: lower lora.r or leave it out of lora.target_modules"
     )
     with pytest.raises(OutOfMemoryError, match=message):
         trained(place, "large", r=512)

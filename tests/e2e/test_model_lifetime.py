@@ -112,5 +112,5 @@ def test_generate_takes_text_messages_and_ids(folder):
             model.generate([1.5])
         with pytest.raises(qlora_wgpu.QLoRAError, match="the prompt is empty"):
             model.generate([])
-        with pytest.raises(qlora_wgpu.QLoRAError, match="takes at most 256"):
+        with pytest.raises(qlora_wgpu.QLoRAError, match="the model's maximum is 256"):
             model.generate([5] * 300)

@@ -175,7 +175,7 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
         required.check_host_memory(placed(8 * MIB), device, told)
     monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
     monkeypatch.setattr(required, "container_limit", lambda: MIB)  # less than is taken already
-    with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
+    with pytest.raises(OutOfMemoryError, match=r"host memory.* but only 0 MiB are free"):
         required.check_host_memory(placed(0), device, told)
 
 

@@ -115,9 +115,9 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     [
         ([VOCAB], "token 83 does not exist"),
         ([1, 2, 1], "token 1 is listed twice"),
-        ([-1], "numbers from 0 on"),
-        ([], "numbers from 0 on"),
-        ([True], "numbers from 0 on"),
+        ([-1], "must be a list of token ids"),
+        ([], "must be a list of token ids"),
+        ([True], "must be a list of token ids"),
         ({"wte": [1]}, "unknown matrix 'wte'"),
         ({"embed_tokens": [1], "model.embed_tokens": [2]}, "names model.embed_tokens twice"),
         ({"embed_tokens": [1], "lm_head": [2]}, "lm_head is tied to model.embed_tokens"),

@@ -25,7 +25,7 @@ PROGRAMS = ("benchmarks", "demo", "docs", "examples", "tools")
 DOORS = {
     "files.py",
     "checkpoint/atomic.py",
-    "supervision/journal.py",
+    "supervision/child.py",
     "sandbox/process.py",
     "supervision/streams.py",
     "supervision/processes.py",

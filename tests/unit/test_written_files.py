@@ -30,7 +30,7 @@ IN_AN_UNFINISHED_FOLDER = {
     "runs/web.py", "exporting/gguf.py", "cluster/security.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
-    "data/tokenizer.py", "sandbox/process.py", "supervision/child.py", "supervision/journal.py",
+    "data/tokenizer.py", "sandbox/process.py", "supervision/child.py",
     "supervision/streams.py",
 }  # fmt: skip
 BY_OTHER_MEANS = {

@@ -284,7 +284,7 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
 
 
 def test_a_port_beyond_all_is_refused(written):
-    with pytest.raises(ConfigError, match="port 99999 cannot be used"):
+    with pytest.raises(ConfigError, match="cannot use port 99999"):
         SiteServer(written.folder, 99_999)
 
 
