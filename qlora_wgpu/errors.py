@@ -1,15 +1,20 @@
-"""The exceptions of this package, for every failure that a user can cause or meet.
+"""The exceptions of this package, and what their messages are made of.
 
-Each message is one sentence that says what is wrong, where, and what to do. The command line
-prints it without a traceback and exits with ``exit_code``.
+Every failure that a user can cause or meet raises one. Each message is one sentence that says what
+is wrong, where, and what to do. The command line prints it without a traceback and exits with
+``exit_code``.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import reprlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any
 
 ERROR = 2  # exit code of every failure that a sentence explains
@@ -122,3 +127,54 @@ def brief(value: Any) -> str:
 def reason(err: Exception) -> str:
     """An error's message, without the number and path that the system adds."""
     return getattr(err, "strerror", None) or str(err)
+
+
+# ---- commands in messages ------------------------------------------------------------------------
+
+_PLAIN = re.compile(r"[\w./\\:=+~-]+")  # in cmd.exe and PowerShell
+_BEFORE_A_QUOTE = re.compile(r'(\\*)("|$)')  # where backslashes are special
+
+
+def shell_word(word: str, *, windows: bool = os.name == "nt") -> str:
+    """A word, quoted if necessary; cmd.exe only knows double quotes."""
+    if not windows:
+        return shlex.quote(word)
+    if _PLAIN.fullmatch(word):
+        return word
+    escaped = _BEFORE_A_QUOTE.sub(lambda m: m[1] * 2 + (r"\"" if m[2] else ""), word)
+    return f'"{escaped}"'
+
+
+def shell_command(words: Iterable[str], *, windows: bool = os.name == "nt") -> str:
+    """A command, its words quoted if necessary."""
+    return " ".join(shell_word(word, windows=windows) for word in words)
+
+
+# ---- missing packages ----------------------------------------------------------------------------
+
+# Messages name the packages, never the project with an extra: until the project is published,
+# anybody could register its name on an index.
+EXTRAS = {
+    "parquet": ("pyarrow>=15",),
+    "tensorboard": ("tensorboard>=2.15",),
+    "wandb": ("wandb>=0.17",),
+    "trackio": ("trackio>=0.43",),
+    "cluster": ("distributed>=2024.8", "cryptography>=42"),
+    "serve": ("starlette>=0.40", "uvicorn>=0.30"),
+    "dawn": ("wgpudawn>=0.32.0.4,<0.33",),
+}
+_NEEDED_BY = {"cluster": "clusters", "serve": "serve"}
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra's packages, quoted for any shell."""
+    return " ".join(("pip install", *(f'"{each}"' for each in EXTRAS[extra])))
+
+
+def require_extra(extra: str) -> None:
+    """Raises a ConfigError with the command that installs an extra's missing packages."""
+    names = [requirement.partition(">")[0] for requirement in EXTRAS[extra]]
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        needed = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required"
+        raise ConfigError(f"{needed} for {_NEEDED_BY[extra]}: {install_command(extra)}")

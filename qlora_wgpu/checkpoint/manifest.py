@@ -1,20 +1,25 @@
-"""A checkpoint's manifest: the size and hash of each file, and what the folder belongs to.
+"""What a folder holds and belongs to: a checkpoint's manifest, and a hash of a model's weights.
 
-``manifest.json`` is written last and includes its own hash. A folder with a damaged, foreign or
-missing file is refused.
+``manifest.json`` is written last and includes its own hash, and each file's size and hash. A folder
+with a damaged, foreign or missing file is refused. Weights are hashed while they are read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import is_file, open_file
+from qlora_wgpu.mapped_files import release_pages, sha256
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -69,3 +74,89 @@ def _check(path: Path, record: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{path} is damaged or was replaced: its hash does not match")
     except OSError as err:
         raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err
+
+
+# ---- a model's weights ---------------------------------------------------------------------------
+
+_MAX_SAMPLES = 256  # tensors of a file
+_SAMPLE_BYTES = 4096  # of each tensor
+
+
+class HashedFile(Protocol):
+    """The tensors of an open file."""
+
+    path: Path
+    on_read: Callable[[str], None] | None
+
+    def names(self) -> list[str]:
+        """All tensors."""
+
+    def dtype(self, name: str) -> str:
+        """A tensor's element type."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its dimensions."""
+
+    def stored_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """Its bytes."""
+
+
+class WeightFingerprint:
+    """Hashes a model's tensors in a thread, without the interpreter's lock.
+
+    The hash covers names, types, shapes and bytes of all tensors, but not which file has them. A
+    tensor is hashed when it is first read, so that its bytes are read from disk once.
+    """
+
+    def __init__(self, files: Mapping[str, HashedFile]) -> None:
+        self._files = files
+        self._pool = ThreadPoolExecutor(1, "fingerprint")
+        self._hashes: dict[str, Future[Any]] = {}
+        for file in set(files.values()):
+            file.on_read = self._add
+
+    def finish(self) -> None:
+        """Starts hashing everything that has not been read."""
+        for file in set(self._files.values()):
+            file.on_read = None
+        for name in self._files:
+            self._add(name)
+        self._pool.shutdown(wait=False)
+
+    @property
+    def hexdigest(self) -> str:
+        """The hash of all tensors; waits for it."""
+        whole = hashlib.sha256()
+        for name in sorted(self._hashes):
+            whole.update(self._hashes[name].result().digest())
+        return whole.hexdigest()
+
+    def _add(self, name: str) -> None:
+        if name not in self._hashes:
+            file = self._files[name]
+            about = repr((name, file.dtype(name), file.shape(name))).encode()
+            self._hashes[name] = self._pool.submit(sha256, file.stored_bytes(name), about)
+
+
+def identity(files: Iterable[HashedFile], about: str) -> str:
+    """A hash of files' headers, states and samples, and ``about``: ``ModelFolder.identity``."""
+    whole = hashlib.sha256(about.encode())
+    for file in sorted(set(files), key=lambda each: each.path.name):
+        whole.update(repr(state_of(file.path)).encode())
+        names = file.names()
+        whole.update(repr([(n, file.dtype(n), file.shape(n)) for n in names]).encode())
+        for name in names[:: len(names) // _MAX_SAMPLES + 1]:
+            stored = file.stored_bytes(name)
+            middle = stored.size // 2
+            whole.update(bytes(stored[middle : middle + _SAMPLE_BYTES]))
+            release_pages(stored)
+    return whole.hexdigest()
+
+
+def state_of(path: Path) -> tuple[str, int, int]:
+    """A file's name, size and modification time."""
+    try:
+        status = path.stat()
+    except OSError as err:
+        raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
+    return path.name, status.st_size, status.st_mtime_ns

@@ -12,6 +12,7 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.gguf_file import GGUFFile
+from qlora_wgpu.checkpoint.manifest import WeightFingerprint, identity
 from qlora_wgpu.checkpoint.quantized import quantized_files
 from qlora_wgpu.checkpoint.quantized.coded_weight import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import INDEX, WEIGHTS, SafetensorsFile, nearest
@@ -22,7 +23,6 @@ from qlora_wgpu.checkpoint.stored_weight import (
     FloatWeight,
     StoredWeight,
 )
-from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import exists, is_dir, is_file, is_there

@@ -19,9 +19,8 @@ from typing import Any
 import click
 
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.errors import ERROR, DeviceError, QLoRAError, on_command_line, reason
+from qlora_wgpu.errors import ERROR, DeviceError, QLoRAError, on_command_line, reason, shell_command
 from qlora_wgpu.gpu import driver
-from qlora_wgpu.shell_words import shell_command
 from qlora_wgpu.supervision.child import Journal, end_if_hung
 from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space
 from qlora_wgpu.supervision.streams import drop_unwritable, guard_streams

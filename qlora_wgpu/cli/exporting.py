@@ -19,7 +19,7 @@ from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import run_around
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, shell_word
 from qlora_wgpu.exporting import merge as merge_adapter
 from qlora_wgpu.exporting import quantize_folder
 from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
@@ -33,7 +33,6 @@ from qlora_wgpu.runs.exporting import (
 from qlora_wgpu.runs.hub_upload import UploadBundle
 from qlora_wgpu.runs.hub_upload import push as push_to_hub
 from qlora_wgpu.runs.resolve import base_of
-from qlora_wgpu.shell_words import shell_word
 
 _base_option = click.option(
     "--base",

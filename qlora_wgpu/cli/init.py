@@ -17,9 +17,8 @@ from qlora_wgpu.config.dialects.draft import MappedValue
 from qlora_wgpu.config.yaml import commented_yaml
 from qlora_wgpu.data import Tokenizer, infer_chat_template
 from qlora_wgpu.data.sources import has_validation
-from qlora_wgpu.errors import ConfigError, QLoRAError, command
+from qlora_wgpu.errors import ConfigError, QLoRAError, command, shell_word
 from qlora_wgpu.files import exists
-from qlora_wgpu.shell_words import shell_word
 
 # ---- another trainer's file ----------------------------------------------------------------------
 

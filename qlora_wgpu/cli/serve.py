@@ -12,8 +12,7 @@ import click
 from qlora_wgpu.cli._opening import ModelOptions, opening_options, prompt_format, require_template
 from qlora_wgpu.cli._options import PORT, chat_template_option, count
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.errors import ConfigError, reason
-from qlora_wgpu.extras import require_extra
+from qlora_wgpu.errors import ConfigError, reason, require_extra
 from qlora_wgpu.files import exists
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine

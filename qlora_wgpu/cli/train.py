@@ -17,9 +17,8 @@ from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import prompt_kind
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, shell_command, shell_word
 from qlora_wgpu.runs.settings import as_config, require_own_peers
-from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.child import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.observers import EventRows, Events, Unwatched

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
 from qlora_wgpu.config import ClusterConfig
-from qlora_wgpu.errors import ClusterError, ConfigError
-from qlora_wgpu.extras import require_extra
+from qlora_wgpu.errors import ClusterError, ConfigError, require_extra
 
 if TYPE_CHECKING:
     from distributed import Security

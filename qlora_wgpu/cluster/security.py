@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.extras import require_extra
+from qlora_wgpu.errors import ConfigError, require_extra
 from qlora_wgpu.files import file_bytes
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from typing import Any
 import yaml
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
-from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAError
+from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAError, shell_word
 from qlora_wgpu.files import LFS_PREFIX, UTF_16, exists, file_bytes, is_dir, is_file, open_file
 from qlora_wgpu.limits import MODEL_JSON_BYTES, YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
-from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.visible import one_line, visible_json
 
 # ---- syntax errors ------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from typing import IO, Any, TextIO
 from qlora_wgpu.data import parquet_child
 from qlora_wgpu.data.json_rows import checked
 from qlora_wgpu.data.messages import without_nulls
-from qlora_wgpu.errors import DataError
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import DataError, install_command
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
 from qlora_wgpu.visible import one_line

@@ -19,11 +19,11 @@ from qlora_wgpu.cache_folder import cache_path, folder_of_this_process, is_own, 
 from qlora_wgpu.checkpoint import gguf_file, gguf_tokenizer
 from qlora_wgpu.checkpoint.atomic import atomic_folder, remove
 from qlora_wgpu.checkpoint.gguf_file import FLOATS, QUANTIZED, ElementType, GGUFFile
+from qlora_wgpu.checkpoint.manifest import WeightFingerprint, identity, state_of
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import WEIGHTS
 from qlora_wgpu.checkpoint.stored_weight import IN_TURNS, FloatArray, StoredWeight
 from qlora_wgpu.checkpoint.tokenizer_files import CONFIG, GENERATION, WITHOUT_TOKENIZER
-from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity, state_of
 from qlora_wgpu.errors import CheckpointError, TokenizerError
 from qlora_wgpu.families.family import built_in_family
 from qlora_wgpu.files import file_bytes

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import install_command
 from qlora_wgpu.gpu.backend import Backend, checks_everything, explain_refusal
 from qlora_wgpu.gpu.kernel_config import has_few_registers
 from qlora_wgpu.gpu.matrix import MatrixShape

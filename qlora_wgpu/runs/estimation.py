@@ -16,8 +16,14 @@ from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.tokenizer import extended_tokenizer
-from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, TokenizerError, option
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    QLoRAError,
+    TokenizerError,
+    install_command,
+    option,
+)
 from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of

@@ -15,8 +15,7 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import ConfigError, install_command
 from qlora_wgpu.files import file_text
 from qlora_wgpu.training.observers import Observer, Row
 

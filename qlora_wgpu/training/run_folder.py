@@ -29,12 +29,11 @@ from qlora_wgpu.checkpoint import (
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option
+from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option, shell_word
 from qlora_wgpu.files import broken_link, exists, file_bytes, is_dir
 from qlora_wgpu.limits import OWN_LOG_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.training.observers import Row
 
 # ---- identity ------------------------------------------------------------------------------------

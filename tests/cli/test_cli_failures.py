@@ -13,9 +13,8 @@ from support.commands import run_here
 
 from qlora_wgpu.cli._options import output_file, positive_integer, read_bytes
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
-from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
+from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError, shell_word
 from qlora_wgpu.gpu.adapters import list_adapters
-from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.supervision.streams import Output
 
 

@@ -147,7 +147,7 @@ MISTAKES = {
     "negative eps": (("train", "run.yaml"), edit_config(rms_norm_eps=-1.0), None, "rms_norm_eps"),
     "eps": (("train", "run.yaml"), edit_config(rms_norm_eps=float("inf")), None, "rms_norm_eps"),
     "no heads": (("train", "run.yaml"), edit_config(num_attention_heads=0), None, "num_attention"),
-    "kv heads": (("train", "run.yaml"), edit_config(num_key_value_heads=4), None, "must be a multiple"),
+    "kv heads": (("train", "run.yaml"), edit_config(num_key_value_heads=4), None, "a multiple of"),
     "untied without a head": (
         ("train", "run.yaml"), edit_config(tie_word_embeddings=False), None, "lm_head",
     ),

@@ -16,8 +16,8 @@ ENGINE = [
     "gpu", "graph", "kernels", "ops", "families", "lora", "model", "generation", "quant",
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
-FILES = {"engine": 241, "product": 184}
-LINES = {"engine": 36_000, "product": 43_500}
+FILES = {"engine": 242, "product": 180}
+LINES = {"engine": 36_000, "product": 43_350}
 TRAINING = {"engine": 105, "product": 81}  # files that a run of two steps passes through
 
 

@@ -25,7 +25,7 @@ from qlora_wgpu.config.values import (
     Workers,
     parse_bytes,
 )
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import install_command
 
 
 class EvalConfig(Section):
