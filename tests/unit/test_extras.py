@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from qlora_wgpu import errors
 from qlora_wgpu.errors import EXTRAS, ConfigError, install_command, require_extra
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 
