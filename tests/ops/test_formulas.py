@@ -28,6 +28,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("check", NAMES)
 def test_ops_by_their_formulas(device, profile, dtype, check, monkeypatch):
