@@ -1,4 +1,4 @@
-"""``merge``, ``quantize``, ``export`` and ``push``: trained models for other programs."""
+"""``merge``, ``quantize``, ``export`` and ``push``: models and adapters for other programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -23,6 +22,8 @@ from qlora_wgpu.errors import ConfigError, shell_word
 from qlora_wgpu.exporting import merge as merge_adapter
 from qlora_wgpu.exporting import quantize_folder
 from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
+from qlora_wgpu.exporting.merge import Base
+from qlora_wgpu.quant import BLOCKSIZES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.exporting import (
     export_adapter,
@@ -40,8 +41,8 @@ _base_option = click.option(
     type=click.Choice(["original", "dequantized"]),
     help="Merge into the original weights, or into the dequantized NF4 weights used in training.",
 )
-_BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-Base = Literal["original", "dequantized"]
+
+# ---- merge ---------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -81,6 +82,30 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
         console.print(_drift(console, opening, settings, out))
 
 
+def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
+    """How the merged model's predictions differ from those of base and adapter."""
+    source = OpenedModel.open(opening.model)
+    assert opening.adapter is not None
+    with Display(console) as display:
+        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
+    base = _stored(source, settings)
+    return f"drift from base ({base}) and adapter, as trained, {drift}"
+
+
+def _stored(source: OpenedModel, settings: Config) -> str:
+    quant = settings.quant
+    scheme = source.pretrained.scheme(quant)
+    if scheme == "none":
+        return f"not quantized, {settings.train.compute_dtype}"
+    if scheme != "nf4":
+        return f"{scheme}, {settings.train.compute_dtype}"
+    scales = "double" if quant.double_quant else "single"
+    return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
+
+
+# ---- quantize ------------------------------------------------------------------------------------
+
+
 @click.command()
 @click.option(
     "--model",
@@ -93,7 +118,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
 @click.option(
     "--blocksize",
     default=64,
-    type=click.Choice(_BLOCKSIZES),
+    type=click.Choice(BLOCKSIZES),
     help="Weights per scale.",
 )
 @click.option(
@@ -116,6 +141,9 @@ def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, expe
     with _progress(console, "quantizing") as progress:
         quantize_folder(model_path, out, settings, experts=experts, progress=progress)
     console.print(f"quantized into {out}")
+
+
+# ---- export --------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -194,6 +222,9 @@ def export(
         console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
+# ---- push ----------------------------------------------------------------------------------------
+
+
 @click.command()
 @click.argument("run", type=click.Path())
 @click.argument("name")
@@ -253,6 +284,17 @@ def push(
     console.print(f"uploaded to {page}", soft_wrap=True)
 
 
+def _confirm(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "push asks before it uploads, but stdin is not a terminal: add --yes to upload"
+        )
+    return click.confirm(question)
+
+
+# ---- shared --------------------------------------------------------------------------------------
+
+
 def path_in_run(adapter: str, name: str, option: str) -> str:
     """A path in the folder of the adapter's run."""
     if find_run(adapter) is None:
@@ -267,32 +309,3 @@ def path_in_run(adapter: str, name: str, option: str) -> str:
 def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
     with console.status(verb) as status:
         yield lambda name: status.update(f"{verb} {name}")
-
-
-def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
-    """How the merged model's predictions differ from those of base and adapter."""
-    source = OpenedModel.open(opening.model)
-    assert opening.adapter is not None
-    with Display(console) as display:
-        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
-    base = _stored(source, settings)
-    return f"drift from base ({base}) and adapter, as trained, {drift}"
-
-
-def _stored(source: OpenedModel, settings: Config) -> str:
-    quant = settings.quant
-    scheme = source.pretrained.scheme(quant)
-    if scheme == "none":
-        return f"not quantized, {settings.train.compute_dtype}"
-    if scheme != "nf4":
-        return f"{scheme}, {settings.train.compute_dtype}"
-    scales = "double" if quant.double_quant else "single"
-    return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
-
-
-def _confirm(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "push asks before it uploads, but stdin is not a terminal: add --yes to upload"
-        )
-    return click.confirm(question)

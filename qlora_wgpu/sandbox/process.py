@@ -33,6 +33,8 @@ from qlora_wgpu.limits import (
     CHILD_WAIT,
 )
 
+# ---- the parent process --------------------------------------------------------------------------
+
 REQUEST = struct.Struct("<Qdd")  # bytes that follow; maximum CPU seconds and wall-clock seconds
 RESPONSE = struct.Struct("<Qd")  # bytes that follow; CPU seconds used
 _TIMER = -signal.SIGPROF if hasattr(signal, "SIGPROF") else 1  # exit status after a timeout
@@ -179,8 +181,8 @@ def _paths() -> list[str]:
 def _packages() -> dict[str, str]:
     """The folders of the packages that child processes import from."""
     root = Path(__file__).resolve().parents[1]
-    rooms = {f"qlora_wgpu.{room}": str(root / room) for room in ("data", "sandbox")}
-    return {"qlora_wgpu": str(root), **rooms}
+    inner = {f"qlora_wgpu.{name}": str(root / name) for name in ("data", "sandbox")}
+    return {"qlora_wgpu": str(root), **inner}
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""A run's end: the last evaluation, the final adapter with its prompt files, and the result."""
+"""A run's end: the last evaluation, the final adapter with its prompt files, and the result.
+
+If the run's folder cannot be written, the adapter is rescued into another one.
+"""
 
 from __future__ import annotations
 
