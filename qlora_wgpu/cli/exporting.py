@@ -25,12 +25,7 @@ from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
 from qlora_wgpu.exporting.merge import Base
 from qlora_wgpu.quant import BLOCKSIZES
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.exporting import (
-    export_adapter,
-    export_model,
-    merge_drift,
-    modelfile_of,
-)
+from qlora_wgpu.runs.exporting import export_adapter, export_model, merge_drift, modelfile_of
 from qlora_wgpu.runs.hub_upload import UploadBundle
 from qlora_wgpu.runs.hub_upload import push as push_to_hub
 from qlora_wgpu.runs.resolve import base_of
@@ -70,12 +65,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     out = out or path_in_run(opening.adapter, "merged", "--out")
     with _progress(console, "merging") as progress:
         merge_adapter(
-            opening.model,
-            opening.adapter,
-            out,
-            base=base,
-            quant=settings.quant,
-            progress=progress,
+            opening.model, opening.adapter, out, base=base, quant=settings.quant, progress=progress
         )
     console.print(f"merged into {out}")
     if check:
@@ -115,12 +105,7 @@ def _stored(source: OpenedModel, settings: Config) -> str:
     help="Folder or hub name of the model.",
 )
 @click.option("--out", required=True, type=FILE_OR_FOLDER, help="Output folder.")
-@click.option(
-    "--blocksize",
-    default=64,
-    type=click.Choice(BLOCKSIZES),
-    help="Weights per scale.",
-)
+@click.option("--blocksize", default=64, type=click.Choice(BLOCKSIZES), help="Weights per scale.")
 @click.option(
     "--double-quant/--no-double-quant", default=True, help="Quantize the scales to 8 bits."
 )
@@ -236,11 +221,7 @@ def export(
     metavar="FILE",
     help="Upload this GGUF file instead of the adapter.",
 )
-@click.option(
-    "--private/--public",
-    default=True,
-    help="Visibility of a new repository.",
-)
+@click.option("--private/--public", default=True, help="Visibility of a new repository.")
 @click.option("--yes", is_flag=True, help="Upload without asking.")
 def push(
     run: str,

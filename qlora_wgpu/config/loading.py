@@ -1,7 +1,4 @@
-"""Checked settings from a YAML file, from overrides and from the run of an adapter.
-
-An unknown key's message suggests the key that was probably meant.
-"""
+"""Checked settings from a YAML file, from overrides and from the run of an adapter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The base of every configuration section: frozen, strict, and with one sentence per problem.
-
-Keys that were renamed still work by their old names, with a warning.
-"""
+"""The base of configuration sections: frozen and strict; their problems, and keys' old names."""
 
 from __future__ import annotations
 
@@ -290,14 +287,13 @@ class Section(BaseModel, metaclass=_SectionMeta):
         for name, field in cls.model_fields.items():
             kind = type_name(field.annotation)
             default: Any = Parameter.empty
-            default_text = "required"
+            given = "required"
             if field.default_factory is not None:  # a section
-                default, default_text = ..., "optional"
+                default, given = ..., "optional"
             elif not field.is_required():
-                default, default_text = field.default, f"default {field.default!r}"
+                default, given = field.default, f"default {field.default!r}"
             parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
-            description = field.description or summary(field.annotation)
-            text = f"{name} ({kind}, {default_text}): {description}"
+            text = f"{name} ({kind}, {given}): {field.description or summary(field.annotation)}"
             lines += textwrap.wrap(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
         cls.__doc__ = "\n".join(lines)
         cls.__signature__ = Signature(parameters)

@@ -206,12 +206,9 @@ class Worker:
         self._model.write_stats(stats)
 
     def _sums(
-        self,
-        request: BlockRequest,
-        began: float,
-        kind: StepKind,
+        self, request: BlockRequest, began: float, kind: StepKind,
         gradient: FloatArray | None = None,
-    ) -> BlockResult:
+    ) -> BlockResult:  # fmt: skip
         """The sums of everything that ran since ``began``; waits for the device."""
         model, stats = self._model, self._model.read_stats()
         metrics = stats[STATS_METRICS:].copy()

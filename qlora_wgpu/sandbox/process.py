@@ -50,14 +50,8 @@ from qlora_wgpu.sandbox.process import main
 main({module!r})
 """
 _ENVIRONMENT = (
-    "SYSTEMROOT",
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "TZ",
-    "LANG",
-    "LC_ALL",
-)
+    "SYSTEMROOT", "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL",
+)  # fmt: skip
 
 
 class SandboxError(Exception):
@@ -269,11 +263,9 @@ def _reason(status: int, wait: float) -> str:
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
-        try:
+        with suppress(OSError):  # what is still buffered is not needed
             if pipe is not None:
                 pipe.close()
-        except OSError:  # nobody reads what is still buffered
-            pass
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

@@ -1,7 +1,4 @@
-"""A run's end: the last evaluation, the final adapter with its prompt files, and the result.
-
-If the run's folder cannot be written, the adapter is rescued into another one.
-"""
+"""A run's end: the last evaluation, the final adapter, rescued if necessary, and the result."""
 
 from __future__ import annotations
 
