@@ -68,7 +68,7 @@ class _Vocabulary:
         added = [self._added(i) for i in range(len(self._tokens)) if self._is_added(i)]
         special = {name: self._special_id(key) for name, key in _ROLES.items()}
         bos, eos = self._added_token("bos", special), self._added_token("eos", special)
-        parts = self._byte_level() if self._pre is not None else self._sentence_piece()
+        parts = self._byte_parts() if self._pre is not None else self._sentence_piece_parts()
         tokenizer = {
             "version": "1.0",
             "truncation": None,
@@ -174,14 +174,10 @@ class _Vocabulary:
             raise self._error(f"has a value in {_PREFIX}merges that is not a pair")
         return pairs
 
-    def _byte_level(self) -> Part:
+    def _byte_parts(self) -> Part:
+        """The parts of tokenizer.json for text as bytes, as in GPT-2."""
         assert self._pre is not None
-        decoder = {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        }
+        decoder = {**_byte_level(True), "add_prefix_space": True}
         return {
             "normalizer": self._pre.normalizer,
             "pre_tokenizer": self._pre.pre_tokenizer,
@@ -190,7 +186,8 @@ class _Vocabulary:
             "model": bpe_model(self._vocab(), self._pairs(), ignore_merges=self._pre.ignore_merges),
         }
 
-    def _sentence_piece(self) -> Part:
+    def _sentence_piece_parts(self) -> Part:
+        """Its parts for text as characters with ``▁`` for spaces."""
         is_paired = self._model == _PAIRED
         prefix = not is_paired and self._values.get("add_space_prefix", True) is True
         vocab = self._vocab()

@@ -157,13 +157,9 @@ def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, expe
     help="Compare the file's logits with those of base and adapter, and delete it if it is wrong.",
 )
 def export(
-    opening: ModelOptions,
-    gguf_file: str | None,
-    type_name: str | None,
-    adapter_only: bool,
-    base: Base,
-    check: bool,
-) -> None:
+    opening: ModelOptions, gguf_file: str | None, type_name: str | None, adapter_only: bool,
+    base: Base, check: bool,
+) -> None:  # fmt: skip
     """Export a run's model as GGUF, for llama.cpp and Ollama.
 
     RUN is the folder of a run, such as runs/first, or of an adapter.
@@ -224,14 +220,9 @@ def export(
 @click.option("--private/--public", default=True, help="Visibility of a new repository.")
 @click.option("--yes", is_flag=True, help="Upload without asking.")
 def push(
-    run: str,
-    name: str,
-    base: str | None,
-    merged: str | None,
-    gguf: str | None,
-    private: bool,
+    run: str, name: str, base: str | None, merged: str | None, gguf: str | None, private: bool,
     yes: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Upload a run's adapter to the Hugging Face Hub as NAME.
 
     RUN is the folder of a run, such as runs/first, or of an adapter. NAME is OWNER/NAME. A model

@@ -135,9 +135,8 @@ class Scheduler:
         metrics = []
         for worker in self._workers.values():
             done = worker.tokens, worker.timed_tokens, worker.seconds
-            metrics.append(
-                WorkerMetrics(worker.name, *done, answers=not self._is_silent(worker, now))
-            )
+            answers = not self._is_silent(worker, now)
+            metrics.append(WorkerMetrics(worker.name, *done, answers=answers))
             worker.tokens, worker.timed_tokens, worker.seconds = 0, 0, 0.0
         return tuple(metrics)
 

@@ -386,12 +386,9 @@ class Watchdog:
     """Raises an error after too long without progress."""
 
     def __init__(
-        self,
-        seconds: float,
-        progress: Progress,
-        members: WorkerRegistry,
+        self, seconds: float, progress: Progress, members: WorkerRegistry,
         report: Callable[[str], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._seconds = seconds
         self._progress = progress
         self._members = members

@@ -87,8 +87,8 @@ def write_folder(
                 weight_map |= dict.fromkeys(entries, name)
             if len(set(weight_map.values())) > 1 or WEIGHTS not in source.files():
                 index = {"metadata": {"total_size": weights}, "weight_map": weight_map}
-                (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+                _write(unfinished / INDEX, index)
+            _write(unfinished / "config.json", config)
             copy_rest(source.text_folder, unfinished)
             if adapter is not None:
                 copy_prompt_files(Path(adapter), unfinished)

@@ -280,8 +280,7 @@ class Optimizer:
         passing: Sequence[MomentsPart] = ()
         if model.layout.offload.host_moments:
             passing = moments_in_parts(
-                [_on_host(each) for each in adapter.moments.vectors],
-                adapter.moments.blocks,
+                [_on_host(each) for each in adapter.moments.vectors], adapter.moments.blocks
             )
         trace_update(graph, adapter, model.stats, self._info, optim, passing)
         self._program = model.programs.from_graph(graph)
