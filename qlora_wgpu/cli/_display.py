@@ -283,9 +283,9 @@ class TrainingDisplay(Display):
         for each in texts:
             prompt, text = " ".join(each.prompt.split()), " ".join(each.text.split())
             shown = prompt if len(prompt) <= _PROMPT_WIDTH else f"…{prompt[-_PROMPT_WIDTH:]}"
-            said = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}…"
+            answer = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}…"
             self._console.print(f"  {shown}", style="dim")
-            self._console.print(f"    {said or '(empty)'}")
+            self._console.print(f"    {answer or '(empty)'}")
 
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""

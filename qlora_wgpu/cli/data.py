@@ -76,13 +76,13 @@ def data(
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
     """Examples with a title: the row's number, and which of its answers it is."""
-    said = ANSWER_NAMES.get(settings.train.objective, ("",))
-    rows = len(dataset) // len(said)
+    names = ANSWER_NAMES.get(settings.train.objective, ("",))
+    rows = len(dataset) // len(names)
     for number in range(len(dataset)):
-        row, place = divmod(number, len(said))
+        row, place = divmod(number, len(names))
         example = dataset[number]
         if len(example):  # a row with one answer has an empty second example
-            word = f", {said[place]}" if said[place] else ""
+            word = f", {names[place]}" if names[place] else ""
             yield f"{row + 1:,} of {rows:,}{word}: {len(example):,} tokens", example
 
 

@@ -374,7 +374,7 @@ class QLoRAModel(AdapterModel):
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
         """All adapters by their names, in the order in which they came."""
-        return self._adapters.told()
+        return self._adapters.loaded()
 
     def load_adapter(
         self,
@@ -490,7 +490,7 @@ def _config_of_folder(
 def _kept(layout: ModelPlan, asked: KeepDequantized, device: Device) -> ModelPlan:
     """The model with dequantized weights where they are asked for; texts may need copies, too."""
     copies = copied_bytes(layout, device.budget)
-    return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, beside=copies)
+    return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, more=copies)
 
 
 def device_layout(
