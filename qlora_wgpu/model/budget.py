@@ -257,10 +257,10 @@ class Search:
         least = self.least(besides)
         if (taken := more.taken(least)) <= budget:
             return least
-        there = f"{budget / MIB:,.1f}".removesuffix(".0")
+        available = f"{budget / MIB:,.1f}".removesuffix(".0")
         raise OutOfMemoryError(
             f"training needs at least {_mib(taken)} of device memory, {_mib(taken - budget)} more "
-            f"than the {there} MiB available, even with everything possible offloaded: lower "
+            f"than the {available} MiB available, even with everything possible offloaded: lower "
             "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
             "device.memory"
         )
@@ -453,11 +453,11 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
         fitted = layout.changed(offload=offload)
         if _total(fitted, plans_of) <= budget:
             return fitted
-    there = max(budget, 0)  # inputs and the like may have taken more than all of it
+    available = max(budget, 0)  # inputs and the like may have taken more than all of it
     raise OutOfMemoryError(
         f"this needs at least {least / MIB:,.0f} MiB of device memory, "
-        f"{(least - there) / MIB:,.0f} MiB more than the {there / MIB:,.0f} MiB available, even "
-        "with everything possible offloaded: use shorter sequences, or raise device.memory "
+        f"{(least - available) / MIB:,.0f} MiB more than the {available / MIB:,.0f} MiB available, "
+        "even with everything possible offloaded: use shorter sequences, or raise device.memory "
         "(--memory)"
     )
 
