@@ -62,7 +62,7 @@ class QLoRAModel(AdapterModel):
         """Loads a layout's weights onto a device; ``from_pretrained`` is usually simpler.
 
         Args:
-            layout: The model, laid out for the device's profile; it is used up.
+            layout: The model, laid out for the device's profile; it can be loaded only once.
             device: The device that will hold the model.
             seed: Seed of the adapter's initialization.
             options: How training steps are computed.
