@@ -1,7 +1,7 @@
 """What a folder holds and belongs to: a checkpoint's manifest, and a hash of a model's weights.
 
 ``manifest.json`` is written last and includes its own hash, and each file's size and hash. A folder
-with a damaged, foreign or missing file is refused. Weights are hashed while they are read.
+with a damaged, replaced or missing file is refused. Weights are hashed while they are read.
 """
 
 from __future__ import annotations

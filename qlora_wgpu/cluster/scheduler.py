@@ -1,4 +1,4 @@
-"""Assigns a step's blocks to workers: decisions alone, with no network and no clock of their own.
+"""Assigns a step's blocks to workers: only decisions, without network and clock.
 
 A block is a micro-batch, and its result does not depend on the worker that computes it. Workers
 pull: a worker takes the next block if it can finish it by the time at which all workers together

@@ -1,4 +1,4 @@
-"""The registry of workers: they join, are checked or excluded, open the model, and leave."""
+"""Workers: the registry that they join and leave, and how long a run waits for them."""
 
 import asyncio
 import contextlib
