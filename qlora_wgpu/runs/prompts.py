@@ -90,7 +90,7 @@ def _ids(where: str, template: PromptFormat, messages: Sequence[Mapping[str, Any
 _MIN_TOKENS, _MAX_TOKENS = 24, 160  # tokens of a continuation, by the length of the data's
 _PROMPTS = 3
 _OWN_TOKENS = 64  # of an answer to one of eval.sample_prompts
-_MAX_SECONDS = 10.0  # of all texts before training; after a third of it, no other one is begun
+_MAX_SECONDS = 10.0  # of all texts before training; after a third of it, no other is started
 
 
 @dataclass(frozen=True)
