@@ -1,4 +1,4 @@
-"""The commands as functions of the package."""
+"""Commands as functions of the package: init, train, merge, export, quantize and push."""
 
 from __future__ import annotations
 

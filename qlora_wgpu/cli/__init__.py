@@ -1,4 +1,4 @@
-"""The command line: the group of all commands, each imported when it is called, and how one ends.
+"""The command line: the group of all commands, each imported when it is called, and their errors.
 
 ``--help`` imports none of them.
 """

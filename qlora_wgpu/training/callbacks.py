@@ -131,7 +131,7 @@ class Step:
         if self._handler.is_over or following > run.total_steps:
             return
         if run.state.plateau is not None:
-            schedule.held = run.state.plateau.rate
+            schedule.fixed_rate = run.state.plateau.rate
         planned = schedule.planned(following)
         if planned == 0:
             raise ConfigError(

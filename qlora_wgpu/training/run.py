@@ -41,7 +41,7 @@ from qlora_wgpu.training.data import (
 from qlora_wgpu.training.evaluation import Evaluator, SampleGenerator, SampleLogger
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
-from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerFigures
+from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
 from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
@@ -77,7 +77,7 @@ class Run:
     best: BestAdapter | None  # the adapter with the best evaluation, if it is kept
     saved_at: int  # the step of the newest checkpoint, or -1
     saturated: int  # number of clamped values since the run started or resumed
-    workers: dict[str, WorkerFigures]  # of cluster workers since the last logged step, by name
+    workers: dict[str, WorkerMetrics]  # of cluster workers since the last logged step, by name
     sources: SourceCounter | None  # counts the rows of a mixture's sources
     callbacks: CallbackHandler | None  # calls the user's callbacks during the run
     result: TrainResult | None  # the result, after the end
