@@ -54,7 +54,7 @@ def test_init_data_train(place):
     )
     assert text.returncode == 0, text.stderr
     assert run_here("data", "text.yaml", cwd=place).returncode == 0
-    assert "exists already" in refused(
+    assert "already exists" in refused(
         place, "init", "--model", "model", "--data", "train.jsonl", "--out", "new.yaml"
     )
     assert "does not exist" in refused(

@@ -53,7 +53,7 @@ def test_init_then_estimate(place, tmp_path):
     assert written.path == out and written.converted_from is None
     assert qlora_wgpu.load_config(out).data.eval == str(place / "eval.jsonl")
     assert qlora_wgpu.estimate(out, rank=4, seq=64).total > 0
-    with pytest.raises(ConfigError, match=r"exists already: pass another out, or use overwrite"):
+    with pytest.raises(ConfigError, match=r"already exists: pass another out, or use overwrite"):
         qlora_wgpu.init(place / "model", place / "train.jsonl", out=out)
     for missing, given in (("model", {}), ("data", {"model": "m"})):
         with pytest.raises(ConfigError, match=f"^{missing} is required"):
