@@ -147,11 +147,20 @@ def test_generate_one_and_several(place):
             model.generate(["one"], stream=True)
         with pytest.raises(ConfigError, match="batch_size must be at least 1"):
             model.generate(["one"], batch_size=0)
-        for name, meant in (("max_tokens", "max_new_tokens"), ("temprature", "temperature")):
+        for name, meant in (
+            ("max_tokens", "max_new_tokens"), ("temprature", "temperature"),
+            ("do_sample", "temperature"), ("eos_token_id", "stop_ids"), ("streamer", "stream"),
+        ):  # fmt: skip
             with pytest.raises(ConfigError, match=f"unknown option {name}; did you mean {meant}"):
                 model.generate("one", **{name: 1})
-        with pytest.raises(ConfigError, match=r"unknown option num_beams$"):
-            model.generate("one", num_beams=2)
+        for name in ("num_beams", "pad_token_id", "stop"):
+            with pytest.raises(ConfigError, match=rf"unknown option {name}$"):
+                model.generate("one", **{name: 2})
+        for ids in (5, "one", [1.5]):
+            with pytest.raises(ConfigError, match="stop_ids must be"):
+                model.generate("one", stop_ids=ids)
+            with pytest.raises(ConfigError, match="stop_ids must be"):
+                next(qlora_wgpu.generate(model, [5], stop_ids=ids))
         for wrong in (None, 5, {"role": "user"}, ["one", 5]):
             with pytest.raises(ConfigError, match="a prompt must be a string"):
                 model.generate(wrong)
