@@ -74,7 +74,11 @@ def init(
         ConfigError: If an argument is missing or invalid, or the file exists.
         DataError: If the data cannot be read.
     """
-    paths = [data] if isinstance(data, str | PathLike) else data
+    paths = [data] if isinstance(data, str | PathLike) else data or ()
+    if not isinstance(columns, Mapping | None):
+        raise ConfigError(
+            f"columns must be a mapping such as {{'prompt': 'question'}}, got {columns!r}"
+        )
     return write_run_file(
         str(out),
         model=None if model is None else str(model),

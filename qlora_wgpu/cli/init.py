@@ -148,6 +148,7 @@ def _column(option: str, text: str) -> tuple[str, str]:
 @click.option(
     "--from",
     "other",
+    metavar="FILE",
     help="Config of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
     "the options above take precedence.",
 )

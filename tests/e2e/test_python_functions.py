@@ -187,3 +187,28 @@ def test_peft_s_methods(place, tmp_path):
     assert text == "<|user|>hi</s>"
     opened = qlora_wgpu.Tokenizer.from_pretrained(place / "model")
     assert opened.fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: qlora_wgpu.merge(run, base="nf4", out="x"), "base must be 'original' or"),
+        (lambda run: qlora_wgpu.export(run, type="q4_k_m"), "^type q4_k_m is not supported"),
+        (lambda run: qlora_wgpu.evaluate(run, observer=object()), "observer must be an Observer"),
+        (lambda run: qlora_wgpu.estimate(run, compute_dtype="fp16"), "compute_dtype must be 'bf"),
+        (lambda run: qlora_wgpu.estimate(run, batch="a"), "^batch must be a positive integer"),
+        (lambda run: qlora_wgpu.init("m", "d", columns=["a"]), "columns must be a mapping such"),
+        (lambda run: qlora_wgpu.init("m", None), "data is required"),
+        (lambda run: qlora_wgpu.register_family("new", None), "must have the methods read and for"),
+    ],
+)
+def test_arguments_of_functions_are_checked(place, monkeypatch, tmp_path, call, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        call(place / "run")
+
+
+def test_functions_take_the_folder_of_a_run(place):
+    assert qlora_wgpu.estimate(place / "run").workload.lora.r == 4
+    measured = qlora_wgpu.evaluate(place / "run", generate=True)
+    assert measured.base_predictions and measured.adapter_predictions
