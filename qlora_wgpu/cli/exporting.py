@@ -115,7 +115,7 @@ def _stored(source: OpenedModel, settings: Config) -> str:
     help="Quantize experts, too: a quarter of the size, but transformers cannot load it.",
 )
 def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, experts: bool) -> None:
-    """Quantize a model's linear layers to NF4, as bitsandbytes does.
+    """Quantize a model's linear layers to NF4, like bitsandbytes.
 
     Training on the new folder gives the same result and starts faster; transformers with
     bitsandbytes loads it, too. Experts stay in 16 bits, also in training, since transformers cannot

@@ -30,7 +30,7 @@ from qlora_wgpu.config.section import (
 from qlora_wgpu.config.sections.data import SourceConfig
 from qlora_wgpu.config.sections.train import has_default_beta2
 from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
 # ---- files and overrides -------------------------------------------------------------------------
@@ -73,8 +73,11 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         )
     path = Path(path)
     file = _read(path)
-    if isinstance(overrides, str):
-        raise ConfigError("overrides must be a list of strings such as 'train.max_steps=10'")
+    if not isinstance(overrides, list | tuple | Mapping):
+        raise ConfigError(
+            "overrides must be a list of strings such as 'train.max_steps=10', or a mapping, got "
+            f"{brief(overrides)}"
+        )
     values, errors = _split_sections(file, path.name)
     origin: dict[tuple[str, ...], str] = {}
     is_default_beta2 = has_default_beta2(values.get("optim", {}))

@@ -255,6 +255,8 @@ class _SectionMeta(ModelMetaclass):
 
 def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
     def suggest(loc: tuple[str, ...]) -> str:
+        if own := cls.suggestion(loc):
+            return own
         if len(loc) != 1:
             return ""
         synonym = (key_for(loc[0]) or ("", ""))[1]
@@ -279,6 +281,11 @@ class Section(BaseModel, metaclass=_SectionMeta):
         validate_default=True,
         use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def suggestion(cls, loc: tuple[str, ...]) -> str:
+        """The end of the sentence about an unknown key, if a subclass knows more than its keys."""
+        return ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

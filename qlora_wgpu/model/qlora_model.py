@@ -100,34 +100,35 @@ class QLoRAModel(AdapterModel):
         keep_dequantized: KeepDequantized = "auto",
         progress: Progress = lambda name: None,
     ) -> Self:
-        """Loads a Hugging Face folder onto a device, with a new adapter or a saved one.
+        """Loads a model folder onto a device, with a new adapter or one from a folder.
 
         Args:
-            path: The folder, or a name on the Hugging Face hub.
-            lora: The new adapter, initialized as in PEFT.
-            quant: How the frozen linear layers are stored.
-            compute_dtype: Data type of matmul operands; sums are always float32.
-            device: An open device, a GPU's name or index, or None for the best one.
-            adapter: Folder of a PEFT adapter to load, in place of ``lora``; ``open_adapter`` also
-                quantizes the base as the adapter's run did.
-            seed: Seed of the adapter's initialization.
+            path: The folder or GGUF file, or a name on the Hugging Face Hub.
+            lora: Settings of a new adapter, which is initialized as in PEFT.
+            quant: Quantization of the frozen linear layers.
+            compute_dtype: Type of matmul operands; accumulation is in float32.
+            device: An open device, a GPU's index or a part of its name, or None for the best one.
+            adapter: Folder of a PEFT adapter to open instead of a new one, with its own settings;
+                ``open_adapter`` also quantizes the base as in the adapter's run.
+            seed: Random seed of a new adapter's weights.
             gradient_checkpointing: Whether layers are recomputed in the backward pass.
-            gradient_dtype: Data type of the adapter's gradient.
+            gradient_dtype: Type in which the adapter's gradient is accumulated.
             keep_dequantized: Whether quantized weights are also kept dequantized on the device,
                 which takes memory and makes steps faster, with bit-identical results;
-                ``"auto"`` does so on a software GPU without a memory limit, if these copies and
-                those for generation take at most a third of the machine's memory.
+                ``"auto"`` does so on a software GPU without a memory limit, if they and the copies
+                for generation take at most a third of the machine's memory.
             progress: Called with each tensor's name before it is read.
 
         Raises:
-            ConfigError: If both ``lora`` and ``adapter`` are given, or a setting does not fit.
+            ConfigError: If both ``lora`` and ``adapter`` are given, or a setting is invalid.
             CheckpointError: If the folder or one of its files is missing or damaged.
             UnsupportedModelError: If the model, or something in its config.json, is not supported.
             DeviceError: If there is no usable GPU.
-            OutOfMemoryError: If the model does not fit into the device's memory.
+            OutOfMemoryError: If the device has too little memory.
         """
         _check_settings(lora, quant)
-        pretrained = Pretrained.open(path)  # before a device is opened
+        _check_choices(seed, gradient_dtype, keep_dequantized)
+        pretrained = Pretrained.open(path)  # before a device is asked for
         start = None
         if adapter is not None:
             lora, pretrained, start = _config_of_folder(adapter, lora, pretrained)
@@ -175,7 +176,7 @@ class QLoRAModel(AdapterModel):
     ) -> tuple[float, dict[str, FloatArray]]:
         """The mean loss over the labels and its exact gradient, without dropout.
 
-        It includes the load-balancing loss of experts if training does.
+        It includes the experts' balancing loss if training does.
 
         Args:
             input_ids: Integers (batch, seq).
@@ -374,7 +375,7 @@ class QLoRAModel(AdapterModel):
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
         """All adapters by name, in the order in which they were loaded."""
-        return self._adapters.loaded()
+        return self._adapters.told()
 
     def load_adapter(
         self,
@@ -383,19 +384,19 @@ class QLoRAModel(AdapterModel):
     ) -> None:
         """Replaces the active adapter or, with a name, adds another one.
 
-        A named adapter may have another rank, other targets and other biases, and is inactive
-        until ``set_adapter`` selects it; the base is not read again. Warns if the folder's run
-        quantized the base differently from this model.
+        A named one may have another rank, other targets and biases; the base is not read again,
+        and ``set_adapter`` activates it. Warns if the folder's run quantized the base differently
+        from this model.
 
         Args:
             adapter: Folder of a PEFT adapter, or without a name, its tensors by PEFT's names.
-            name: Name of the added adapter.
+            name: The new adapter's name.
 
         Raises:
             CheckpointError: If it is damaged or does not fit this model; without a name, also if
                 it does not fit the active adapter's LoraConfig.
-            ConfigError: If an adapter has that name already, or tensors are passed with a name.
-            OutOfMemoryError: If the first adapter of its shape does not fit into the memory.
+            ConfigError: If the name is taken, or tensors are given a name.
+            OutOfMemoryError: If the device has too little memory for its shape.
         """
         if name is None:
             super().load_adapter(adapter)
@@ -418,10 +419,10 @@ class QLoRAModel(AdapterModel):
         self.prompt_folder = tokenizer_folder(path) or self.folder.text_folder
 
     def set_adapter(self, name: str) -> None:
-        """Makes another adapter the active one; waits for the device if that was trained.
+        """Activates another adapter; waits for the device if the active one was trained.
 
         Raises:
-            ConfigError: If no adapter has that name, or the adapter is disabled.
+            ConfigError: If no adapter has this name, or within ``disable_adapter``.
         """
         with self.device.in_turn:
             self._require_on("set_adapter")
@@ -434,17 +435,17 @@ class QLoRAModel(AdapterModel):
             self.programs = chosen.signature.programs
 
     def delete_adapter(self, name: str) -> None:
-        """Deletes an adapter, and with the last one of its shape the programs for that shape.
+        """Frees an adapter, and the programs of its shape if no other adapter has it.
 
         Raises:
-            ConfigError: If no adapter has that name, or it is active.
+            ConfigError: If no adapter has this name, or it is active.
         """
         with self.device.in_turn:
             self._adapters.delete(name)
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Within it, the model is the base alone, with its own biases."""
+        """Within the context, the model is the base alone, with its own biases."""
         with self.device.in_turn, self.biases.off():
             before = self._is_off, self.parameters_changed
             kept = self.read_flat(self.adapter.parameters).copy()
@@ -511,6 +512,17 @@ def device_layout(
         pretrained, lora, quant, compute_dtype, profile=device.profile,
         max_binding=device.max_binding, offload=offload, forms=forms, keep=keep,
     )  # fmt: skip
+
+
+def _check_choices(seed: object, gradient_dtype: object, keep_dequantized: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ConfigError(f"seed must be an integer, got {seed!r}")
+    if gradient_dtype not in ("float32", "bfloat16"):
+        raise ConfigError(f"gradient_dtype must be 'float32' or 'bfloat16', got {gradient_dtype!r}")
+    if keep_dequantized not in (True, False, "auto"):
+        raise ConfigError(
+            f"keep_dequantized must be True, False or 'auto', got {keep_dequantized!r}"
+        )
 
 
 def _check_settings(lora: object, quant: object) -> None:

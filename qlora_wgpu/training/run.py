@@ -20,6 +20,7 @@ from qlora_wgpu.errors import (
     ConfigError,
     DeviceLostError,
     OutOfMemoryError,
+    QLoRAError,
     TrainingError,
     WeightFileError,
     command,
@@ -149,10 +150,13 @@ class Run:
                     queue.log.check_end()
             callbacks.is_over = True
             self.read_clock()
-            if self.stop.requested:
-                interrupt(self)
-            elif not was_finished:
-                finish(self, evaluator)
+            try:
+                if self.stop.requested:
+                    interrupt(self)
+                elif not was_finished:
+                    finish(self, evaluator)
+            except CallbackError as err:
+                raise self._saved_error(err) from (err.__cause__ or err)
             self.result = result_of(self, was_finished=was_finished)
             self.events.finished(self.result)
             failure = self.events.failure
@@ -249,10 +253,7 @@ class Run:
         except (OutOfMemoryError, ClusterError, WeightFileError, CallbackError) as err:
             queue.finish_all()  # the device still works, and no step is partly applied
             self.model.zero_gradient()
-            step, message = self.state.step, f"{err}"
-            if self.saved_at == step or self.save():
-                message += f"; the run is saved after step {step}: {option('resume')} continues it"
-            raise type(err)(message) from (err.__cause__ or err)
+            raise self._saved_error(err) from (err.__cause__ or err)
         except DeviceLostError as err:  # nothing can be read any more
             if command() or self.saved_at < 0:  # a supervised command restarts by itself
                 raise
@@ -260,6 +261,13 @@ class Run:
                 f"{err}; step-{self.saved_at} in {self.folder.checkpoints} is kept: "
                 f"{option('resume')} continues from it"
             ) from err
+
+    def _saved_error(self, err: QLoRAError) -> QLoRAError:
+        """An error that ends a run, after its state was saved; says so."""
+        step, message = self.state.step, f"{err}"
+        if self.saved_at == step or self.save():
+            message += f"; the run is saved after step {step}: {option('resume')} continues it"
+        return type(err)(message)
 
     def _warn_of_replaced(
         self, kind: type[BaseException] | None, error: BaseException | None,
