@@ -128,9 +128,9 @@ def _with_hints() -> Iterator[None]:
         raise QLoRAError(f"a connection was closed by the other end: {reason(err)}") from err
     except click.ClickException as err:
         hint = _hint(err)
-        if hint and isinstance(err, click.NoSuchOption):
-            err.possibilities = None  # the setting is meant, not an option with a similar name
         vars(err).update(message=visible(err.message) + hint)
+        if hint and isinstance(err, click.NoSuchOption):
+            vars(err).update(possibilities=None)  # a setting is meant, not a similar option
         raise
 
 

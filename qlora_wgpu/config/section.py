@@ -255,7 +255,8 @@ class _SectionMeta(ModelMetaclass):
 
 def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
     def suggest(loc: tuple[str, ...]) -> str:
-        if own := cls.suggestion(loc):
+        own: str = cls.suggestion(loc)
+        if own:
             return own
         if len(loc) != 1:
             return ""
