@@ -375,7 +375,7 @@ class QLoRAModel(AdapterModel):
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
         """All adapters by name, in the order in which they were loaded."""
-        return self._adapters.told()
+        return self._adapters.loaded()
 
     def load_adapter(
         self,
