@@ -61,6 +61,7 @@ class Trainer:
         Raises:
             ConfigError: If an argument has another type.
         """
+        check_callbacks(callbacks)
         if not isinstance(model, AdapterModel):
             raise ConfigError(
                 "a Trainer requires an open model, such as QLoRAModel.from_pretrained(...), got "
@@ -70,7 +71,6 @@ class Trainer:
             raise ConfigError(
                 f"a Trainer requires a Config, such as load_config('run.yaml'), got {brief(config)}"
             )
-        check_callbacks(callbacks)
         self.model = model
         self.config = config
         self._events = Events.of(None)
