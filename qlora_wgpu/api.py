@@ -157,10 +157,8 @@ def train(
 def _refuse_other_arguments(settings: Mapping[str, Any]) -> None:
     """Refuses misspelled arguments of ``train``, which would be taken for settings."""
     for name in settings:
-        meant = _OTHER_ARGUMENTS.get(name) or next(
-            iter(get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.8)), None
-        )
-        if meant is not None:
+        near = get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.8)
+        for meant in filter(None, (_OTHER_ARGUMENTS.get(name), *near)):
             raise ConfigError(f"unknown argument '{name}': did you mean '{meant}'?")
 
 

@@ -41,13 +41,6 @@ class Config(Section):
     device: Annotated[DeviceConfig, FREE_ON_RESUME] = Field(default_factory=DeviceConfig)
     cluster: Annotated[ClusterConfig, FREE_ON_RESUME] = Field(default_factory=ClusterConfig)
 
-    @classmethod
-    def suggestion(cls, loc: tuple[str, ...]) -> str:
-        """The end of the sentence about an unknown key, as for one in a file."""
-        from qlora_wgpu.config.loading import suggest_key  # which imports this module
-
-        return suggest_key(loc)
-
     @field_validator("train")
     @classmethod
     def _fits_the_data(cls, value: TrainConfig, info: ValidationInfo) -> TrainConfig:

@@ -255,9 +255,10 @@ class _SectionMeta(ModelMetaclass):
 
 def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
     def suggest(loc: tuple[str, ...]) -> str:
-        own: str = cls.suggestion(loc)
-        if own:
-            return own
+        if cls.__name__ == "Config":  # as for a file
+            from qlora_wgpu.config.loading import suggest_key  # which imports this module
+
+            return suggest_key(loc)
         if len(loc) != 1:
             return ""
         synonym = (key_for(loc[0]) or ("", ""))[1]
@@ -282,11 +283,6 @@ class Section(BaseModel, metaclass=_SectionMeta):
         validate_default=True,
         use_attribute_docstrings=True,
     )
-
-    @classmethod
-    def suggestion(cls, loc: tuple[str, ...]) -> str:
-        """The end of the sentence about an unknown key, if a subclass knows more than its keys."""
-        return ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

@@ -62,15 +62,12 @@ class Trainer:
             ConfigError: If an argument has another type.
         """
         check_callbacks(callbacks)
-        if not isinstance(model, AdapterModel):
-            raise ConfigError(
-                "a Trainer requires an open model, such as QLoRAModel.from_pretrained(...), got "
-                f"{brief(model)}"
-            )
-        if not isinstance(config, Config):
-            raise ConfigError(
-                f"a Trainer requires a Config, such as load_config('run.yaml'), got {brief(config)}"
-            )
+        for given, kind, named in (
+            (model, AdapterModel, "an open model, such as QLoRAModel.from_pretrained(...)"),
+            (config, Config, "a Config, such as load_config('run.yaml')"),
+        ):
+            if not isinstance(given, kind):
+                raise ConfigError(f"a Trainer requires {named}, got {brief(given)}")
         self.model = model
         self.config = config
         self._events = Events.of(None)
