@@ -32,7 +32,7 @@ class WorkersHere(Cluster):
     def worker_metrics(self):
         return ()
 
-    def _ask(self, method, *given, check):
+    def _query(self, method, *given, check):
         return check(getattr(self.workers[0], method)(BlockRequest(self.version, 0), *given))
 
     def _publish(self):
