@@ -1,5 +1,7 @@
 """Which worker gets which block, with a clock that is turned by hand."""
 
+from random import Random
+
 import pytest
 
 from qlora_wgpu.cluster.scheduler import Scheduler
@@ -69,6 +71,30 @@ def test_a_worker_gets_blocks_by_its_speed():
         seconds = sim.step([1000] * 20)
     assert seconds == pytest.approx(16.0, abs=0.5)
     assert len(sim.blocks_of("fast")) == 16 and len(sim.blocks_of("slow")) == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("uptime", [0.0, 7e4, 3e7])
+def test_no_block_is_left_when_all_workers_are_free(count, uptime):
+    """The clock's seconds are many, and a block takes few of them."""
+    random = Random(count)
+    for _ in range(60):
+        scheduler, now = Scheduler(), uptime + random.random()
+        for name in range(count):
+            scheduler.add(str(name))
+        for _ in range(2):  # the first compiles
+            seconds = 10 ** random.uniform(-4, 2)
+            scheduler.begin([10] * count)
+            for order in scheduler.next(now):
+                scheduler.done(order, now + seconds, seconds)
+            now += 2 * seconds
+        scheduler.begin([10] * 9)
+        while not scheduler.is_complete:
+            orders = scheduler.next(now)
+            assert orders
+            for order in orders:
+                scheduler.done(order, now + seconds, seconds)
+            now += seconds
 
 
 def test_no_slow_worker_is_waited_for_at_the_end_of_a_step():
