@@ -1,4 +1,4 @@
-"""Assigns a step's blocks to workers: decisions alone, with no network and no clock of their own.
+"""Assigns a step's blocks to workers: only decisions, without network and clock.
 
 A block is a micro-batch, and its result does not depend on the worker that computes it. Workers
 pull: a worker takes the next block if it can finish it by the time at which all workers together
@@ -35,7 +35,7 @@ def name_order(name: str) -> tuple[int, int | str]:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A block that a worker is to compute."""
+    """A block that is assigned to a worker."""
 
     ticket: int  # unique
     step: int  # number of the step since the start
@@ -131,15 +131,14 @@ class Scheduler:
         return [worker.name for worker in self._workers.values() if self._is_silent(worker, now)]
 
     def worker_metrics(self, now: float) -> tuple[WorkerMetrics, ...]:
-        """Each worker's numbers for gradients since the last call, sorted by name."""
-        figures = []
+        """What each worker has done for gradients since the last call, sorted by name."""
+        metrics = []
         for worker in self._workers.values():
             done = worker.tokens, worker.timed_tokens, worker.seconds
-            figures.append(
-                WorkerMetrics(worker.name, *done, answers=not self._is_silent(worker, now))
-            )
+            answers = not self._is_silent(worker, now)
+            metrics.append(WorkerMetrics(worker.name, *done, answers=answers))
             worker.tokens, worker.timed_tokens, worker.seconds = 0, 0, 0.0
-        return tuple(figures)
+        return tuple(metrics)
 
     # -- a step ----------------------------------------------------------------------------
 
@@ -197,7 +196,7 @@ class Scheduler:
         self._release([order])
 
     def reject(self, order: Assignment) -> None:
-        """Rejects a worker's result, or lack of one: another worker is to compute the block."""
+        """Rejects a worker's result, or lack of one: another worker must compute the block."""
         self._step.rejected.setdefault(order.block, set()).add(order.worker)
         self._step.finished.discard(order.block)
         self._release([order])

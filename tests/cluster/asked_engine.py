@@ -84,7 +84,7 @@ class Asked:
         def check(written):
             return check_text(written, more, vocab_size=9)
 
-        return self.thread.run(self.engine.ask("text", ids, more, check=check))
+        return self.thread.run(self.engine.query("text", ids, more, check=check))
 
     def tokens(self):
         """What each worker computed of gradients since this was asked last."""
