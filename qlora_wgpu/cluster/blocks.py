@@ -254,7 +254,7 @@ class WorkerSpec:
 WorkerClass = Callable[[WorkerSpec], Any]
 """Opens the model in a worker's process; ``runs.cluster.Worker`` has its methods.
 
-The first argument of each, except ``identity``, ``refused`` and ``write``, is an ``BlockRequest``.
+The first argument of each, except ``identity``, ``refused`` and ``write``, is a ``BlockRequest``.
 """
 
 

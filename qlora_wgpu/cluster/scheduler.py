@@ -228,24 +228,24 @@ class Scheduler:
         """Assigns a block to each worker that has ``held`` blocks and is needed for another."""
         if not self._step.pending:
             return []
-        frees = {
+        delays = {
             worker.name: max([0.0, *(end - now for end, _ in self._schedule(worker, now))])
             for worker in workers
         }
         sizes = [self._step.sizes[block] for block in self._step.pending]
         size = sum(sizes) / len(sizes)
         takes = {worker.name: self._seconds(worker, self._step.kind, size) for worker in workers}
-        makespan = self._makespan(list(frees.values()), list(takes.values()), len(sizes))
+        makespan = self._makespan(list(delays.values()), list(takes.values()), len(sizes))
         orders: list[Assignment] = []
-        for worker in sorted(workers, key=lambda w: frees[w.name] + takes[w.name]):
+        for worker in sorted(workers, key=lambda w: delays[w.name] + takes[w.name]):
             if len(worker.held) != held:
                 continue
-            remaining, seconds = frees[worker.name], takes[worker.name]
+            remaining, seconds = delays[worker.name], takes[worker.name]
             # A rejected block may be left to a worker that is slower than the others
             if not (self._fixed or self._step.rejected):
                 if remaining + seconds > makespan:
                     break
-            # The last blocks stay pending, since another worker may be free sooner
+                # The last blocks stay pending, since another worker may be free sooner
                 if held and len(self._step.pending) <= len(self._workers):
                     break
                 if held and remaining > max(_PREFETCH * seconds, _PREFETCH_SECONDS):
@@ -257,15 +257,14 @@ class Scheduler:
                 orders.append(self._assign(worker, block, now))
         return orders
 
-    def _makespan(self, frees: list[float], takes: list[float], count: int) -> float:
+    def _makespan(self, delays: list[float], takes: list[float], count: int) -> float:
         """The fewest seconds in which workers can compute ``count`` blocks, at most a window's.
 
-        ``frees`` are the seconds until each worker is free. A worker that takes longer for one
-        block would stall the others. The result is never less than what the first block takes: it
-        is an upper bound, of which rounding takes much less than what is added.
+        ``delays`` are the seconds until each worker is free. A worker that takes longer for one
+        block would stall the others. Rounded up, so that the first to finish a block takes one.
         """
         count = min(count, self._window * len(self._workers))
-        free, seconds = np.array(frees), np.array(takes)
+        free, seconds = np.array(delays), np.array(takes)
         if not np.isfinite(free).any():
             return math.inf
         low, high = 0.0, float((free + count * seconds).min())
