@@ -349,6 +349,10 @@ class Gemma3ImageProcessor:
         """Always whole."""
         return Tiles()
 
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what the tower reads of an image of this size."""
+        return (self.height, self.width) if self.do_resize else (height, width)
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The whole image."""
         if self.do_resize:
@@ -394,16 +398,25 @@ class ClipImageProcessor:
         """Always whole."""
         return Tiles()
 
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what the tower reads of an image of this size."""
+        if self.do_center_crop:
+            return self.crop
+        if self.do_pad:
+            height = width = max(height, width)
+        return self._resized(height, width) if self.do_resize else (height, width)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """The size whose shorter side is ``shortest_edge``."""
+        longer = int(self.shortest_edge * max(height, width) / min(height, width))
+        return (self.shortest_edge, longer) if height <= width else (longer, self.shortest_edge)
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The middle of the image."""
         if self.do_pad:
             rgb = self._squared(rgb)
         if self.do_resize:
-            height, width = rgb.shape[:2]
-            short, long = min(height, width), max(height, width)
-            longer = int(self.shortest_edge * long / short)
-            size = (self.shortest_edge, longer) if height <= width else (longer, self.shortest_edge)
-            rgb = resize(rgb, *size, self.resample)
+            rgb = resize(rgb, *self._resized(*rgb.shape[:2]), self.resample)
         if self.do_center_crop:
             rgb = _center(rgb, *self.crop)
         return ProcessedImage((self.scaling(rgb),), Tiles())
