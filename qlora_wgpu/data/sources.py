@@ -6,6 +6,7 @@ import difflib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -96,11 +97,13 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
         raise DataError(f"the data file {path} is compressed ({kind}): unpack it first")
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each row of a data file after its location, such as ``"train.jsonl line 17"``."""
-    readers = {
-        ".jsonl": json_lines, ".csv": csv_rows, ".parquet": table_rows, ".arrow": table_rows
-    }  # fmt: skip
+def read_rows(path: Path, *, with_bytes: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each row of a data file after its location, such as ``"train.jsonl line 17"``.
+
+    ``with_bytes`` is as for ``table_rows``.
+    """
+    table = partial(table_rows, with_bytes=with_bytes)
+    readers = {".jsonl": json_lines, ".csv": csv_rows, ".parquet": table, ".arrow": table}
     return readers.get(path.suffix.lower(), json_list)(path)
 
 

@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 
 from qlora_wgpu.errors import DataError, QLoRAError, install_command, reason
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import file_bytes, open_file
 from qlora_wgpu.images.processors import RGB
 from qlora_wgpu.limits import IMAGE_BYTES
 from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
@@ -88,6 +88,27 @@ class FileContent:
     def read(self) -> bytes:
         """The file, which must have at most ``IMAGE_BYTES``."""
         return file_bytes(self.path, IMAGE_BYTES)
+
+    @property
+    def state(self) -> list[int]:
+        """What changes if the file is replaced: its size, and when it was written."""
+        status = self.path.stat()
+        return [status.st_size, status.st_mtime_ns]
+
+
+@dataclass(frozen=True)
+class StoredContent:
+    """An image within a file of the cache."""
+
+    path: Path
+    begin: int
+    end: int
+
+    def read(self) -> bytes:
+        """The bytes of the image."""
+        with open_file(self.path) as file:
+            file.seek(self.begin)
+            return file.read(self.end - self.begin)
 
 
 @dataclass(frozen=True)
@@ -197,13 +218,18 @@ def image_source(value: Any, folder: Path | None, name: str) -> ImageSource:
     )
 
 
+def is_remote(text: str) -> bool:
+    """Whether a reference is a URI, not a path."""
+    return _URI.match(text) is not None or _REMOTE.match(text) is not None
+
+
 def _of_text(text: str, folder: Path | None, name: str) -> ImageSource:
     if match := _URI.match(text):
         kind, body = match[1], text[match.end() :]
         is_coded = kind.lower().endswith(";base64")
         content = _from_base64(body, name) if is_coded else unquote_to_bytes(body)
         return ImageSource(name, RowContent(content))
-    if _REMOTE.match(text) and not text.startswith(_FILE):
+    if is_remote(text) and not text.startswith(_FILE):
         raise DataError(
             f"{name} is {quoted(text)}, but images are not downloaded: download it, and refer to "
             "the file"
