@@ -6,7 +6,6 @@ import difflib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -102,9 +101,10 @@ def read_rows(path: Path, *, with_bytes: bool = False) -> Iterator[tuple[str, di
 
     ``with_bytes`` is as for ``table_rows``.
     """
-    table = partial(table_rows, with_bytes=with_bytes)
-    readers = {".jsonl": json_lines, ".csv": csv_rows, ".parquet": table, ".arrow": table}
-    return readers.get(path.suffix.lower(), json_list)(path)
+    suffix = path.suffix.lower()
+    if suffix in (".parquet", ".arrow"):
+        return table_rows(path, with_bytes=with_bytes)
+    return {".jsonl": json_lines, ".csv": csv_rows}.get(suffix, json_list)(path)
 
 
 def select_files(path: Path, *, held_out: bool = False) -> SplitFiles:

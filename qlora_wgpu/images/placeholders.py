@@ -248,7 +248,7 @@ def _patches_of_tower(files: _Files) -> tuple[int, int]:
 def _gemma3(files: _Files) -> ImageTokens:
     begin, end = files.token("boi_token", 255_999), files.token("eoi_token", 256_000)
     count = files.count("image_seq_length", files.config.get("mm_tokens_per_image") or 256)
-    pieces = [f"\n\n{begin}", count, f"{end}\n\n"]
+    pieces: Pieces = (f"\n\n{begin}", count, f"{end}\n\n")
     return files.image_tokens(262_144, lambda *_: pieces, begin)
 
 
@@ -305,7 +305,7 @@ class ImageFiles:
         Raises:
             UnsupportedModelError: If they do not, or a file is missing or not supported.
         """
-        kind = self._config.get("model_type")
+        kind = str(self._config.get("model_type"))
         if kind not in _FAMILIES:
             raise UnsupportedModelError(
                 f"images are not supported for model_type {brief(kind)} (supported: "
