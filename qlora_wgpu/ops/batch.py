@@ -41,6 +41,17 @@ class HostRows:
     rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
 
 
+@dataclass(frozen=True)
+class ImageLayout:
+    """How a model reads images, whose features replace the embeddings of placeholders."""
+
+    token_id: int  # the placeholder
+    # For M-RoPE, the axis of each of a head's pairs: 0 for time, 1 for height, 2 for width.
+    axes: tuple[int, ...] | None = None
+    deepstack: int = 0  # the number of first layers whose output further features are added to
+    bidirectional: bool = False  # whether an image's tokens attend to each other
+
+
 @dataclass
 class RouterSums:
     """The sums of the routers' choices in a forward pass, for the load-balancing loss."""
