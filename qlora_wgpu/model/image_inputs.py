@@ -138,6 +138,11 @@ def _blocks(is_image: npt.NDArray[np.bool_]) -> IntArray:
     return blocks
 
 
+def image_rows(ids: IntArray, images: ImageInputs | None) -> int:
+    """The capacity for image tokens of a step with these ids, so that equal shapes are one step."""
+    return 0 if images is None else ids.size
+
+
 def rope_delta(inputs: ImageInputs, row: int, length: int) -> int:
     """What M-RoPE adds to the position of tokens after a row's first ``length`` ones."""
     if inputs.positions is None:

@@ -27,7 +27,10 @@ class Rotation(Protocol):
     def angles(
         self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
     ) -> npt.NDArray[np.float32]:
-        """(tokens, rotary_dim / 2, 2) of (cos, sin)."""
+        """(tokens, rotary_dim / 2, 2) of (cos, sin).
+
+        ``positions`` are (tokens), or (tokens, rotary_dim / 2) if they differ between pairs.
+        """
 
     def is_same(self, length: int, other: int) -> bool:
         """Whether samples of these two lengths are rotated alike."""
@@ -103,6 +106,12 @@ class BatchBuffers:
     samples: SampleBuffers | None = None  # for objectives over whole answers
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
+    images: ImageLayout | None = None  # how images are read, if the batch may have some
+    # uint32 (batch · seq): for a placeholder 1 + its row of the images' features, else 0; None if
+    # the batch only continues sequences that have images.
+    image_rows: Tensor | None = None
+    image_capacity: int = 0  # maximum number of placeholders
+    features: dict[int, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> int:
@@ -145,9 +154,23 @@ class BatchBuffers:
             self.embedded[weight] = HostRows(rows, self._row_numbers())
         return self.embedded[weight]
 
+    def features_of(self, part: int, columns: int) -> Tensor:
+        """Space for a part of the images' features, float32 (image_capacity, columns)."""
+        if part not in self.features:
+            rows = matrix("image features", self.image_capacity, columns, "float32")
+            rows.storage = Storage("image features", "inputs", rows.nbytes)
+            self.features[part] = rows
+        return self.features[part]
+
+    @property
+    def axes(self) -> tuple[int, ...] | None:
+        """The axis of each pair of a head, if positions have several."""
+        return None if self.images is None else self.images.axes
+
     @property
     def embedded_bytes(self) -> int:
-        return sum(rows.table.nbytes for rows in self.embedded.values())
+        tables = [rows.table for rows in self.embedded.values()]
+        return sum(table.nbytes for table in (*tables, *self.features.values()))
 
     def _row_numbers(self) -> Tensor:
         numbers = np.arange(self.rows, dtype=np.uint32)
@@ -165,11 +188,14 @@ def make_batch_buffers(
     routers: RouterSums | None = None,
     drops: bool = False,
     sampled: bool = False,
+    images: ImageLayout | None = None,
+    image_rows: int = 0,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
-    windows = 5 + weighted + cached + 3 * sampled
+    before_images = 5 + weighted + cached + 3 * sampled
+    windows = before_images + (image_rows > 0)
     storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
     def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
@@ -199,4 +225,7 @@ def make_batch_buffers(
         part("places", 5 + weighted) if cached else None,
         drops,
         samples,
+        images=images,
+        image_rows=part("image_rows", before_images) if image_rows else None,
+        image_capacity=image_rows,
     )
