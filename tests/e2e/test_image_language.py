@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from references.image_cases import ALPHA, CASES, GRIDS, NEW_TOKENS, R, batch, features, packed
+from references.image_cases import ALPHA, CASES, GRIDS, R, batch, features
 from references.projections import distance, projections
 from references.seeded import adapter, weights
 from safetensors.numpy import save_file

@@ -1,6 +1,7 @@
 """Small vision-language models, and batches of their language model with images' features."""
 
 import numpy as np
+
 from references.seeded import VOCAB
 
 IMAGE, R, ALPHA = 330, 4, 8

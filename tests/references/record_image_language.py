@@ -4,8 +4,8 @@ usage: python tests/references/record_image_language.py
 
 Needs torch, transformers and peft; tests/references/README has the versions. Features are random
 and given to the model in place of what its tower makes. Writes image_language.npz: of each case
-(``image_cases.py``) config.json and shapes, logits' projections, loss, projections of the gradients,
-and a few tokens that are continued greedily. Weights and adapter follow from their names.
+(``image_cases.py``) config.json and shapes, projections of logits and gradients, the loss,
+and a few greedy tokens. Weights and adapter follow from their names.
 """
 
 import json
@@ -24,7 +24,14 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from references.image_cases import (  # noqa: E402
-    ALPHA, CASES, GRIDS, IMAGE, NEW_TOKENS, R, batch, features,
+    ALPHA,
+    CASES,
+    GRIDS,
+    IMAGE,
+    NEW_TOKENS,
+    R,
+    batch,
+    features,
 )  # fmt: skip
 from references.projections import projections  # noqa: E402
 from references.seeded import adapter, norm_offset, weights  # noqa: E402
