@@ -89,6 +89,9 @@ class BatchBuffers:
     # uint32 (batch · seq), with a cache: each row's sequence.
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
+    # uint32 (3 · batch · seq): the segments, then each token's block, whose tokens see each other in
+    # both directions: its begin and end within the row; None if attention is causal.
+    blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
@@ -154,16 +157,17 @@ def make_batch_buffers(
     routers: RouterSums | None = None,
     drops: bool = False,
     sampled: bool = False,
+    blocked: bool = False,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
-    windows = 5 + weighted + cached + 3 * sampled
+    windows = 5 + weighted + cached + 3 * sampled + 3 * blocked
     storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
-    def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
+    def part(name: str, index: int, dtype: str = "uint32", words: int = rows) -> Tensor:
         after_info = 256 if index >= 5 else 0
-        return vector(name, rows, dtype, storage, index * window + after_info)
+        return vector(name, words, dtype, storage, index * window + after_info)
 
     samples = None
     if sampled:
@@ -187,5 +191,6 @@ def make_batch_buffers(
         routers,
         part("places", 5 + weighted) if cached else None,
         drops,
+        part("blocks", windows - 3, words=3 * rows) if blocked else None,
         samples,
     )
