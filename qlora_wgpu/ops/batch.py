@@ -89,8 +89,8 @@ class BatchBuffers:
     # uint32 (batch · seq), with a cache: each row's sequence.
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
-    # uint32 (3 · batch · seq): the segments, then where each token's block begins and ends within the
-    # row; its tokens see each other in both directions. None if attention is causal.
+    # uint32 (3 · batch · seq): the segments, then begin and end within the row of each token's block,
+    # whose tokens see each other in both directions; None if attention is causal.
     blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
