@@ -89,7 +89,7 @@ class BatchBuffers:
     # uint32 (batch · seq), with a cache: each row's sequence.
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
-    # uint32 (3 · batch · seq): the segments, then begin and end within the row of each token's block,
+    # uint32 (3 · batch · seq): the segments, then begin and end, in its row, of each token's block,
     # whose tokens see each other in both directions; None if attention is causal.
     blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
