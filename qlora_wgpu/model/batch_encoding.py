@@ -183,13 +183,16 @@ def encode_batch(
     places: int | IntArray = 0,
     samples: PreferenceInputs | None = None,
     images: ImageInputs | None = None,
+    blocks: IntArray | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
     The mask is 0 for padding, else the number of the example. ``rows`` replace the rows with a
     target as label rows; ``images`` are required if the batch has space for some. ``past`` is the
     number of earlier tokens in the batch's KV cache, and ``places`` the sequences of the cache that
-    the rows belong to, (batch, 1) if they differ.
+    the rows belong to, (batch, 1) if they differ. ``blocks``, (batch, seq, 2), are the begin and
+    end within its row of each token's block, whose tokens see each other in both directions; a
+    token with an empty one only sees causally. By default they are those of the images.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -212,6 +215,10 @@ def encode_batch(
     put(batch.info.offset, info, np.uint32)
     if batch.places is not None:
         put(batch.places.offset, np.broadcast_to(places, ids.shape), np.uint32)
+    if batch.blocks is not None:
+        if blocks is None and images is not None:
+            blocks = images.blocks
+        put(batch.blocks.offset, _segments_and_blocks(mask, blocks), np.uint32)
     if targets is not None:
         put(batch.targets.offset, targets, np.int32)
     if batch.weights is not None:
@@ -232,3 +239,12 @@ def encode_batch(
         put(batch.samples.of_rows.offset, of_rows, np.uint32)
         put(batch.samples.table.offset, table, np.uint32)
     return data
+
+
+def _segments_and_blocks(mask: IntArray, blocks: IntArray | None) -> IntArray:
+    """The segments, then the blocks; a token without one is a block by itself."""
+    at = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
+    own = np.stack([at, at + 1], axis=-1)
+    if blocks is not None:
+        own = np.where(blocks[..., 1:] > blocks[..., :1], blocks, own)
+    return np.concatenate([segments(mask).reshape(-1), own.reshape(-1)])

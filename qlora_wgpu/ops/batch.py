@@ -103,6 +103,9 @@ class BatchBuffers:
     # uint32 (batch · seq), with a cache: each row's sequence.
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
+    # uint32 (3 · batch · seq): the segments, then begin and end, in its row, of each token's block,
+    # whose tokens see each other in both directions; None if attention is causal.
+    blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
@@ -188,19 +191,22 @@ def make_batch_buffers(
     routers: RouterSums | None = None,
     drops: bool = False,
     sampled: bool = False,
+    blocked: bool = False,
     images: ImageLayout | None = None,
     image_rows: int = 0,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
-    before_images = 5 + weighted + cached + 3 * sampled
+    blocked = blocked or (images is not None and images.bidirectional and image_rows > 0)
+    before_blocks = 5 + weighted + cached + 3 * sampled
+    before_images = before_blocks + 3 * blocked
     windows = before_images + (image_rows > 0)
     storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
-    def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
+    def part(name: str, index: int, dtype: str = "uint32", words: int = rows) -> Tensor:
         after_info = 256 if index >= 5 else 0
-        return vector(name, rows, dtype, storage, index * window + after_info)
+        return vector(name, words, dtype, storage, index * window + after_info)
 
     samples = None
     if sampled:
@@ -224,6 +230,7 @@ def make_batch_buffers(
         routers,
         part("places", 5 + weighted) if cached else None,
         drops,
+        part("blocks", before_blocks, words=3 * rows) if blocked else None,
         samples,
         images=images,
         image_rows=part("image_rows", before_images) if image_rows else None,
