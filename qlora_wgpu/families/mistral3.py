@@ -16,4 +16,5 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
             f"(supported: {', '.join(_TEXTS)})"
         )
     text = parts.ConfigReader(parts.language_config(text.config, kind))
-    return _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")
+    decoder = _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")
+    return parts.with_images(read, decoder, 10)

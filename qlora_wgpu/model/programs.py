@@ -16,6 +16,7 @@ from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program, submit_batched
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model.batch_encoding import IntArray, write_batch
+from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -147,6 +148,7 @@ class LogitsPrograms:
         mask: IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int = 0,
+        images: ImageInputs | None = None,
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
@@ -157,7 +159,7 @@ class LogitsPrograms:
         with self.device.in_turn:
             for first in range(0, len(rows), count):
                 part = rows[first : first + count]
-                write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
+                write_batch(self.device, self.batch, ids, mask, rows=part, past=past, images=images)
                 if first == 0:
                     self.hidden.run()
                 self.head.run()

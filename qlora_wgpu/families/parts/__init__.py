@@ -34,6 +34,7 @@ from qlora_wgpu.families.parts.language_model import (
     LANGUAGE_MODEL,
     language_config,
     read_language_model,
+    with_images,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
@@ -62,6 +63,7 @@ from qlora_wgpu.families.parts.norm import LayerNorm, RMSNorm
 from qlora_wgpu.families.parts.rope import (
     Growth,
     Rope,
+    mrope_axes,
     read_rope,
     read_ropes_of_layers,
     without_sections,
@@ -109,6 +111,7 @@ __all__ = [
     "is_above_zero",
     "language_config",
     "layer_windows",
+    "mrope_axes",
     "name_kinds",
     "periodic_windows",
     "read_activation",
@@ -126,5 +129,6 @@ __all__ = [
     "sparse_layers",
     "text_config",
     "upper_windows",
+    "with_images",
     "without_sections",
 ]  # fmt: skip
