@@ -212,21 +212,23 @@ class QLoRAModel(AdapterModel):
         loss = float(stats[STATS_LOSS]) + balance * float(stats[STATS_BALANCE])
         return loss / count, self.adapter.split(flat / np.float32(count))
 
-    def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
+    def summed_loss(self, batches: Iterable[tuple[Any, ...]]) -> LossSums:
         """The loss summed over all labels of some batches, their number and hits; no gradient.
 
         Args:
-            batches: ``(input_ids, labels, attention_mask)``, each as for ``loss_and_grads``.
+            batches: ``(input_ids, labels, attention_mask)``, each as for ``loss_and_grads``, or
+                these and the batch's images, by ``image_inputs``.
 
         Raises:
             ShapeError: If shapes or values do not fit.
         """
         with self.device.in_turn:
             self.zero_stats()
-            for index, (input_ids, labels, attention_mask) in enumerate(batches):
+            for index, (input_ids, labels, attention_mask, *images) in enumerate(batches):
                 if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
                     self.read_stats()  # waits, so that the queue stays short
-                self.measure("loss", *self.checked(input_ids, labels, attention_mask))
+                given = self.checked(input_ids, labels, attention_mask)
+                self.measure("loss", *given, images=images[0] if images else None)
             stats = self.read_stats()
             loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
             sums = LossSums(float(loss), int(tokens), int(correct))
@@ -338,13 +340,13 @@ class QLoRAModel(AdapterModel):
             return None
         return image_inputs(ids, mask, images, self.architecture)
 
-    def prepare(self, batch: int, seq: int) -> None:
-        """Compiles and allocates what training on this shape needs."""
-        self.programs.step(self.options.step("train", batch, seq))
+    def prepare(self, batch: int, seq: int, *, images: bool = False) -> None:
+        """Compiles and allocates what training on this shape needs, with images or without."""
+        self.program("train", batch, seq, images=images)
 
-    def program(self, kind: StepKind, batch: int, seq: int) -> Program:
+    def program(self, kind: StepKind, batch: int, seq: int, *, images: bool = False) -> Program:
         """The program of a ``"train"`` or ``"loss"`` micro-batch of this shape."""
-        return self.programs.step(self.options.step(kind, batch, seq))[1]
+        return self.programs.step(self.options.step(kind, batch, seq, batch * seq * images))[1]
 
     def logits(
         self, input_ids: Any, attention_mask: Any = None, *, images: Images | None = None
