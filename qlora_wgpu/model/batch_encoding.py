@@ -147,11 +147,18 @@ def write_batch(
     *,
     past: int | IntArray = 0,
     images: ImageInputs | None = None,
+    rotated: IntArray | None = None,
     **inputs: Any,
 ) -> None:
-    """Writes a micro-batch to a device; arguments as for ``encode_batch``."""
+    """Writes a micro-batch to a device; arguments as for ``encode_batch``.
+
+    ``rotated``, (batch, seq), are the positions for RoPE if they differ from the others.
+    """
     data = encode_batch(batch, ids, mask, targets, past=past, images=images, **inputs)
     device.write(batch.storage.buffer, data)
+    if batch.rotated is not None and rotated is not None:
+        assert batch.rotated.storage is not None
+        device.write(batch.rotated.storage.buffer, rotated.astype(np.uint32))
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
         device.write(rows_of.table.storage.buffer, weight.taken(ids.reshape(-1)))

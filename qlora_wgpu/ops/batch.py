@@ -110,11 +110,13 @@ class BatchBuffers:
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
     images: ImageLayout | None = None  # how images are read, if the batch may have some
-    # uint32 (batch · seq): for a placeholder 1 + its row of the images' features, else 0; None if
-    # the batch only continues sequences that have images.
+    # uint32 (batch · seq): for a placeholder 1 + its row of the images' features, else 0.
     image_rows: Tensor | None = None
     image_capacity: int = 0  # maximum number of placeholders
     features: dict[int, Tensor] = field(default_factory=dict, compare=False)
+    # uint32 (batch · seq), in decoding: the position by which RoPE rotates each token, if sequences
+    # have images after which M-RoPE does not count tokens.
+    rotated: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -194,6 +196,7 @@ def make_batch_buffers(
     blocked: bool = False,
     images: ImageLayout | None = None,
     image_rows: int = 0,
+    rotated: bool = False,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
@@ -235,4 +238,7 @@ def make_batch_buffers(
         images=images,
         image_rows=part("image_rows", before_images) if image_rows else None,
         image_capacity=image_rows,
+        rotated=vector("rotated", rows, "uint32", Storage("rotated", "inputs", 4 * rows))
+        if rotated
+        else None,
     )

@@ -210,7 +210,7 @@ class LayerOps:
         if rotation not in self._tables:
             table = self.g.constant("rope table", rotation.table(self.batch.span))
             self._tables[rotation] = table
-        return self._tables[rotation], None
+        return self._tables[rotation], self.batch.rotated
 
     def attention(
         self,
