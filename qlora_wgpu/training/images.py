@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.model.feature_store import FeatureStore
 from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs, image_inputs
@@ -28,6 +31,22 @@ def require_plain_objective(objective: str) -> None:
         raise ConfigError(
             f"train.objective: {objective} does not support rows with images (supported: sft)"
         )
+
+
+def prompt_images(
+    example: Example, length: int, dataset: Dataset, images: ImageFiles | None
+) -> tuple[int, tuple[str, ...]]:
+    """A prompt of an example's first tokens, longer if that would cut an image, and its images."""
+    if not example.images or images is None:
+        return length, ()
+    sources = dataset.image_sources
+    places = np.flatnonzero(example.input_ids == images.tokens.token_id)
+    ends = np.cumsum([images.tokens.count(sources[key]) for key in example.images])
+    begun = int((places < length).sum())
+    count = int(np.searchsorted(ends, begun))  # of images, the last one perhaps in part
+    if not begun:
+        return length, ()
+    return max(length, int(places[ends[count] - 1]) + 1), example.images[: count + 1]
 
 
 FeaturesOfBatch = Callable[[Sequence[Sequence[Example]], Any, Any], ImageInputs | None]
