@@ -5,11 +5,20 @@ from qlora_wgpu.families import gemma3_text, parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Uses Hugging Face's defaults, which checkpoints with images do not repeat."""
+    """Uses Hugging Face's defaults, which checkpoints with images do not repeat.
+
+    The tokens of an image attend to each other. In layers that slide they only attend to earlier
+    ones within the window, which published models' windows exceed.
+    """
     part = parts.text_config(read).with_defaults(
         num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208
     )
-    return gemma3_text.compose(part).within(parts.LANGUAGE_MODEL, "language_model.")
+    decoder = gemma3_text.compose(part).within(parts.LANGUAGE_MODEL, "language_model.")
+    windows = [layer.attention.window for layer in decoder.layers]
+    tokens = read.integer("mm_tokens_per_image", 256)
+    if any(window is not None and window < tokens for window in windows):
+        return decoder
+    return parts.with_images(read, decoder, 262_144, bidirectional=True)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
@@ -29,6 +38,6 @@ def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
     norm = parts.RMSNorm(vision.number("layer_norm_eps", 1e-6), offset=1.0)
     connector = parts.PooledProjector(layer, norm, f"{at}mm_soft_emb_norm", side // tokens)
     return parts.read_siglip(
-        vision, "model.vision_tower.", connector, merge=side // tokens, norm_offset=1.0,
+        vision, "model.vision_tower.", connector, merge=side // tokens,
         stored_prefixes=parts.TOWER_PREFIXES,
     )  # fmt: skip

@@ -5,7 +5,8 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The language model by the names that it has in files and in transformers alike."""
-    return parts.read_language_model(read, "llama").within("model.text_model.")
+    decoder = parts.read_language_model(read, "llama").within("model.text_model.")
+    return parts.with_images(read, decoder, 128_257)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

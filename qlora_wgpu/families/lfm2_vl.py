@@ -9,7 +9,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Embedding and head are one unless the whole model's config says otherwise."""
     tied = read.flag("tie_embedding", read.flag("tie_word_embeddings", True))
     decoder = parts.read_language_model(read, "lfm2")
-    return replace(decoder, tied=tied).within(parts.LANGUAGE_MODEL)
+    decoder = replace(decoder, tied=tied).within(parts.LANGUAGE_MODEL)
+    return parts.with_images(read, decoder, 396)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

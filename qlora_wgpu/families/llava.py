@@ -6,7 +6,8 @@ from qlora_wgpu.families import parts
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Either config may tie embedding and head."""
     decoder = parts.read_language_model(read, "llama", text_ties=True)
-    return decoder.within(parts.LANGUAGE_MODEL, "language_model.")
+    decoder = decoder.within(parts.LANGUAGE_MODEL, "language_model.")
+    return parts.with_images(read, decoder, 32_000)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

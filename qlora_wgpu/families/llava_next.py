@@ -8,7 +8,8 @@ from qlora_wgpu.families import parts
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """As LLaVA, but the whole model's config alone ties embedding and head."""
     decoder = parts.read_language_model(read, "llama")
-    return decoder.within(parts.LANGUAGE_MODEL, "language_model.")
+    decoder = decoder.within(parts.LANGUAGE_MODEL, "language_model.")
+    return parts.with_images(read, decoder, 32_000)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

@@ -1,4 +1,4 @@
-"""Mistral Small 3 and Ministral 3 with images (Mistral AI, 2025): their text part, and a Pixtral."""
+"""Mistral Small 3 and Ministral 3 (Mistral AI, 2025): their text part, and a Pixtral."""
 
 from functools import partial
 
@@ -18,7 +18,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
             f"(supported: {', '.join(_TEXTS)})"
         )
     text = parts.ConfigReader(parts.language_config(text.config, kind))
-    return _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")
+    decoder = _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")
+    return parts.with_images(read, decoder, 10)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

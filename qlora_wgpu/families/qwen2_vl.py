@@ -18,7 +18,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         rope_theta=1_000_000.0,
     )
     tied = read.flag("tie_word_embeddings", False) or part.flag("tie_word_embeddings", False)
-    return replace(qwen2.compose(plain), tied=tied).within(parts.LANGUAGE_MODEL, "model.")
+    decoder = replace(qwen2.compose(plain), tied=tied).within(parts.LANGUAGE_MODEL, "model.")
+    pairs = decoder.dimensions.head_dim // 2
+    axes = parts.mrope_axes(part.config, (16, 24, 24), pairs)
+    return decoder if axes is None else parts.with_images(read, decoder, 151_655, axes=axes)
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from qlora_wgpu.families import parts, qwen3_moe
-from qlora_wgpu.families.qwen3_vl import compose_vision
+from qlora_wgpu.families.qwen3_vl import compose_vision, reading_images
 
 __all__ = ["compose", "compose_vision"]
 
@@ -19,4 +19,4 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     if "num_local_experts" not in part.config:
         part = part.with_defaults(num_experts=60)
     decoder = replace(qwen3_moe.compose(part), tied=read.flag("tie_word_embeddings", False))
-    return decoder.within(parts.LANGUAGE_MODEL)
+    return reading_images(read, text, decoder.within(parts.LANGUAGE_MODEL))

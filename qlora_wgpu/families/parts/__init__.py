@@ -35,6 +35,7 @@ from qlora_wgpu.families.parts.language_model import (
     LANGUAGE_MODEL,
     language_config,
     read_language_model,
+    with_images,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
@@ -63,6 +64,7 @@ from qlora_wgpu.families.parts.norm import LayerNorm, RMSNorm
 from qlora_wgpu.families.parts.rope import (
     Growth,
     Rope,
+    mrope_axes,
     read_rope,
     read_ropes_of_layers,
     without_sections,
@@ -145,6 +147,7 @@ __all__ = [
     "language_config",
     "layer_of",
     "layer_windows",
+    "mrope_axes",
     "name_kinds",
     "periodic_windows",
     "read_activation",
@@ -173,5 +176,6 @@ __all__ = [
     "transposed",
     "upper_windows",
     "vision_config",
+    "with_images",
     "without_sections",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Connectors of vision towers: from the patches' hidden states to the language model's embeddings."""
+"""Connectors of vision towers: from patches' hidden states to the language model's embeddings."""
 
 from __future__ import annotations
 

@@ -103,25 +103,16 @@ def read_siglip(
     *,
     fractional: bool = False,
     patch_size: int = 16,
-    hidden_size: int = 768,
-    heads: int = 12,
     **more: Any,
 ) -> VisionTower:
     """A SigLIP, whose positions are those of one size, or taken by fractions of the image.
 
-    Args:
-        read: The ``vision_config``.
-        at: The prefix of its weights.
-        connector: What reads its last hidden states, normalized.
-        fractional: Whether positions are taken by fractions.
-        patch_size, hidden_size, heads: Defaults of the model.
-        **more: Further fields of the tower.
+    ``fractional`` chooses the latter; ``more`` are further fields of the tower.
     """
-    read = read.with_defaults(hidden_size=hidden_size, num_attention_heads=heads)
     layers = read.integer("num_hidden_layers", 12)
     patch, image = read.integer("patch_size", patch_size), read.integer("image_size", 224)
     kind = FractionalPositions if fractional else FixedPositions
-    name, size = f"{at}embeddings.patch_embedding", read.integer("hidden_size")
+    name, size = f"{at}embeddings.patch_embedding", read.integer("hidden_size", 768)
     table = f"{at}embeddings.position_embedding.weight"
     norm = LayerNorm(read.number("layer_norm_eps", 1e-6), bias=True)
     fields = {"last_norm": (f"{at}post_layernorm", norm), **more}
