@@ -43,15 +43,16 @@ class Projector:
 
     def trace(self, ops: LayerOps, states: Sequence[Tensor]) -> list[Tensor]:
         """The features, float32."""
-        first, *rest = [self._merged(ops, state) for state in states]
-        y = first
-        for i, layer in enumerate(self.layers):
-            is_last = i == len(self.layers) - 1
+        x, *rest = [self._merged(ops, state) for state in states]
+        first, *others = self.layers
+        y = ops.linear(x, first.name, float32=bool(rest) or not others)
+        for x, matrix in zip(rest, self.further, strict=True):
+            y = ops.linear(x, matrix.name, y)
+        for layer in others:
+            is_last = layer is others[-1]
             if is_last and self.activation is not None:
                 y = ops.activation(y, self.activation)
-            y = ops.linear(y, layer.name, float32=is_last or bool(i == 0 and rest))
-            for x, matrix in zip(rest if i == 0 else (), self.further, strict=True):
-                y = ops.linear(x, matrix.name, y)
+            y = ops.linear(y, layer.name, float32=is_last)
         return [y]
 
     def _merged(self, ops: LayerOps, x: Tensor) -> Tensor:

@@ -302,9 +302,15 @@ class VisionTower:
     def hidden_size(self) -> int:
         return self.embedding.hidden_size
 
+    @property
+    def needed(self) -> tuple[TowerLayer, ...]:
+        """The layers up to the last one whose states are read."""
+        is_whole = self.last_norm is not None or not self.selected
+        return self.layers if is_whole else self.layers[: max(self.selected)]
+
     def weights(self) -> TowerWeights:
         weights = self.embedding.weights() + self.connector.weights()
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.needed):
             weights += layer.weights(f"{self.layer_prefix}{i}.")
         for name, norm in filter(None, (self.first_norm, self.last_norm)):
             weights += TowerWeights.of_norm(norm, name, self.hidden_size)
@@ -321,7 +327,7 @@ class VisionTower:
             name, norm = self.first_norm
             h = norm.trace(whole, h, name)
         states = [h]
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.needed):
             ops = windowed if self.window and i not in self.whole else whole
             h = layer.trace(ops, h, f"{self.layer_prefix}{i}.", given)
             states.append(h)
