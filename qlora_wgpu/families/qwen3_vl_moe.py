@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from qlora_wgpu.families import parts, qwen3_moe
-from qlora_wgpu.families.qwen3_vl import reading_images
+from qlora_wgpu.families.qwen3_vl import compose_vision, reading_images
+
+__all__ = ["compose", "compose_vision"]
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:

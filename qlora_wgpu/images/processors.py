@@ -34,6 +34,8 @@ class Tiles:
 
     rows: int = 0
     columns: int = 0
+    # Height and width of the image itself, where its tiles have padding (LLaVA-NeXT).
+    size: tuple[int, int] = (0, 0)
 
     @property
     def count(self) -> int:
