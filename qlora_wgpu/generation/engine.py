@@ -53,7 +53,9 @@ class Engine:
             packs_weights = are_copied(model.layout, model.device.budget)
         self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
         self._seen = make_seen(texts, model.architecture.vocab_size)
-        self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool, bool], DecodePrograms]]
+        self._programs: WeakKeyDictionary[
+            Programs, dict[tuple[int, int, bool, bool], DecodePrograms]
+        ]
         self._programs = WeakKeyDictionary()
         self._waiting: list[Request] = []  # sorted by turn
         self._turn = 0  # of the request that started last

@@ -26,9 +26,7 @@ _MAX_PROMPTS = 8
 class Prefill:
     """A batch of prompts, computed a few dispatches at a time."""
 
-    def __init__(
-        self, program: DecodePrograms, texts: Sequence[Request], of: Architecture
-    ) -> None:
+    def __init__(self, program: DecodePrograms, texts: Sequence[Request], of: Architecture) -> None:
         self.texts = list(texts)
         self._program = program
         self._prompts = [text.all_ids for text in texts]
