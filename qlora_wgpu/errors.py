@@ -160,6 +160,7 @@ def shell_command(words: Iterable[str], *, windows: bool = os.name == "nt") -> s
 # anybody could register its name on an index.
 EXTRAS = {
     "parquet": ("pyarrow>=15",),
+    "images": ("pillow>=10.1",),
     "tensorboard": ("tensorboard>=2.15",),
     "wandb": ("wandb>=0.17",),
     "trackio": ("trackio>=0.43",),

@@ -70,6 +70,11 @@ MAX_TABLE_MEMORY = 768 * MIB  # memory of the process that reads a Parquet file
 MAX_EXPANSION = 1000  # bytes of rows per byte of a Parquet file, beyond 128 MiB
 MAX_QUOTED = 80  # characters of the data that a message quotes
 
+# An image
+IMAGE_BYTES = 32 * MIB  # the file
+IMAGE_PIXELS = 50_000_000  # pixels, those of photographs of the largest phones
+IMAGES_OF_A_ROW = 256  # images of a row
+
 # A request to serve
 REQUEST_BYTES = 16 * MIB  # the request
 ANSWERS = 64  # answers to all of its prompts

@@ -321,12 +321,17 @@ class FileLock:
 
 def write_cache_file(path: Path, content: str) -> str:
     """Replaces a file of the cache, unless another process is writing it; returns the problem."""
+    return write_cache_pieces(path, (content.encode(),))
+
+
+def write_cache_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """The same as ``write_cache_file``, for content in several pieces."""
     try:
         make_cache_folder(path.parent)
         lock = FileLock(path.with_name(f".{path.name}.lock"))
         if lock.acquire():
-            write_file(path, content.encode())
-            lock.release()
+            write_pieces(path, pieces)
+            lock.remove()
     except CheckpointError as err:
         return str(err)
     except OSError as err:

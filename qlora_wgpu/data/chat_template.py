@@ -165,7 +165,7 @@ class ChatTemplate:
 
 
 def _plain(conversation: Conversation) -> Conversation:
-    return Conversation(*map(without_span_marks, conversation))
+    return Conversation(*map(without_span_marks, conversation._replace(images=())))
 
 
 def _masked(answers: Sequence[Sequence[Any]]) -> list[Masked | QLoRAError]:

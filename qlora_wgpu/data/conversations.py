@@ -37,6 +37,7 @@ class Conversation(NamedTuple):
     tools: Tools = None  # the JSON schemas of functions that the model may call
     first: int = 0  # the first message after the prompt
     options: Mapping[str, Any] = MappingProxyType({})  # other variables of the chat template
+    images: Sequence[Any] = ()  # what its parts of type image refer to, in order
 
 
 def text_of(content: Any) -> str:

@@ -38,6 +38,7 @@ from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.files import exists
+from qlora_wgpu.images.sources import ImageSource
 
 # ---- reading -------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ def _open(
             f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
             "answers"
         )
-    rows = partial(rows_of_files, selection)
+    rows = partial(rows_of_files, selection, images=how.images is not None)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source
 
@@ -183,6 +184,7 @@ def _key(selection: SplitFiles, source: RowSource) -> str:
         **({"as_chats": True} if how.as_chats else {}),
         **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
         **({"slice": selection.rows.text} if selection.rows is not None else {}),
+        **({"images": how.images.fingerprint} if how.images is not None else {}),
     }
     return key_of(list(selection.files), settings)
 
@@ -293,6 +295,12 @@ class Subset(Dataset):
         return int(self.lengths.sum())
 
     @property
+    def image_sources(self) -> Mapping[str, ImageSource]:
+        """The images of the examples by their keys."""
+        sources = self._whole.image_sources
+        return sources and {key: sources[key] for example in self for key in example.images}
+
+    @property
     def source_of(self) -> npt.NDArray[np.int32] | None:
         """The index of each example's data set in ``source_names``; None without a mixture."""
         sources = self._whole.source_of
@@ -359,7 +367,7 @@ def _digests(
     begins = np.concatenate([[0], ends[:-1]])
 
     def ids(row: int) -> npt.NDArray[np.int32]:
-        examples = (dataset[int(n)].input_ids for n in order[begins[row] : ends[row]])
+        examples = (_content(dataset[int(n)]) for n in order[begins[row] : ends[row]])
         parts = list({part.tobytes(): part for part in examples}.values())
         return parts[0] if len(parts) == 1 == dataset.unit else _joined(parts)
 
@@ -374,9 +382,17 @@ def _row_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
 
 def _row_ids(dataset: Dataset, number: int) -> npt.NDArray[np.int32]:
     if dataset.unit == 1:
-        return dataset[number].input_ids
+        return _content(dataset[number])
     first = number * dataset.unit
-    return _joined([example.input_ids for example in dataset[first : first + dataset.unit]])
+    return _joined([_content(example) for example in dataset[first : first + dataset.unit]])
+
+
+def _content(example: Example) -> npt.NDArray[np.int32]:
+    """What makes an example differ from others: its token ids and its images."""
+    if not example.images:
+        return example.input_ids
+    keys = np.frombuffer(bytes.fromhex("".join(example.images)), "<i4")
+    return np.concatenate([example.input_ids, keys])
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, overload
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.images.sources import ImageSource, RowContent
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE
 from qlora_wgpu.mapped_files import is_mapped, release_pages
@@ -87,11 +89,13 @@ class Example:
         labels: The same ids where the loss is taken and -100 elsewhere, int32, shape (length,). Not
             shifted: position i is predicted from the positions before it, so label 0 has no effect.
         weight: The weight of its tokens in the loss, which is divided by the sum of all weights.
+        images: Keys of its images in ``Dataset.image_sources``, in the order of their placeholders.
     """
 
     input_ids: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32]
     weight: float = 1.0
+    images: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -119,6 +123,34 @@ class Counts:
     dropped: int = 0
     without_labels: int = 0
     empty: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """The images of a data set's examples."""
+
+    sources: Sequence[ImageSource] = ()  # each once
+    numbers: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    # The end of each example in ``numbers``, which are indices of the sources
+    ends: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, images: Sequence[Sequence[str]]) -> ImageTable:
+        """The table of examples that have only the keys of their images."""
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(chain(*images)))}
+        return cls(
+            [ImageSource(f"image {key[:8]}", RowContent(b""), key) for key in numbers],
+            np.array([numbers[key] for own in images for key in own], np.int32),
+            np.cumsum([len(own) for own in images], dtype=np.int64),
+        )
+
+    def keys(self, example: int) -> tuple[str, ...]:
+        """The keys of an example's images."""
+        if not self.sources:
+            return ()
+        first = int(self.ends[example - 1]) if example else 0
+        numbers = self.numbers[first : int(self.ends[example])]
+        return tuple(self.sources[number].key for number in numbers.tolist())
 
 
 class Dataset(Sequence[Example]):
@@ -159,6 +191,7 @@ class Dataset(Sequence[Example]):
         self._ends = np.cumsum(lengths)
         self._weights = np.array([e.weight for e in examples], np.float32)
         self._continues = np.zeros(len(examples), np.uint8)
+        self._images = ImageTable.of([e.images for e in examples])
         self._tokens_read = 0  # since mapped pages were released
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
@@ -173,6 +206,7 @@ class Dataset(Sequence[Example]):
         warnings: Sequence[str],
         weights: npt.NDArray[np.float32] | None = None,
         continues: npt.NDArray[np.uint8] | None = None,
+        images: ImageTable | None = None,
     ) -> Dataset:
         """Wraps concatenated ids and labels, and the end of each example.
 
@@ -182,6 +216,7 @@ class Dataset(Sequence[Example]):
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
         dataset._weights = np.ones(len(ends), np.float32) if weights is None else weights
         dataset._continues = np.zeros(len(ends), np.uint8) if continues is None else continues
+        dataset._images = images or ImageTable()
         return dataset
 
     def __repr__(self) -> str:
@@ -209,11 +244,11 @@ class Dataset(Sequence[Example]):
         first = int(self._ends[number - 1]) if number else 0
         end = int(self._ends[number])
         ids, labels = np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end])
-        weight = float(self._weights[number])
+        weight, images = float(self._weights[number]), self._images.keys(number)
         if not self._is_mapped:
-            return Example(ids, labels, weight)
+            return Example(ids, labels, weight, images)
         self._tokens_read += len(ids)
-        example = Example(ids.copy(), labels.copy(), weight)
+        example = Example(ids.copy(), labels.copy(), weight, images)
         if self._tokens_read > _RESIDENT:
             self._tokens_read = 0
             release_pages(self._ids)
@@ -295,17 +330,24 @@ class Dataset(Sequence[Example]):
         return max((int(piece.max()) for piece in self._pieces(self._ids)), default=-1)
 
     @property
+    def image_sources(self) -> Mapping[str, ImageSource]:
+        """The images of the examples by their keys."""
+        return {source.key: source for source in self._images.sources}
+
+    @property
     def source_of(self) -> npt.NDArray[np.int32] | None:
         """The index of each example's data set in ``source_names``; None without a mixture."""
         return None
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all ids, labels, lengths and weights."""
+        """A hash of all ids, labels, lengths, weights and images."""
         digest = hashlib.sha256()
         for array in (self._ends, self._ids, self._labels):
             for piece in self._pieces(array):
                 digest.update(np.ascontiguousarray(piece).data)
         if (self._weights != 1).any():
             digest.update(np.ascontiguousarray(self._weights).data)
+        for key in chain.from_iterable(map(self._images.keys, range(len(self._images.ends)))):
+            digest.update(key.encode())
         return digest.hexdigest()[:16]

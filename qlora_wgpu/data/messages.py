@@ -23,6 +23,8 @@ _NO_OPTIONS = frozenset(
      "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors",
      "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )  # fmt: skip
+IMAGE_PARTS = ("image", "image_url")
+"""Types of a content's parts that are images; OpenAI's is the second."""
 _PLAIN_CALL = "function_call"  # OpenAI's older key
 
 
@@ -35,8 +37,11 @@ def without_nulls(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def canonical_message(given: Any, name: str) -> dict[str, Any]:
-    """A message in the canonical form; errors call it ``name``, such as ``message 2``."""
+def canonical_message(given: Any, name: str, *, images: bool = False) -> dict[str, Any]:
+    """A message in the canonical form; errors call it ``name``, such as ``message 2``.
+
+    Parts of its content that are images are refused unless ``images`` allows them.
+    """
     if not isinstance(given, Mapping):
         raise DataError(f"{name} must be an object, got {kind_of(given)}")
     message: dict[str, Any] = without_nulls(given)
@@ -56,7 +61,7 @@ def canonical_message(given: Any, name: str) -> dict[str, Any]:
                 raise EmptyRow(f"{name} has no content")
             raise DataError(f"{name}: 'content' is missing")
         message["content"] = ""
-    _check_content(message["content"], name)
+    _check_content(message["content"], name, images=images)
     return message
 
 
@@ -83,15 +88,16 @@ def _object(arguments: Any) -> Any:
     return arguments if isinstance(arguments, Mapping) or arguments else {}
 
 
-def _check_content(content: Any, name: str) -> None:
+def _check_content(content: Any, name: str, *, images: bool) -> None:
     if isinstance(content, str):
         return
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         for part in content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            is_text = part.get("type") == "text" and isinstance(part.get("text"), str)
+            if not is_text and not (images and part.get("type") in IMAGE_PARTS):
                 raise DataError(
                     f"{name} has a part of type {quoted(part.get('type'))}, which is not supported "
-                    "(supported: text)"
+                    f"(supported: text{', image' if images else ''})"
                 )
         return
     raise DataError(f"{name}: 'content' must be text, got {kind_of(content)}")
@@ -215,10 +221,16 @@ def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[
     return [{"role": "system", "content": system}, *messages]
 
 
-def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
-    """The messages of a row, a request or a prompt in the canonical form."""
+def checked_messages(value: Any, key: str, *, images: bool = False) -> list[dict[str, Any]]:
+    """The messages of a row, a request or a prompt in the canonical form.
+
+    ``images`` is as for ``canonical_message``.
+    """
     messages = _list_of(value, f"'{key}' must be a non-empty list of messages")
-    return [canonical_message(each, f"message {i}") for i, each in enumerate(messages, start=1)]
+    return [
+        canonical_message(each, f"message {number}", images=images)
+        for number, each in enumerate(messages, start=1)
+    ]
 
 
 def _list_of(value: Any, requirement: str) -> list[Any]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,6 +18,7 @@ from qlora_wgpu.data.batches import epoch_order
 from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import MIXED_ROWS
 
 StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
@@ -88,6 +89,11 @@ class ConcatDataset(Dataset):
         """A hash of the parts' contents, in their order."""
         fingerprints = ",".join(part.fingerprint for part in self._sets)
         return hashlib.sha256(fingerprints.encode()).hexdigest()[:16]
+
+    @property
+    def image_sources(self) -> Mapping[str, ImageSource]:
+        """The images of the examples by their keys."""
+        return {key: each for part in self._sets for key, each in part.image_sources.items()}
 
     @property
     def source_of(self) -> npt.NDArray[np.int32]:

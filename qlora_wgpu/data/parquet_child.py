@@ -5,6 +5,7 @@ It runs as a script with the file and its limits as arguments, and writes each r
 
 from __future__ import annotations
 
+import base64
 import importlib
 import json
 import sys
@@ -23,13 +24,15 @@ _ARROW_FILE = b"ARROW1"
 _BUFFER = 1 << 20  # bytes of read-ahead
 
 
-def main(path: str, memory: int, longest: int, columns: int, expansion: int) -> None:
-    """Writes all rows, or the error, to stdout."""
+def main(
+    path: str, memory: int, longest: int, columns: int, expansion: int, with_bytes: int
+) -> None:
+    """Writes all rows, or the error, to stdout; bytes in base 64 on request."""
     out = sys.stdout.buffer
     _limit_memory(memory)
     try:
         for row in _rows(path, columns, expansion):
-            line = json.dumps(row, default=_placeholder).encode()
+            line = json.dumps(row, default=_in_base64 if with_bytes else _placeholder).encode()
             if len(line) > longest:
                 raise ValueError(f"a row of {len(line):,} bytes is longer than {longest:,}")
             _write(out, ROW, line)
@@ -107,10 +110,17 @@ def _placeholder(value: object) -> dict[str, str]:
     return {"type": type(value).__name__}
 
 
+def _in_base64(value: object) -> dict[str, str]:
+    """Bytes as JSON; other values as by ``_placeholder``."""
+    if not isinstance(value, bytes):
+        return _placeholder(value)
+    return {"base64": base64.b64encode(value).decode("ascii")}
+
+
 def _write(out: BinaryIO, kind: bytes, line: bytes) -> None:
     out.write(kind + line + b"\n")
     out.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:6]))
+    main(sys.argv[1], *map(int, sys.argv[2:7]))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from io import BytesIO
@@ -23,8 +23,10 @@ import numpy.typing as npt
 from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.checkpoint.atomic import flush_tree
-from qlora_wgpu.data.examples import Counts, Dataset
+from qlora_wgpu.data.examples import Counts, Dataset, ImageTable
 from qlora_wgpu.files import exists, file_text, open_file
+from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.images.stored import read_images, write_images
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
@@ -93,11 +95,12 @@ def _new_lock(parent: Path) -> FileLock:
 # ---- cached data sets ----------------------------------------------------------------------------
 
 _KEPT = 32  # data sets in the cache
-VERSION = 13  # of the tokenization and the arrays; another one invalidates the cache
+VERSION = 14  # of the tokenization and the arrays; another one invalidates the cache
 _ARRAYS = {
     "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
-    "continues": np.uint8,
+    "continues": np.uint8, "image_numbers": np.int32, "image_ends": np.int64,
 }  # fmt: skip
+_OF_EXAMPLES = ("ends", "weights", "continues", "image_ends")  # have an element for each example
 
 
 def cache_folder() -> Path:
@@ -136,7 +139,8 @@ class DatasetWriter:
         self._unfinished: StagingFolder | None = None
         self._files: dict[str, BinaryIO] = {}
         self._digests = {name: hashlib.sha256() for name in _ARRAYS}
-        self._end = 0
+        self._end = self._image_end = 0
+        self._images: dict[str, tuple[int, ImageSource]] = {}  # with their numbers
         try:
             with _writing(folder):
                 self._begin()
@@ -153,11 +157,16 @@ class DatasetWriter:
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(
-        self, ids: list[int], labels: list[int], weight: float = 1.0, *, continues: bool = False
-    ) -> None:
+        self, ids: list[int], labels: list[int], weight: float = 1.0, *, continues: bool = False,
+        images: Sequence[ImageSource] = (),
+    ) -> None:  # fmt: skip
         """Appends an example; ``continues`` marks another window of the document before it."""
         self._end += len(ids)
-        values: tuple[list[Any], ...] = (ids, labels, [self._end], [weight], [continues])
+        self._image_end += len(images)
+        numbers = [self._images.setdefault(i.key, (len(self._images), i))[0] for i in images]
+        values: tuple[list[Any], ...] = (
+            ids, labels, [self._end], [weight], [continues], numbers, [self._image_end]
+        )  # fmt: skip
         with _writing(self._folder):
             for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True):
                 data = np.array(value, dtype).data
@@ -168,7 +177,7 @@ class DatasetWriter:
         """Closes the data set and opens it for reading."""
         if self._folder is None or self._unfinished is None:
             arrays = {name: self._array(name) for name in _ARRAYS}
-            return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
+            return _dataset(arrays, [each for _, each in self._images.values()], counts, warnings)
         with _writing(self._folder):
             self._publish(self._unfinished, self._folder, counts, warnings)
         dataset = read(self._folder)
@@ -192,6 +201,7 @@ class DatasetWriter:
             "warnings": warnings,
             "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
         }
+        write_images(unfinished.path, [each for _, each in self._images.values()])
         (unfinished.path / "about.json").write_text(json.dumps(about), encoding="utf-8")
         flush_tree(unfinished.path)
         unfinished.publish(folder)
@@ -218,14 +228,26 @@ def read(folder: Path) -> Dataset | None:
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}
         counts = Counts(**{name: int(count) for name, count in about["counts"].items()})
         warnings = [str(text) for text in about["warnings"]]
+        images = read_images(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
-    if {len(arrays[name]) for name in ("weights", "continues")} != {len(arrays["ends"])}:
+    total, of_images = (int(arrays[n][-1]) if len(arrays[n]) else 0 for n in ("ends", "image_ends"))
+    if len({len(arrays[name]) for name in _OF_EXAMPLES}) > 1 or images is None:
         return None
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None
-    return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
+    numbers = arrays["image_numbers"]
+    if len(numbers) != of_images or (len(numbers) and int(numbers.max()) >= len(images)):
+        return None
+    return _dataset(arrays, images, counts, warnings)
+
+
+def _dataset(
+    arrays: dict[str, npt.NDArray[Any]], images: Sequence[ImageSource], counts: Counts,
+    warnings: Sequence[str],
+) -> Dataset:  # fmt: skip
+    table = ImageTable(images, arrays.pop("image_numbers"), arrays.pop("image_ends"))
+    return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings, images=table)
 
 
 def _sha256(path: Path) -> str:

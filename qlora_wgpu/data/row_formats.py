@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,8 +31,18 @@ from qlora_wgpu.data.messages import (
     kind_of,
     with_system,
 )
+from qlora_wgpu.data.row_images import (
+    MARK,
+    check_marks,
+    has_images,
+    images_of_row,
+    measured_images,
+    with_image_parts,
+)
 from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.images.placeholders import ImageFiles, ImageTokens
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 
@@ -40,6 +51,14 @@ from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 _RENDERED = 1 << 20  # characters of conversations that are rendered at once
 _TOKENIZED = 1 << 17  # characters that are tokenized at once
 _NOWHERE = (1 << 62, 1 << 62)  # after all spans
+
+
+class RowImages(NamedTuple):
+    """The images of a row's text."""
+
+    sources: Sequence[ImageSource]
+    spans: Sequence[Span]  # what stands for each, in characters
+    runs: Sequence[int]  # how many placeholders each one in the text is
 
 
 class RenderedRow(NamedTuple):
@@ -52,6 +71,7 @@ class RenderedRow(NamedTuple):
     roles: frozenset[str] = frozenset()  # of a conversation
     left_out: Sequence[str] = ()  # what the template omits, in words
     has_excluded: bool = False  # whether flags exclude turns that would be trained on
+    images: RowImages | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,8 @@ class TokenizedExample:
     answer: str = ""  # such as "chosen", for an answer of a preference row
     weight: float = 1.0  # of its tokens in the loss
     continues: bool = False  # whether it is another window of the document before it
+    images: Sequence[ImageSource] = ()  # in the order of their placeholders
+    image_span: Span = (0, 0)  # the tokens from the first image to the last one
 
 
 class RowEncoder:
@@ -78,6 +100,7 @@ class RowEncoder:
     or ``train: false`` are always masked; with auto and assistant, ``train: true`` includes turns
     of other roles. Except in chats, which the template renders completely, the tokenizer's special
     tokens are added (never a second BOS token), and an EOS token at the end, which is trained on.
+    No loss is taken on what stands for an image.
     """
 
     def __init__(
@@ -87,8 +110,10 @@ class RowEncoder:
         train_on: TrainOn = "auto",
         *,
         use_flags: bool = True,
+        images: ImageFiles | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._images = images
         self._template = template
         self._how = how = Masking(train_on, tokenizer.eos_token, use_flags)
         self._checks = template is not None and flags_apply(
@@ -130,7 +155,9 @@ class RowEncoder:
             return err
 
     def _conversation(self, key: str, row: Mapping[str, Any]) -> Conversation:
-        conversation = _conversation(key, row, checks=self._checks)
+        conversation = _conversation(
+            key, row, checks=self._checks, reads_images=self._images is not None
+        )
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
@@ -140,7 +167,7 @@ class RowEncoder:
         return conversation
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> RenderedRow:
-        return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
+        return self._answer(row, _text_of(row, "prompt"), _text_of(row, "completion"))
 
     def _instruction(self, row: Mapping[str, Any]) -> RenderedRow:
         extra = "" if row.get("input") is None else _text_of(row, "input")
@@ -148,7 +175,7 @@ class RowEncoder:
         prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, history_of(row))
         output = _text_of(row, "output")
         _check_not_blank(row["instruction"] + extra + output)
-        return self._answer(prompt, output)
+        return self._answer(row, prompt, output)
 
     def _text(self, row: Mapping[str, Any]) -> RenderedRow:
         if self._how.train_on not in ("auto", "all"):
@@ -156,21 +183,38 @@ class RowEncoder:
                 f"data.train_on: {self._how.train_on} requires turns, but 'text' has none: set it "
                 "to all"
             )
-        text = _text_of(row, "text")
+        (text,), images = self._marked(row, _text_of(row, "text"))
         _check_not_blank(text)
         _check_size(text, MAX_TEXT)
-        return RenderedRow(text, None, self._needs_special_tokens(text))
+        written = RenderedRow(text, None, self._needs_special_tokens(text))
+        return self._with_images(written, images)
 
     def _needs_special_tokens(self, text: str) -> bool:
         bos = self._tokenizer.bos_token
         return not (bos and text.startswith(bos))
 
-    def _answer(self, prompt: str, answer: str) -> RenderedRow:
+    def _answer(self, row: Mapping[str, Any], prompt: str, answer: str) -> RenderedRow:
+        (prompt, answer), images = self._marked(row, prompt, answer)
         text = prompt + answer
         _check_not_blank(text)
         _check_size(text, MAX_AT_ONCE)
         answered = None if self._how.train_on == "all" else [(len(prompt), len(text))]
-        return RenderedRow(text, answered, self._needs_special_tokens(text))
+        written = RenderedRow(text, answered, self._needs_special_tokens(text))
+        return self._with_images(written, images)
+
+    def _marked(self, row: Mapping[str, Any], *texts: str) -> tuple[list[str], list[Any]]:
+        """Texts with the model's markers at ``<image>``, and the images of the row's column."""
+        if self._images is None or not has_images(row):
+            return list(texts), []
+        images = images_of_row(row)
+        check_marks("".join(texts), len(images))
+        mark = self._images.tokens.mark
+        return [text.replace(MARK, mark) for text in texts], images
+
+    def _with_images(self, written: RenderedRow, images: Sequence[Any]) -> RenderedRow:
+        if not images or self._images is None:
+            return written
+        return _expanded(written, measured_images(images, Path()), self._images)
 
     def _rendered(
         self, written: Sequence[Conversation | RenderedRow | QLoRAError]
@@ -181,7 +225,8 @@ class RowEncoder:
             return [each for each in written if not isinstance(each, Conversation)]
         masked = zip(conversations, self._template.mask_many(conversations, self._how), strict=True)
         return [
-            _as_row(*next(masked)) if isinstance(each, Conversation) else each for each in written
+            _as_row(*next(masked), self._images) if isinstance(each, Conversation) else each
+            for each in written
         ]
 
     # -- as tokens -----------------------------------------------------------------------------
@@ -219,7 +264,7 @@ class RowEncoder:
         except TokenizerError as err:
             return err
 
-    def _labelled(self, written: RenderedRow, tokens: Tokens) -> TokenizedExample:
+    def _labelled(self, written: RenderedRow, tokens: Tokens) -> TokenizedExample | QLoRAError:
         ids, offsets = tokens
         labels = list(ids)
         if written.spans is not None:
@@ -232,7 +277,10 @@ class RowEncoder:
                 labels.append(eos)
             labels[-1] = eos
         about = written.roles, written.left_out, written.has_excluded
-        return TokenizedExample(ids, labels, written.text, *about)
+        made = TokenizedExample(ids, labels, written.text, *about)
+        if written.images is None or self._images is None:
+            return made
+        return _with_placeholders(made, written.images, offsets, self._images.tokens)
 
 
 _Item = TypeVar("_Item")
@@ -248,16 +296,54 @@ def encoded_or_raised(encoded: TokenizedExample | QLoRAError, where: str = "") -
     raise kind(f"{where}: {encoded}") from encoded
 
 
-def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> RenderedRow | QLoRAError:
+def _as_row(
+    conversation: Conversation, masked: Masked | QLoRAError, images: ImageFiles | None
+) -> RenderedRow | QLoRAError:
     if isinstance(masked, QLoRAError):
         return masked
-    try:
-        _check_size(masked.text, MAX_AT_ONCE)
-    except DataError as err:
-        return err
     roles = frozenset(message["role"] for message in conversation.messages)
     text, spans, has_excluded, left_out = masked
-    return RenderedRow(text, spans, False, False, roles, left_out, has_excluded)
+    row = RenderedRow(text, spans, False, False, roles, left_out, has_excluded)
+    try:
+        _check_size(text, MAX_AT_ONCE)
+        if conversation.images and images is not None:
+            row = _expanded(row, measured_images(conversation.images, Path()), images)
+    except QLoRAError as err:
+        return err
+    return row
+
+
+def _expanded(row: RenderedRow, sources: Sequence[ImageSource], images: ImageFiles) -> RenderedRow:
+    """A row with what stands for its images in place of their markers."""
+    tokens = images.tokens
+    text, spans, runs = expanded = tokens.expanded(row.text, sources)
+    _check_size(text, MAX_AT_ONCE)
+    trained = [(0, len(row.text))] if row.spans is None else row.spans
+    return row._replace(
+        text=text,
+        spans=expanded.moved(trained, len(tokens.marker)),
+        images=RowImages(sources, spans, list(chain.from_iterable(runs))),
+    )
+
+
+def _with_placeholders(
+    example: TokenizedExample, images: RowImages, offsets: Sequence[Span], tokens: ImageTokens
+) -> TokenizedExample | QLoRAError:
+    """An example whose runs of placeholders have their lengths."""
+    try:
+        counts = tokens.repeats(example.ids, images.runs)
+    except DataError as err:
+        return err
+    inside = np.flatnonzero(tokens_in_spans(offsets, images.spans))
+    ends = np.cumsum(counts)
+    first, last = int(inside[0]), int(inside[-1])
+    return replace(
+        example,
+        ids=np.repeat(example.ids, counts).tolist(),
+        labels=np.repeat(example.labels, counts).tolist(),
+        images=images.sources,
+        image_span=(int(ends[first] - counts[first]), int(ends[last])),
+    )
 
 
 def _groups(items: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
@@ -302,7 +388,9 @@ def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArr
 # ---- rows as conversations -----------------------------------------------------------------------
 
 
-def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dict[str, Any]], int]:
+def _messages_of_pair(
+    row: Mapping[str, Any], *, checks: bool, reads_images: bool
+) -> tuple[list[dict[str, Any]], int]:
     parts = []
     for key in ("prompt", "completion"):
         value = row[key]
@@ -311,7 +399,7 @@ def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dic
                 "'prompt' and 'completion' must both be lists of messages or both be text, got "
                 f"{kind_of(value)} as '{key}'"
             )
-        parts.append(checked_messages(value, key) if value else [])
+        parts.append(checked_messages(value, key, images=reads_images) if value else [])
         if checks:
             check_flags(parts[-1], "message {} of " + repr(key))
     if not any(parts):
@@ -319,14 +407,16 @@ def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dic
     return [*parts[0], *parts[1]], len(parts[0])
 
 
-def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversation:
+def _conversation(
+    key: str, row: Mapping[str, Any], *, checks: bool, reads_images: bool
+) -> Conversation:
     """The conversation of a row in a chat format; ``checks`` refuses invalid flags."""
     first, name = 0, "message {}"
     turns = None if key == CHAT_PAIR else from_json(row[key])
     if key == CHAT_PAIR:
-        messages, first = _messages_of_pair(row, checks=checks)
+        messages, first = _messages_of_pair(row, checks=checks, reads_images=reads_images)
     elif first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
-        messages = checked_messages(turns, key)
+        messages = checked_messages(turns, key, images=reads_images)
     else:
         messages, name = from_sharegpt(turns), "turn {}"
     if checks and key != CHAT_PAIR:
@@ -337,7 +427,10 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     if key == CHAT_PAIR:
         first += len(messages) - own
     options = canonical_options(row.get("chat_template_kwargs"))
-    return Conversation(messages, canonical_tools(row.get("tools")), first, options)
+    images: Sequence[Any] = ()
+    if reads_images:
+        messages, images = with_image_parts(messages, images_of_row(row))
+    return Conversation(messages, canonical_tools(row.get("tools")), first, options, images)
 
 
 def _check_size(text: str, limit: int) -> None:

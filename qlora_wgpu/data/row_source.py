@@ -30,6 +30,8 @@ from qlora_wgpu.data.preferences import (
 )
 from qlora_wgpu.data.prepared import DatasetWriter, has_labels
 from qlora_wgpu.data.row_formats import RowEncoder, TokenizedExample, encoded_or_raised
+from qlora_wgpu.data.row_images import COLUMNS as IMAGE_COLUMNS
+from qlora_wgpu.data.row_images import located
 from qlora_wgpu.data.row_stats import PreprocessConfig, RowStats
 from qlora_wgpu.data.sources import read_rows
 from qlora_wgpu.data.splits import SplitFiles
@@ -55,20 +57,24 @@ def _without_gaps(row: dict[Any, Any]) -> dict[str, Any]:
 
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
-_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})  # TRL's columns
+_OTHER_MEDIA = frozenset({"video", "videos", "audio", "audios"})  # TRL's columns
+_MEDIA = _OTHER_MEDIA | set(IMAGE_COLUMNS)
 _AT_ONCE = 64  # rows that are rendered and encoded together
 Placed = tuple[str, dict[str, Any]]  # a row's location, and the row
 Row = tuple[str, dict[str, Any], str]  # ... and its format
 Rows = Callable[[], Iterator[Placed]]
 
 
-def rows_of_files(selection: SplitFiles) -> Iterator[Placed]:
-    """The rows of all files, or a slice of them, with their locations."""
+def rows_of_files(selection: SplitFiles, *, images: bool = False) -> Iterator[Placed]:
+    """The rows of all files, or a slice of them, with their locations.
+
+    With ``images``, those in tables are read, and the paths of others are completed.
+    """
     if selection.rows is None:
-        yield from _rows_of_all(selection)
+        yield from _rows_of_all(selection, images=images)
         return
-    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection)))
-    rows = islice(_rows_of_all(selection), begin, max(begin, end))
+    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection, images=False)))
+    rows = islice(_rows_of_all(selection, images=images), begin, max(begin, end))
     first = next(rows, None)
     if first is None:
         raise DataError(f"{selection.name} has no rows in the slice {selection.rows.text}")
@@ -76,13 +82,13 @@ def rows_of_files(selection: SplitFiles) -> Iterator[Placed]:
     yield from rows
 
 
-def _rows_of_all(selection: SplitFiles) -> Iterator[Placed]:
+def _rows_of_all(selection: SplitFiles, *, images: bool) -> Iterator[Placed]:
     for path in selection.files:
         folders = () if selection.root is None else path.relative_to(selection.root).parent.parts
         inside = "" if selection.root is None else "/".join((selection.name, *folders, ""))
         try:
-            for where, row in read_rows(path):
-                yield inside + where, row
+            for where, row in read_rows(path, with_bytes=images):
+                yield inside + where, located(row, path.parent) if images else row
         except DataError as err:
             if not inside or not str(err).startswith(path.name):
                 raise
@@ -148,7 +154,9 @@ class RowSource:
         """Adds all examples; returns the counts of the rows and the warnings."""
         added = 0
         for each in self._examples(empty=False):
-            writer.add(each.ids, each.labels, each.weight, continues=each.continues)
+            writer.add(
+                each.ids, each.labels, each.weight, continues=each.continues, images=each.images
+            )
             added += 1
         if not added:
             raise DataError(self._tally.no_examples())
@@ -187,7 +195,9 @@ class RowSource:
         return TokenizedExample(ids, list(ids))
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
-        encoder = RowEncoder(self.tokenizer, self.template, self.how.train_on)
+        encoder = RowEncoder(
+            self.tokenizer, self.template, self.how.train_on, images=self.how.images
+        )
         for rows in _groups(self._formatted()):
             encoded = encoder.encode_many([(row, row_format) for _, row, row_format in rows])
             for (where, row, row_format), each in zip(rows, encoded, strict=True):
@@ -218,7 +228,8 @@ class RowSource:
     ) -> Iterator[TokenizedExample]:
         """The examples of a row; with ``empty`` also if it has no labels."""
         tally, limit = self._tally, self.how.max_seq_length
-        has_windows = self.how.truncation == "windows" and row_format == "text"
+        is_text = row_format == "text" and not encoded.images
+        has_windows = self.how.truncation == "windows" and is_text
         if has_windows and encoded.weight and len(encoded.ids) > limit:
             yield from self._text_windows(encoded)
             return
@@ -261,7 +272,11 @@ class RowSource:
             )
         if truncation == "drop":
             return None
-        kept = slice(-limit, None) if truncation == "keep_end" else slice(limit)
+        length = len(encoded.ids)
+        first, last = (length - limit, length) if truncation == "keep_end" else (0, limit)
+        if encoded.images and not first <= encoded.image_span[0] <= encoded.image_span[1] <= last:
+            return None  # an image cannot be truncated
+        kept = slice(first, last)
         return replace(encoded, ids=encoded.ids[kept], labels=encoded.labels[kept], text=None)
 
     def _formatted(self) -> Iterator[Row]:
@@ -285,7 +300,7 @@ class RowSource:
                     )
             except DataError as err:
                 raise DataError(f"{where}: {err}") from err
-            for column in _MEDIA & given.keys():
+            for column in (_MEDIA if self.how.images is None else _OTHER_MEDIA) & given.keys():
                 if given[column]:
                     self._tally.unread(where, column)
             yield where, row, row_format

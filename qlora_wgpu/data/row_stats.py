@@ -14,6 +14,7 @@ from qlora_wgpu.data.examples import Counts
 from qlora_wgpu.data.masking import TrainOn
 from qlora_wgpu.data.row_formats import TokenizedExample
 from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.images.placeholders import ImageFiles
 
 Truncation = Literal["keep_start", "keep_end", "windows", "drop", "error"]
 
@@ -32,6 +33,7 @@ class PreprocessConfig:
     truncation: Truncation = "keep_start"
     objective: str = "sft"  # ``train.objective``: sft, dpo, orpo or kto
     as_chats: bool = False  # ``data.apply_chat_template``: whether text becomes turns of a chat
+    images: ImageFiles | None = None  # how images become tokens; None ignores them
 
 
 _NAMED = 5  # locations of rows in a warning

@@ -96,12 +96,15 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
         raise DataError(f"the data file {path} is compressed ({kind}): unpack it first")
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each row of a data file after its location, such as ``"train.jsonl line 17"``."""
-    readers = {
-        ".jsonl": json_lines, ".csv": csv_rows, ".parquet": table_rows, ".arrow": table_rows
-    }  # fmt: skip
-    return readers.get(path.suffix.lower(), json_list)(path)
+def read_rows(path: Path, *, with_bytes: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each row of a data file after its location, such as ``"train.jsonl line 17"``.
+
+    ``with_bytes`` is as for ``table_rows``.
+    """
+    suffix = path.suffix.lower()
+    if suffix in (".parquet", ".arrow"):
+        return table_rows(path, with_bytes=with_bytes)
+    return {".jsonl": json_lines, ".csv": csv_rows}.get(suffix, json_list)(path)
 
 
 def select_files(path: Path, *, held_out: bool = False) -> SplitFiles:

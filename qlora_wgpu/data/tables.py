@@ -17,7 +17,7 @@ from qlora_wgpu.data.json_rows import checked
 from qlora_wgpu.data.messages import without_nulls
 from qlora_wgpu.errors import DataError, install_command
 from qlora_wgpu.files import open_file
-from qlora_wgpu.limits import MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
+from qlora_wgpu.limits import IMAGE_BYTES, MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
 from qlora_wgpu.visible import one_line
 
 _LONGEST_REASON = 300  # characters of pyarrow's message
@@ -107,8 +107,10 @@ def _check_columns(names: list[str], file: str) -> None:
 # ---- Parquet and Arrow ---------------------------------------------------------------------------
 
 
-def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def table_rows(path: Path, *, with_bytes: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each row of a Parquet or Arrow file after its location.
+
+    Bytes, such as those of images, become the object ``{"base64": ...}`` on request.
 
     A child process reads the file: a few bytes can expand to gigabytes, and pyarrow may abort the
     process on a damaged file.
@@ -118,7 +120,8 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(
             f"{path.name}: {kind.split()[1]} files require pyarrow: {install_command('parquet')}"
         )
-    limits = (MAX_TABLE_MEMORY, MAX_LINE, MAX_COLUMNS, MAX_EXPANSION)
+    longest = max(MAX_LINE, 2 * IMAGE_BYTES) if with_bytes else MAX_LINE
+    limits = (MAX_TABLE_MEMORY, longest, MAX_COLUMNS, MAX_EXPANSION, int(with_bytes))
     # Without -P, modules could be imported from the script's folder.
     command = [sys.executable, "-P", parquet_child.__file__, str(path), *map(str, limits)]
     with subprocess.Popen(

@@ -282,6 +282,11 @@ class Tokenizer:
         token = self._backend.token_to_id(text)
         return None if token is None else int(token)
 
+    def token(self, token_id: int) -> str | None:
+        """The exact text of a token by its id, or None."""
+        text: str | None = self._backend.id_to_token(token_id)
+        return text
+
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
         return None if text is None else self.token_id(text)

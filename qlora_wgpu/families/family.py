@@ -17,7 +17,7 @@ from qlora_wgpu.errors import ConfigError, UnsupportedModelError, brief
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.batch import BatchBuffers, ImageLayout
 from qlora_wgpu.ops.modules import ExpertLinear, HostEmbedding, Linear, Matrix
 
 
@@ -198,6 +198,7 @@ class Architecture(Weights):
     stored_rows: int | None = None
     new_tokens: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained
     head_bias: str = ""  # the bias of the logits, one of ``norms``; empty without one
+    images: ImageLayout | None = None  # how the model reads images, if it does
 
     def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
         """The same with a larger vocabulary, as by ``resize_token_embeddings``."""

@@ -1,4 +1,6 @@
-"""LLaVA-NeXT, or LLaVA 1.6 (Liu et al., 2024): its language model."""
+"""LLaVA-NeXT, or LLaVA 1.6 (Liu et al., 2024): its language model, and a CLIP or SigLIP."""
+
+from dataclasses import replace
 
 from qlora_wgpu.families import parts
 
@@ -6,4 +8,11 @@ from qlora_wgpu.families import parts
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """As LLaVA, but the whole model's config alone ties embedding and head."""
     decoder = parts.read_language_model(read, "llama")
-    return decoder.within(parts.LANGUAGE_MODEL, "language_model.")
+    decoder = decoder.within(parts.LANGUAGE_MODEL, "language_model.")
+    return parts.with_images(read, decoder, 32_000)
+
+
+def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
+    """As LLaVA's; an image's tiles are put together, and each of their rows ends with a newline."""
+    newline = "model.image_newline"
+    return replace(parts.read_llava_tower(read), newline=newline)

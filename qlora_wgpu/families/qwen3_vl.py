@@ -1,7 +1,8 @@
-"""Qwen3-VL (Qwen team, 2025): its language model, a Qwen 3 without windows."""
+"""Qwen3-VL (Qwen team, 2025): its language model, a Qwen 3, and its tower."""
 
 from dataclasses import replace
 
+from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts, qwen3
 
 
@@ -11,4 +12,47 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     plain = {**parts.without_sections(text.config), "use_sliding_window": False}
     part = parts.ConfigReader(plain).with_defaults(num_key_value_heads=32, rope_theta=500_000.0)
     decoder = replace(qwen3.compose(part), tied=read.flag("tie_word_embeddings", False))
-    return decoder.within(parts.LANGUAGE_MODEL)
+    return reading_images(read, text, decoder.within(parts.LANGUAGE_MODEL))
+
+
+def reading_images(
+    read: parts.ConfigReader, text: parts.ConfigReader, decoder: parts.Decoder
+) -> parts.Decoder:
+    """Interleaved M-RoPE; features of some of the tower's layers are added after the first ones."""
+    pairs = decoder.dimensions.head_dim // 2
+    axes = parts.mrope_axes(text.config, (24, 20, 20), pairs, interleaved=True)
+    tower = read.config.get("vision_config") or {}
+    taken = tower.get("deepstack_visual_indexes", (8, 16, 24))
+    if not isinstance(taken, list | tuple):
+        raise UnsupportedModelError(
+            f"config.json: deepstack_visual_indexes must be a list of layers, got {brief(taken)}"
+        )
+    return parts.with_images(read, decoder, 151_655, axes=axes, deepstack=len(taken))
+
+
+def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
+    """Learned positions, resized, next to rotary ones; DeepStack reads some layers' states."""
+    vision, _ = parts.vision_config(
+        read, "qwen3_vl_vision", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_moe_vision"
+    )
+    size, depth = vision.integer("hidden_size", 1152), vision.integer("depth", 27)
+    heads, inner = vision.integer("num_heads", 16), vision.integer("intermediate_size", 4304)
+    activation = parts.read_activation(vision, "gelu_pytorch_tanh")
+    of = parts.tower_sizes(size, inner, depth, heads)
+    mlp = parts.PlainMLP(of, activation, True, ("linear_fc1", "linear_fc2"))
+    out_features = vision.integer("out_hidden_size", 3584)
+    merger = ("norm", "linear_fc1", "linear_fc2")
+    norm = parts.LayerNorm(1e-6, bias=True)
+    names = parts.QwenNames(norm, mlp, size, out_features, merger)
+    stack = vision.config.get("deepstack_visual_indexes", [8, 16, 24])
+    if not isinstance(stack, list) or any(type(i) is not int or not 0 <= i < depth for i in stack):
+        raise UnsupportedModelError(
+            f"config.json: deepstack_visual_indexes must be a list of integers from 0 to "
+            f"{depth - 1}, got {brief(stack)}"
+        )
+    side = int(vision.integer("num_position_embeddings", 2304) ** 0.5)
+    positions = parts.BilinearPositions("model.visual.pos_embed.weight", side, size)
+    patched = vision.with_defaults(patch_size=16, depth=27)
+    return parts.read_qwen_tower(
+        patched, names, selected=tuple(stack), positions=positions, patch_bias=True
+    )

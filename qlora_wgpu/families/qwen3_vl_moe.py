@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 from qlora_wgpu.families import parts, qwen3_moe
+from qlora_wgpu.families.qwen3_vl import compose_vision, reading_images
+
+__all__ = ["compose", "compose_vision"]
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
@@ -16,4 +19,4 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     if "num_local_experts" not in part.config:
         part = part.with_defaults(num_experts=60)
     decoder = replace(qwen3_moe.compose(part), tied=read.flag("tie_word_embeddings", False))
-    return decoder.within(parts.LANGUAGE_MODEL)
+    return reading_images(read, text, decoder.within(parts.LANGUAGE_MODEL))

@@ -16,6 +16,7 @@ from qlora_wgpu.generation.prefill import Prefill, prefill_batch, prompt_length
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.image_inputs import ImageFeatures, image_inputs, rope_delta
 from qlora_wgpu.model.memory_plan import are_copied
 from qlora_wgpu.model.programs import Choice, DecodePrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -52,7 +53,9 @@ class Engine:
             packs_weights = are_copied(model.layout, model.device.budget)
         self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
         self._seen = make_seen(texts, model.architecture.vocab_size)
-        self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], DecodePrograms]]
+        self._programs: WeakKeyDictionary[
+            Programs, dict[tuple[int, int, bool, bool], DecodePrograms]
+        ]
         self._programs = WeakKeyDictionary()
         self._waiting: list[Request] = []  # sorted by turn
         self._turn = 0  # of the request that started last
@@ -87,13 +90,15 @@ class Engine:
         stop_ids: Collection[int] = (),
         logprobs: int | None = None,
         number: int = 0,
+        images: Sequence[ImageFeatures] = (),
     ) -> Request:
         """Queues a request; sampling is greedy by default.
 
         It ends after ``max_new_tokens``, at the engine's capacity, or before one of ``stop_ids``.
         With ``logprobs``, log probabilities of each token and of that many most likely ones are
         kept. ``number`` is the index among the answers of a client's request: clients take turns,
-        so that many answers of one do not delay the others.
+        so that many answers of one do not delay the others. ``images`` are those of the prompt's
+        image tokens, in order.
         """
         ids = [int(token) for token in prompt_ids]
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)
@@ -105,11 +110,17 @@ class Engine:
         sampling = sampling or Sampling()
         sampling.check_tokens(vocab)
         count = min(max_new_tokens, self.capacity - len(ids))
-        text = Request(self.step, ids, sampling, count, stop_ids, logprobs)
+        delta = self._rope_delta(ids, images) if images else 0
+        text = Request(self.step, ids, sampling, count, stop_ids, logprobs, images, delta)
         if text.finish_reason is None:
             text.turn = self._turn + 1 + number
             insort(self._waiting, text, key=lambda each: each.turn)
         return text
+
+    def _rope_delta(self, ids: list[int], images: Sequence[ImageFeatures]) -> int:
+        row = np.array([ids])
+        inputs = image_inputs(row, np.ones_like(row), [images], self._model.architecture)
+        return rope_delta(inputs, 0, len(ids))
 
     def check_room(self, prompt_tokens: int, max_new_tokens: int | None) -> None:
         """Refuses a prompt that leaves no room for new tokens, unless none are requested."""
@@ -225,7 +236,10 @@ class Engine:
         )
         length = prompt_length(max(text.length for text in texts), self.capacity)
         with_logits = texts[0].logprobs is not None
-        return Prefill(self._program(len(texts), length, with_logits=with_logits), texts)
+        program = self._program(
+            len(texts), length, with_logits=with_logits, with_images=bool(texts[0].images)
+        )
+        return Prefill(program, texts, self._model.architecture)
 
     def _next_tokens(self, texts: Sequence[Request]) -> tuple[list[list[int]], Logits]:
         """Decodes one token of each request, or several.
@@ -242,13 +256,15 @@ class Engine:
         column = np.array([ids, past, places])[..., None]
         choices = [text.choice for text in texts] + [Choice(Sampling(), 0, 0)] * extra
         with_logits = any(text.logprobs is not None for text in texts)
-        program = self._program(rows, 1, with_logits=with_logits)
+        deltas = np.array([text.rope_delta for text in texts] + [0] * extra)
+        program = self._program(rows, 1, with_logits=with_logits, with_images=bool(deltas.any()))
         alone = with_logits or self._to_prefill or (self._waiting and self._free)
         remaining = min(text.max_new_tokens - len(text.ids) for text in texts)
         steps = max(min(remaining, int(_AHEAD_SECONDS / max(self._seconds, 1e-4))), 1)
         count = 1 if alone else min(steps, program.most_ahead)
         begin = time.perf_counter()
-        tokens = program.run(column[0], column[1], column[2], choices, count=count)
+        rotated = column[1] + deltas[:, None]
+        tokens = program.run(*column, choices, count=count, rotated=rotated)
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 
@@ -257,14 +273,17 @@ class Engine:
         """Batch sizes of decoding; each step uses the smallest that is sufficient."""
         return batch_sizes(self.texts)
 
-    def _program(self, rows: int, length: int, *, with_logits: bool) -> DecodePrograms:
+    def _program(
+        self, rows: int, length: int, *, with_logits: bool, with_images: bool
+    ) -> DecodePrograms:
         # An adapter of another shape has its own programs, with the same KV cache
-        programs, key = self._model.programs, (rows, length, with_logits)
+        programs, key = self._model.programs, (rows, length, with_logits, with_images)
         compiled = self._programs.setdefault(programs, {})
         if key not in compiled:
             compiled[key] = programs.tokens(
-                rows, length, self._cache, self._seen, keep_logits=with_logits
-            )
+                rows, length, self._cache, self._seen,
+                keep_logits=with_logits, with_images=with_images,
+            )  # fmt: skip
         return compiled[key]
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
+from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.generation.sequence import Request
+from qlora_wgpu.model.image_inputs import ImageInputs, image_inputs
 from qlora_wgpu.model.programs import DecodePrograms
 
 _MAX_TOKENS = 512  # of a batch of prompts, padding included
@@ -24,15 +26,24 @@ _MAX_PROMPTS = 8
 class Prefill:
     """A batch of prompts, computed a few dispatches at a time."""
 
-    def __init__(self, program: DecodePrograms, texts: Sequence[Request]) -> None:
+    def __init__(self, program: DecodePrograms, texts: Sequence[Request], of: Architecture) -> None:
         self.texts = list(texts)
         self._program = program
         self._prompts = [text.all_ids for text in texts]
         self._places = [text.slot for text in texts]
         for text in texts:
             text.rotated_length = text.length
-        program.write_prefill_inputs(self._prompts, self._places)
+        program.write_prefill_inputs(self._prompts, self._places, self._images(of))
         self._pieces: Iterator[None] | None = None
+
+    def _images(self, of: Architecture) -> ImageInputs | None:
+        """The prompts' images; generated placeholders are ordinary tokens."""
+        if self._program.batch.image_rows is None:
+            return None
+        ids, mask = self._program.padded(self._prompts)
+        for row, text in enumerate(self.texts):
+            ids[row, len(text.prompt_ids) :] = -1
+        return image_inputs(ids, mask, [text.images for text in self.texts], of)
 
     def advance(self, seconds: float) -> bool:
         """Computes for some ``seconds``, at least a few dispatches; returns whether it is done."""
@@ -79,6 +90,7 @@ def prefill_batch(texts: Sequence[Request], capacity: int) -> list[Request]:
         for text in texts
         if length // 2 < prompt_length(text.length, capacity) <= length
         and (text.logprobs is not None) == with_logits
+        and bool(text.images) == bool(first.images)
     ]
     return similar[: batch_size(length, len(similar))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TokenLogprobs
+from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.programs import Choice
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -28,8 +29,12 @@ class Request:
         max_new_tokens: int,
         stop_ids: Collection[int],
         logprobs: int | None,
+        images: Sequence[ImageFeatures] = (),
+        rope_delta: int = 0,
     ) -> None:
         self.prompt_ids = prompt_ids
+        self.images = images  # of the prompt
+        self.rope_delta = rope_delta  # what M-RoPE adds to positions of generated tokens
         self.ids: list[int] = []  # generated tokens
         self.token_logprobs: list[TokenLogprobs] = []  # of each of them, if requested
         self.logprobs = logprobs

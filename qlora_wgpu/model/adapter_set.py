@@ -65,17 +65,20 @@ class AdapterSignature:
         """Leaves ``neutral`` on the device if it had to be computed."""
         self.programs = programs
         self.neutral = neutral_parameters(programs)  # a flat adapter that changes nothing
-        self._logits: dict[tuple[int, int], LogitsPrograms] = {}
+        self._logits: dict[tuple[int, int, int], LogitsPrograms] = {}
 
     @property
     def adapter(self) -> AdapterLayout:
         return self.programs.plan.adapter
 
-    def logits(self, batch: int, seq: int) -> LogitsPrograms:
+    def logits(self, batch: int, seq: int, image_rows: int = 0) -> LogitsPrograms:
         """The programs for batches of this shape, made on the first call."""
-        if (batch, seq) not in self._logits:
-            self._logits[batch, seq] = self.programs.logits(make_batch_buffers(batch, seq))
-        return self._logits[batch, seq]
+        key = batch, seq, image_rows
+        if key not in self._logits:
+            images = self.programs.plan.pretrained.architecture.images if image_rows else None
+            buffers = make_batch_buffers(batch, seq, images=images, image_rows=image_rows)
+            self._logits[key] = self.programs.logits(buffers)
+        return self._logits[key]
 
 
 @dataclass

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.tensor import pad_rows
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.steps import PreferenceInputs, encode_samples
 from qlora_wgpu.ops.batch import (
@@ -19,6 +20,9 @@ from qlora_wgpu.ops.batch import (
     INFO_SAMPLES,
     BatchBuffers,
 )
+
+if TYPE_CHECKING:  # which imports this module
+    from qlora_wgpu.model.image_inputs import ImageInputs
 
 IntArray = npt.NDArray[np.int64]
 
@@ -142,19 +146,36 @@ def write_batch(
     targets: IntArray | None = None,
     *,
     past: int | IntArray = 0,
+    images: ImageInputs | None = None,
+    rotated: IntArray | None = None,
     **inputs: Any,
 ) -> None:
-    """Writes a micro-batch to a device; arguments as for ``encode_batch``."""
-    data = encode_batch(batch, ids, mask, targets, past=past, **inputs)
+    """Writes a micro-batch to a device; arguments as for ``encode_batch``.
+
+    ``rotated``, (batch, seq), are the positions for RoPE if they differ from the others.
+    """
+    data = encode_batch(batch, ids, mask, targets, past=past, images=images, **inputs)
     device.write(batch.storage.buffer, data)
+    if batch.rotated is not None and rotated is not None:
+        assert batch.rotated.storage is not None
+        device.write(batch.rotated.storage.buffer, rotated.astype(np.uint32))
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
         device.write(rows_of.table.storage.buffer, weight.taken(ids.reshape(-1)))
     for rotation, angles in batch.angles.items():
         assert angles.table.storage is not None
         at, lengths = positions(mask) + past, sample_lengths(mask) + past
-        table = rotation.angles(at.reshape(-1), lengths.reshape(-1))
+        at = at.reshape(-1)
+        if batch.axes is not None and images is not None and images.positions is not None:
+            at = images.positions.reshape(-1, 3)[:, batch.axes]
+        table = rotation.angles(at, lengths.reshape(-1))
         device.write(angles.table.storage.buffer, np.ascontiguousarray(table))
+    if images is not None and len(images.features):
+        for part, table in batch.features.items():
+            assert table.storage is not None
+            width = table.columns
+            rows = images.features[:, part * width : (part + 1) * width]
+            device.write(table.storage.buffer, np.ascontiguousarray(pad_rows(rows)))
 
 
 def encode_batch(
@@ -168,12 +189,17 @@ def encode_batch(
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
     samples: PreferenceInputs | None = None,
+    images: ImageInputs | None = None,
+    blocks: IntArray | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
     The mask is 0 for padding, else the number of the example. ``rows`` replace the rows with a
-    target as label rows. ``past`` is the number of earlier tokens in the batch's KV cache, and
-    ``places`` the sequences of the cache that the rows belong to, (batch, 1) if they differ.
+    target as label rows; ``images`` are required if the batch has space for some. ``past`` is the
+    number of earlier tokens in the batch's KV cache, and ``places`` the sequences of the cache that
+    the rows belong to, (batch, 1) if they differ. ``blocks``, (batch, seq, 2), are the begin and
+    end within its row of each token's block, whose tokens see each other in both directions; a
+    token with an empty one only sees causally. By default they are those of the images.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -196,11 +222,21 @@ def encode_batch(
     put(batch.info.offset, info, np.uint32)
     if batch.places is not None:
         put(batch.places.offset, np.broadcast_to(places, ids.shape), np.uint32)
+    if batch.blocks is not None:
+        if blocks is None and images is not None:
+            blocks = images.blocks
+        put(batch.blocks.offset, _segments_and_blocks(mask, blocks), np.uint32)
     if targets is not None:
         put(batch.targets.offset, targets, np.int32)
     if batch.weights is not None:
         given = np.ones(ids.shape, np.float32) if weights is None else weights
         put(batch.weights.offset, given.reshape(-1)[rows], np.float32)
+    if batch.image_rows is not None:
+        if images is None or len(images.features) > batch.image_capacity:
+            raise ShapeError(
+                f"the batch requires images of at most {batch.image_capacity} tokens in all"
+            )
+        put(batch.image_rows.offset, images.rows, np.uint32)
     if batch.samples is not None:
         if samples is None:
             raise ShapeError("an objective over answers requires the batch's samples")
@@ -210,3 +246,12 @@ def encode_batch(
         put(batch.samples.of_rows.offset, of_rows, np.uint32)
         put(batch.samples.table.offset, table, np.uint32)
     return data
+
+
+def _segments_and_blocks(mask: IntArray, blocks: IntArray | None) -> IntArray:
+    """The segments, then the blocks; a token without one is a block by itself."""
+    at = np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
+    own = np.stack([at, at + 1], axis=-1)
+    if blocks is not None:
+        own = np.where(blocks[..., 1:] > blocks[..., :1], blocks, own)
+    return np.concatenate([segments(mask).reshape(-1), own.reshape(-1)])

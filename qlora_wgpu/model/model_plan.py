@@ -224,13 +224,21 @@ class ModelPlan:
         return first, second, logits_of_rows(second, hidden, head, batch, 0, count)
 
     def token_graphs(
-        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, keep_logits: bool = False
+        self,
+        texts: int,
+        length: int,
+        cache: KVCache,
+        seen: Tensor,
+        *,
+        keep_logits: bool = False,
+        with_images: bool = False,
     ) -> TokenGraphs:
         """Graphs of hidden states and next tokens of some of a cache's sequences.
 
-        With ``keep_logits`` there is a copy of the logits that tokens are sampled from.
+        With ``keep_logits`` there is a copy of the logits that tokens are sampled from. Sequences
+        may have images only if ``with_images``.
         """
-        batch = make_batch_buffers(texts, length, CacheView(cache))
+        batch = self._token_batch(texts, length, cache, with_images=with_images)
         # After prefill as in decoding, sampling reads one token of each sequence.
         following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
         first, second, logits = self.logits_graphs(batch)
@@ -238,6 +246,17 @@ class ModelPlan:
         choices = make_choices(texts, seen)
         choose(second, logits, following, choices)
         return TokenGraphs(batch, following, choices, first, second, kept)
+
+    def _token_batch(
+        self, texts: int, length: int, cache: KVCache, *, with_images: bool
+    ) -> BatchBuffers:
+        images = self.pretrained.architecture.images if with_images else None
+        if images is None:
+            return make_batch_buffers(texts, length, CacheView(cache))
+        if length == 1:
+            return make_batch_buffers(texts, 1, CacheView(cache), rotated=images.axes is not None)
+        view, rows = CacheView(cache), texts * length
+        return make_batch_buffers(texts, length, view, images=images, image_rows=rows)
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while training with these options, or this plan."""

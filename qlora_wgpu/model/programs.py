@@ -16,6 +16,7 @@ from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program, submit_batched
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model.batch_encoding import IntArray, write_batch
+from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -75,27 +76,40 @@ class DecodePrograms:
         places: IntArray,
         choices: Sequence[Choice],
         count: int = 1,
+        rotated: IntArray | None = None,
     ) -> list[list[int]]:
         """The next tokens; ``NONE`` if a logit is not finite, and arbitrary ones after that.
 
         ``ids``, checked, ``past`` (the number of tokens before them) and ``places`` (in the cache)
-        are (sequences, 1). Each sequence gets ``count`` tokens, at most ``most_ahead``.
+        are (sequences, 1), like ``rotated``, the positions for RoPE if they differ from ``past``.
+        Each sequence gets ``count`` tokens, at most ``most_ahead``.
         """
         first = past.reshape(-1)
         ones, rows = np.ones_like(ids), np.arange(len(ids))
-        write_batch(self.device, self.batch, ids, ones, rows=rows, past=past, places=places)
+        write_batch(
+            self.device, self.batch, ids, ones, rows=rows, past=past, places=places, rotated=rotated
+        )
         self._write_choices(choices, first)
         submit_batched(self.device, [self.hidden, self.head] * count)
         return self._chosen((first[:, None] + np.arange(count)) % DECODE_STEPS_AHEAD)
 
-    def write_prefill_inputs(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
-        count, length = self.batch.batch, self.batch.seq
-        ids, mask = np.zeros((2, count, length), np.int64)
+    def padded(self, prompts: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+        """Ids and mask of a batch of prompts."""
+        ids, mask = np.zeros((2, self.batch.batch, self.batch.seq), np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
-        lasts = length * np.arange(count) + mask.sum(axis=1) - 1
+        return ids, mask
+
+    def write_prefill_inputs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        places: Sequence[int],
+        images: ImageInputs | None = None,
+    ) -> None:
+        ids, mask = self.padded(prompts)
+        lasts = self.batch.seq * np.arange(self.batch.batch) + mask.sum(axis=1) - 1
         at = np.array(places)[:, None]
-        write_batch(self.device, self.batch, ids, mask, rows=lasts, places=at)
+        write_batch(self.device, self.batch, ids, mask, rows=lasts, places=at, images=images)
 
     def end_prompts(
         self,
@@ -147,6 +161,7 @@ class LogitsPrograms:
         mask: IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int = 0,
+        images: ImageInputs | None = None,
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
@@ -157,7 +172,7 @@ class LogitsPrograms:
         with self.device.in_turn:
             for first in range(0, len(rows), count):
                 part = rows[first : first + count]
-                write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
+                write_batch(self.device, self.batch, ids, mask, rows=part, past=past, images=images)
                 if first == 0:
                     self.hidden.run()
                 self.head.run()
@@ -202,11 +217,20 @@ class Programs:
             return self._steps[options]
 
     def tokens(
-        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, keep_logits: bool = False
+        self,
+        texts: int,
+        length: int,
+        cache: KVCache,
+        seen: Tensor,
+        *,
+        keep_logits: bool = False,
+        with_images: bool = False,
     ) -> DecodePrograms:
         """New programs that compute ``length`` tokens of some of a cache's sequences and sample."""
         with self.device.in_turn:
-            graphs = self.plan.token_graphs(texts, length, cache, seen, keep_logits=keep_logits)
+            graphs = self.plan.token_graphs(
+                texts, length, cache, seen, keep_logits=keep_logits, with_images=with_images
+            )
             self._fill_strips()
             kept, apart = graphs.kept, graphs.apart
             first = self.from_graph(graphs.hidden, apart=apart)

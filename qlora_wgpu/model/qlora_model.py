@@ -26,6 +26,7 @@ from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_set import AdapterSet, AdapterSignature, HeldAdapter, LoadedAdapter
 from qlora_wgpu.model.adapter_state import as_begun, base_state_dict
+from qlora_wgpu.model.image_inputs import ImageInputs, Images, image_inputs, image_rows
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out_for
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
@@ -172,7 +173,12 @@ class QLoRAModel(AdapterModel):
     # -- computing -------------------------------------------------------------------------
 
     def loss_and_grads(
-        self, input_ids: Any, labels: Any, attention_mask: Any = None
+        self,
+        input_ids: Any,
+        labels: Any,
+        attention_mask: Any = None,
+        *,
+        images: Images | None = None,
     ) -> tuple[float, dict[str, FloatArray]]:
         """The mean loss over the labels and its exact gradient, without dropout.
 
@@ -183,6 +189,8 @@ class QLoRAModel(AdapterModel):
             labels: Integers (batch, seq), -100 to ignore; shifted by one here, as in Hugging Face.
             attention_mask: 1 for tokens and 0 for padding, (batch, seq); all ones by default. A row
                 may have several packed samples, numbered 1, 2, …, without attention between them.
+            images: The ``ImageFeatures`` of each row's images, in order, for vision-language
+                models; ``input_ids`` has one image token for each row of features.
 
         Returns:
             The loss (0 without labels), and the gradients of each A (r, in_features) and B
@@ -191,10 +199,11 @@ class QLoRAModel(AdapterModel):
         Raises:
             ShapeError: If shapes or values do not fit.
         """
-        checked = self.checked(input_ids, labels, attention_mask)
+        ids, targets, mask = self.checked(input_ids, labels, attention_mask)
+        inputs = self.image_inputs(ids, mask, images)
         with self.device.in_turn:
             self.zero_gradient()
-            tokens = self.accumulate(*checked)
+            tokens = self.accumulate(ids, targets, mask, images=inputs)
             stats = self.read_stats()
             flat: FloatArray = self.read_flat(self.adapter.gradient)
             self.zero_gradient()
@@ -203,21 +212,23 @@ class QLoRAModel(AdapterModel):
         loss = float(stats[STATS_LOSS]) + balance * float(stats[STATS_BALANCE])
         return loss / count, self.adapter.split(flat / np.float32(count))
 
-    def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
+    def summed_loss(self, batches: Iterable[tuple[Any, ...]]) -> LossSums:
         """The loss summed over all labels of some batches, their number and hits; no gradient.
 
         Args:
-            batches: ``(input_ids, labels, attention_mask)``, each as for ``loss_and_grads``.
+            batches: ``(input_ids, labels, attention_mask)``, each as for ``loss_and_grads``, or
+                these and the batch's images, by ``image_inputs``.
 
         Raises:
             ShapeError: If shapes or values do not fit.
         """
         with self.device.in_turn:
             self.zero_stats()
-            for index, (input_ids, labels, attention_mask) in enumerate(batches):
+            for index, (input_ids, labels, attention_mask, *images) in enumerate(batches):
                 if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
                     self.read_stats()  # waits, so that the queue stays short
-                self.measure("loss", *self.checked(input_ids, labels, attention_mask))
+                given = self.checked(input_ids, labels, attention_mask)
+                self.measure("loss", *given, images=images[0] if images else None)
             stats = self.read_stats()
             loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
             sums = LossSums(float(loss), int(tokens), int(correct))
@@ -234,6 +245,7 @@ class QLoRAModel(AdapterModel):
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
         samples: PreferenceInputs | None = None,
+        images: ImageInputs | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -246,6 +258,7 @@ class QLoRAModel(AdapterModel):
                 by their sum in the end; by default all ones if the options are ``weighted``.
             samples: Inputs of a preference objective (``options.objective.preference``), whose loss
                 is divided by the number of pairs or answers.
+            images: The batch's images, by ``image_inputs``.
 
         Returns:
             Its number of label tokens.
@@ -254,11 +267,13 @@ class QLoRAModel(AdapterModel):
             ShapeError: If the weights have another shape, or one is negative or not finite; if
                 samples are missing, or differ from those that have a label.
         """
-        options = self.options.step("train", *ids.shape)
+        options = self.options.step("train", *ids.shape, image_rows(ids, images))
         if weights is not None:
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
-        self._run(options, ids, targets, mask, samples, dropout_key=dropout_key, weights=weights)
+        self._run(
+            options, ids, targets, mask, samples, images, dropout_key=dropout_key, weights=weights
+        )
         return int((targets != IGNORE_INDEX).sum())
 
     def measure(
@@ -268,12 +283,14 @@ class QLoRAModel(AdapterModel):
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
         samples: PreferenceInputs | None = None,
+        images: ImageInputs | None = None,
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
 
         Arguments and errors are those of ``accumulate``.
         """
-        self._run(self.options.step(kind, *ids.shape), ids, targets, mask, samples)
+        options = self.options.step(kind, *ids.shape, image_rows(ids, images))
+        self._run(options, ids, targets, mask, samples, images)
 
     def _run(
         self,
@@ -282,13 +299,14 @@ class QLoRAModel(AdapterModel):
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
         samples: PreferenceInputs | None,
+        images: ImageInputs | None,
         **inputs: Any,
     ) -> Program:
         """Writes a micro-batch and runs its step; does not wait."""
         batch, program = self.programs.step(options)
         with self.device.in_turn:
             batch_encoding.write_batch(
-                self.device, batch, ids, mask, targets, samples=samples, **inputs
+                self.device, batch, ids, mask, targets, samples=samples, images=images, **inputs
             )
             program.run()
         return program
@@ -299,44 +317,65 @@ class QLoRAModel(AdapterModel):
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
         count: int,
+        images: ImageInputs | None = None,
     ) -> FloatArray:
         """The summed log probability of the labels of ``count`` samples, float32; waits.
 
         The other arguments are those of ``accumulate``.
         """
-        options = self.options.step("sums", *ids.shape)
+        options = self.options.step("sums", *ids.shape, image_rows(ids, images))
         sums = self.layout.step(options).sums
         assert sums is not None
         with self.device.in_turn:
-            program = self._run(options, ids, targets, mask, PreferenceInputs.plain(count))
+            plain = PreferenceInputs.plain(count)
+            program = self._run(options, ids, targets, mask, plain, images)
             values = np.frombuffer(program.read(sums), np.float32)
         return values.reshape(-1, 4)[:count, 0].copy()
 
-    def prepare(self, batch: int, seq: int) -> None:
-        """Compiles and allocates what training on this shape needs."""
-        self.programs.step(self.options.step("train", batch, seq))
+    def image_inputs(
+        self, ids: batch_encoding.IntArray, mask: batch_encoding.IntArray, images: Images | None
+    ) -> ImageInputs | None:
+        """The images of a batch with checked ids and mask; None if it has none."""
+        if images is None or not any(map(len, images)):
+            return None
+        return image_inputs(ids, mask, images, self.architecture)
 
-    def program(self, kind: StepKind, batch: int, seq: int) -> Program:
+    def prepare(self, batch: int, seq: int, *, images: bool = False) -> None:
+        """Compiles and allocates what training on this shape needs, with images or without."""
+        self.program("train", batch, seq, images=images)
+
+    def program(self, kind: StepKind, batch: int, seq: int, *, images: bool = False) -> Program:
         """The program of a ``"train"`` or ``"loss"`` micro-batch of this shape."""
-        return self.programs.step(self.options.step(kind, batch, seq))[1]
+        return self.programs.step(self.options.step(kind, batch, seq, batch * seq * images))[1]
 
-    def logits(self, input_ids: Any, attention_mask: Any = None) -> FloatArray:
+    def logits(
+        self, input_ids: Any, attention_mask: Any = None, *, images: Images | None = None
+    ) -> FloatArray:
         """float32 logits (batch, seq, vocab_size), without dropout.
+
+        ``images`` are as for ``loss_and_grads``.
 
         Raises:
             ShapeError: If shapes or values do not fit.
         """
         ids = batch_encoding.checked_ids(input_ids, self.architecture.vocab_size)
         rows = np.arange(ids.size)
-        return self.logits_at(ids, rows, attention_mask).reshape(*ids.shape, -1)
+        return self.logits_at(ids, rows, attention_mask, images=images).reshape(*ids.shape, -1)
 
     def logits_at(
-        self, input_ids: Any, rows: npt.NDArray[np.integer[Any]], attention_mask: Any = None
+        self,
+        input_ids: Any,
+        rows: npt.NDArray[np.integer[Any]],
+        attention_mask: Any = None,
+        *,
+        images: Images | None = None,
     ) -> FloatArray:
         """float32 logits (len(rows), vocab_size) of some of the batch's flattened positions."""
         ids = batch_encoding.checked_ids(input_ids, self.architecture.vocab_size)
         mask = batch_encoding.checked_mask(attention_mask, ids.shape)
-        return self._adapters.active.signature.logits(*ids.shape).run(ids, mask, rows)
+        inputs = self.image_inputs(ids, mask, images)
+        programs = self._adapters.active.signature.logits(*ids.shape, image_rows(ids, inputs))
+        return programs.run(ids, mask, rows, images=inputs)
 
     # -- adapters -------------------------------------------------------------------------
 

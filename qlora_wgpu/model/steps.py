@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ class StepOptions:
     noise: float = 0.0  # NEFTune's α
     # Factor of the loss that balances experts; None leaves it to config.json.
     router_aux_loss_coef: float | None = 0.0
+    image_rows: int = 0  # maximum number of image tokens; 0 if there are no images
 
     @property
     def is_sampled(self) -> bool:
@@ -55,13 +56,14 @@ class TrainingOptions:
     noise: float = 0.0  # NEFTune's α
     router_aux_loss_coef: float | None = None  # as in ``StepOptions``
 
-    def step(self, kind: StepKind, batch: int, seq: int) -> StepOptions:
+    def step(self, kind: StepKind, batch: int, seq: int, image_rows: int = 0) -> StepOptions:
         """A step of this kind; evaluation uses a preference objective, or else the plain loss."""
+        plain = StepOptions(kind, batch, seq, image_rows=image_rows)
         if kind == "train":
-            return StepOptions(kind, batch, seq, **vars(self))
+            return replace(plain, **vars(self))
         if kind == "loss" and self.objective.preference is not None:
-            return StepOptions(kind, batch, seq, objective=self.objective)
-        return StepOptions(kind, batch, seq)
+            return replace(plain, objective=self.objective)
+        return plain
 
 
 IntArray = npt.NDArray[np.int64]
@@ -147,6 +149,8 @@ def trace_step(
         routers=RouterSums() if coefficient else None,
         drops=trains,
         sampled=options.is_sampled,
+        images=of.images if options.image_rows else None,
+        image_rows=options.image_rows,
     )
     write_trained(graph, modules)
     checkpointing = trains and options.checkpointing

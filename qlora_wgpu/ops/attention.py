@@ -1,4 +1,4 @@
-"""Causal attention with grouped keys, forward and backward, and decoding with a KV cache."""
+"""Attention with grouped keys, forward and backward, and decoding with a KV cache."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def attention(
     """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head; an operand.
 
     k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query attends to
-    ``window`` keys, including its own, or to all earlier ones. With a softcap, scores s become
+    ``window`` keys, including its own, or to all earlier ones, and to all keys of its block if the
+    batch has ``blocks``. With a softcap, scores s become
     softcap · tanh(s / softcap); sinks, float32 (heads), frozen, are a logit of each head without a
     value.
     """
@@ -114,9 +115,10 @@ def attention(
     o = g.operand("attention", q.rows, q.columns)
     lse = g.float_vector("lse", q.rows * q.columns // head_dim)
     window = min(window or batch.seq, batch.seq)
+    blocks = batch.blocks is not None
+    segments = batch.blocks if batch.blocks is not None else batch.segments
     problem = Attention(
-        q, k, v, o, lse, batch.segments, batch.batch, head_dim, scale, window, softcap,
-        sinks,
+        q, k, v, o, lse, segments, batch.batch, head_dim, scale, window, softcap, sinks, blocks,
     )  # fmt: skip
     ATTENTION.launch(g, problem)
 

@@ -27,7 +27,10 @@ class Rotation(Protocol):
     def angles(
         self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
     ) -> npt.NDArray[np.float32]:
-        """(tokens, rotary_dim / 2, 2) of (cos, sin)."""
+        """(tokens, rotary_dim / 2, 2) of (cos, sin).
+
+        ``positions`` are (tokens), or (tokens, rotary_dim / 2) if they differ between pairs.
+        """
 
     def is_same(self, length: int, other: int) -> bool:
         """Whether samples of these two lengths are rotated alike."""
@@ -39,6 +42,17 @@ class HostRows:
 
     table: Tensor  # angles, float32 (batch · seq · rotary_dim) of (cos, sin); or a matrix's rows
     rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """How a model reads images, whose features replace the embeddings of placeholders."""
+
+    token_id: int  # the placeholder
+    # For M-RoPE, the axis of each of a head's pairs: 0 for time, 1 for height, 2 for width.
+    axes: tuple[int, ...] | None = None
+    deepstack: int = 0  # the number of first layers whose output further features are added to
+    bidirectional: bool = False  # whether an image's tokens attend to each other
 
 
 @dataclass
@@ -89,9 +103,20 @@ class BatchBuffers:
     # uint32 (batch · seq), with a cache: each row's sequence.
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
+    # uint32 (3 · batch · seq): the segments, then begin and end, in its row, of each token's block,
+    # whose tokens see each other in both directions; None if attention is causal.
+    blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
+    images: ImageLayout | None = None  # how images are read, if the batch may have some
+    # uint32 (batch · seq): for a placeholder 1 + its row of the images' features, else 0.
+    image_rows: Tensor | None = None
+    image_capacity: int = 0  # maximum number of placeholders
+    features: dict[int, Tensor] = field(default_factory=dict, compare=False)
+    # uint32 (batch · seq), in decoding: the position by which RoPE rotates each token, if sequences
+    # have images after which M-RoPE does not count tokens.
+    rotated: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -134,9 +159,23 @@ class BatchBuffers:
             self.embedded[weight] = HostRows(rows, self._row_numbers())
         return self.embedded[weight]
 
+    def features_of(self, part: int, columns: int) -> Tensor:
+        """Space for a part of the images' features, float32 (image_capacity, columns)."""
+        if part not in self.features:
+            rows = matrix("image features", self.image_capacity, columns, "float32")
+            rows.storage = Storage("image features", "inputs", rows.nbytes)
+            self.features[part] = rows
+        return self.features[part]
+
+    @property
+    def axes(self) -> tuple[int, ...] | None:
+        """The axis of each pair of a head, if positions have several."""
+        return None if self.images is None else self.images.axes
+
     @property
     def embedded_bytes(self) -> int:
-        return sum(rows.table.nbytes for rows in self.embedded.values())
+        tables = [rows.table for rows in self.embedded.values()]
+        return sum(table.nbytes for table in (*tables, *self.features.values()))
 
     def _row_numbers(self) -> Tensor:
         numbers = np.arange(self.rows, dtype=np.uint32)
@@ -154,16 +193,23 @@ def make_batch_buffers(
     routers: RouterSums | None = None,
     drops: bool = False,
     sampled: bool = False,
+    blocked: bool = False,
+    images: ImageLayout | None = None,
+    image_rows: int = 0,
+    rotated: bool = False,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
-    windows = 5 + weighted + cached + 3 * sampled
+    blocked = blocked or (images is not None and images.bidirectional and image_rows > 0)
+    before_blocks = 5 + weighted + cached + 3 * sampled
+    before_images = before_blocks + 3 * blocked
+    windows = before_images + (image_rows > 0)
     storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
-    def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
+    def part(name: str, index: int, dtype: str = "uint32", words: int = rows) -> Tensor:
         after_info = 256 if index >= 5 else 0
-        return vector(name, rows, dtype, storage, index * window + after_info)
+        return vector(name, words, dtype, storage, index * window + after_info)
 
     samples = None
     if sampled:
@@ -187,5 +233,12 @@ def make_batch_buffers(
         routers,
         part("places", 5 + weighted) if cached else None,
         drops,
+        part("blocks", before_blocks, words=3 * rows) if blocked else None,
         samples,
+        images=images,
+        image_rows=part("image_rows", before_images) if image_rows else None,
+        image_capacity=image_rows,
+        rotated=vector("rotated", rows, "uint32", Storage("rotated", "inputs", 4 * rows))
+        if rotated
+        else None,
     )

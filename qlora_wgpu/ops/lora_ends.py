@@ -20,6 +20,7 @@ from qlora_wgpu.kernels.lora import (
     LoraWeightGrad,
 )
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.image_features import replace_placeholders, text_rows
 from qlora_wgpu.ops.label_rows import gather, scale_label_rows, scatter
 from qlora_wgpu.ops.modules import Head, HostEmbedding, Matrix, trained_rows, trained_whole
 from qlora_wgpu.ops.pointwise import masked
@@ -101,12 +102,14 @@ def embedding(
     noise_scale: float = 1.0,
     lora: Lora | None = None,
     padding: int | None = None,
+    feature_scale: float = 1.0,
 ) -> Tensor:
     """Looks up a batch's ``input_ids``, times ``scale``: (rows, hidden_size) float32.
 
     A batch's ``noise`` α adds noise in ±α / √(seq · hidden_size), times ``noise_scale``, to
     training batches (NEFTune, Jain et al., 2023). An adapter's a is (r, vocab_size), its b
-    (hidden_size, r); a gets no gradient for the ``padding`` token.
+    (hidden_size, r); a gets no gradient for the ``padding`` token. Rows of placeholders become
+    ``feature_scale`` · their images' features, and give no gradient.
     """
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
@@ -131,20 +134,29 @@ def embedding(
                 "module_key": _NOISE_KEY,
             },
         )
+
+    def of_text(dy: Tensor) -> Tensor:
+        return dy if batch.image_rows is None else text_rows(g, dy, batch)
+
     if lora is not None:
         pair = EmbeddingPair(g, lora, batch.input_ids, batch.rows, scale, padding)
         pair.add_to(y)
-        g.record(y, [], pair.add_gradients, trains=True)
+        g.record(y, [], lambda dy: pair.add_gradients(of_text(dy)), trains=True)
     if trained is not None:
         g.record(
             y,
             [trained.rows],
-            lambda dy: add_lookup_gradient(g, trained, batch.input_ids, dy, scale),
+            lambda dy: add_lookup_gradient(g, trained, batch.input_ids, of_text(dy), scale),
         )
     if whole is not None:
         g.record(
-            y, [], lambda dy: add_whole_lookup(g, whole, batch.input_ids, dy, scale), trains=True
+            y,
+            [],
+            lambda dy: add_whole_lookup(g, whole, batch.input_ids, of_text(dy), scale),
+            trains=True,
         )
+    if batch.image_rows is not None:
+        replace_placeholders(g, y, batch, feature_scale)
     return y
 
 

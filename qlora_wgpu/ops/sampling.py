@@ -106,6 +106,7 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState)
             "inputs": inputs,
             "seen": choices.seen,
             "chosen": choices.chosen,
+            "rotated": batch.rotated,
         },
         {
             "vocab": logits.columns,

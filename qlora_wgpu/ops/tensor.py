@@ -1,4 +1,4 @@
-"""Zeroing, copying, converting and adding whole tensors."""
+"""Zeroing, copying, converting, merging and adding whole tensors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
-from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
+from qlora_wgpu.graph.tensor import ROW_UNIT, TEXEL, Storage, Tensor, ceil_div, matrix, vector
 
 
 def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
@@ -102,6 +102,25 @@ def cast(g: Graph, x: Tensor, dtype: str | None = None) -> Tensor:
 
 def as_float32(g: Graph, x: Tensor) -> Tensor:
     return cast(g, x, "float32")
+
+
+def merged_rows(g: Graph, x: Tensor, count: int) -> Tensor:
+    """Every ``count`` rows of x as one row, of x's type; not differentiable."""
+    if x.rows % count or x.columns % ROW_UNIT:
+        raise GraphError(f"merged_rows: {x} has no whole rows of {count}")
+    storage = Storage(f"merged {x.name}", "activations", x.nbytes)
+    y = matrix(x.name, x.rows, x.columns, x.dtype, storage)
+    g.launch("tensor/copy.wgsl", ceil_div(x.nbytes, TEXEL), {"x": x, "y": y})
+    return matrix(storage.label, x.rows // count, count * x.columns, x.dtype, storage)
+
+
+def mean_of_rows(g: Graph, x: Tensor, count: int) -> Tensor:
+    """The mean of every ``count`` rows of x, float32; not differentiable."""
+    if x.rows % count:
+        raise GraphError(f"mean_of_rows: {x} has no whole groups of {count} rows")
+    y = g.float32(f"mean of {x.name}", x.rows // count, x.columns)
+    g.launch("rows/mean.wgsl", y.rows * y.units(8), {"x": x, "y": y}, {"count": count})
+    return y
 
 
 def softcap_in_place(g: Graph, y: Tensor, cap: float) -> None:

@@ -1,4 +1,4 @@
-"""Causal attention with full score matrices, RoPE, and the composition of heads."""
+"""Attention with full score matrices, RoPE, and the composition of heads."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,11 +12,21 @@ Part = tuple[Array, int, int, int]
 """A matrix, its columns per head (0: shared by all heads), the first column, and the number."""
 
 
-def visible(segments: npt.NDArray[np.integer], window: int | None = None) -> npt.NDArray[np.bool_]:
-    """The kernels' mask (batch, query, key) from segments (batch, seq), 0 for padding."""
+def visible(
+    segments: npt.NDArray[np.integer],
+    window: int | None = None,
+    blocks: npt.NDArray[np.integer] | None = None,
+) -> npt.NDArray[np.bool_]:
+    """The kernels' mask (batch, query, key) from segments (batch, seq), 0 for padding.
+
+    ``blocks``, (batch, seq, 2), are each query's (begin, end): it sees the keys between them.
+    """
     seq = segments.shape[1]
     back = np.arange(seq)[:, None] - np.arange(seq)
-    causal = (back >= 0) & (back < (window or seq))
+    causal = np.broadcast_to((back >= 0) & (back < (window or seq)), (len(segments), seq, seq))
+    if blocks is not None:
+        key = np.arange(seq)
+        causal = causal | ((key >= blocks[..., :1]) & (key < blocks[..., 1:]))
     query, key = segments[:, :, None], segments[:, None, :]
     seen: npt.NDArray[np.bool_] = causal & (key != 0) & ((query == 0) | (query == key))
     return seen
@@ -33,6 +43,7 @@ def attention(
     softcap: float | None = None,
     sinks: Array | None = None,
     stored: Array | None = None,
+    blocks: npt.NDArray[np.integer] | None = None,
 ) -> Array:
     """q (batch · seq, heads · head_dim), k and v (batch · seq, kv_heads · head_dim).
 
@@ -46,7 +57,7 @@ def attention(
     scores = np.einsum("bhqd,bhkd->bhqk", qh, kh) * scale
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
-    scores = np.where(visible(segments, window)[:, None], scores, -np.inf)
+    scores = np.where(visible(segments, window, blocks)[:, None], scores, -np.inf)
     sink = np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks[None, :, None, None]
     top = np.maximum(np.max(scores, axis=-1, keepdims=True), sink)
     top = np.where(np.isfinite(top), top, 0.0)

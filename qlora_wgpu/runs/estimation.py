@@ -42,7 +42,14 @@ from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.placement import kept_dequantized
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
-from qlora_wgpu.runs.workload import DeviceSpec, Total, TrainingWorkload, owner_memory, totals
+from qlora_wgpu.runs.workload import (
+    DeviceSpec,
+    Total,
+    TrainingWorkload,
+    owner_memory,
+    sized,
+    totals,
+)
 
 # ---- an estimate ---------------------------------------------------------------------------------
 
@@ -192,7 +199,7 @@ def estimate(
         base = _shape(str(target), overrides)
     workload = TrainingWorkload.of(settings, base, length)
     sizes: dict[str, Any] = {"batch": batch, "seq": seq, "checkpointing": checkpointing}
-    step = replace(workload.step, **{n: size for n, size in sizes.items() if size is not None})
+    step = sized(workload.step, **{n: size for n, size in sizes.items() if size is not None})
     lora, quant = workload.lora, workload.quant
     workload = replace(
         workload,
@@ -347,10 +354,10 @@ def _remedy(total: Total, workload: TrainingWorkload, budget: int) -> str:
         fewer = partial(total, checkpointing=recomputes)
         rows = range(1, step.batch + 1)
         if batch := largest_fitting(lambda n: fewer(batch=n), budget, rows):  # noqa: B023
-            return _overrides(workload, replace(step, batch=batch, checkpointing=recomputes))
+            return _overrides(workload, sized(step, batch=batch, checkpointing=recomputes))
     shorter = [length for length in LENGTHS if length < step.seq]
     seq = largest_fitting(lambda n: total(batch=1, seq=n, checkpointing=True), budget, shorter)
-    smallest = replace(step, batch=1, seq=seq, checkpointing=True)
+    smallest = sized(step, batch=1, seq=seq, checkpointing=True)
     return _overrides(workload, smallest) if seq else ""
 
 
@@ -418,7 +425,7 @@ def plans_for_cards(workload: TrainingWorkload) -> Iterator[GpuPlan]:
     overlap, so a slow-down is an upper bound.
     """
     layout, accumulation = workload.layout(DeviceSpec()), workload.accumulation
-    row = replace(workload.step, batch=1, checkpointing=True)
+    row = sized(workload.step, batch=1, checkpointing=True)
     total, offloaded = totals(layout, row), OffloadedRows(layout, row)
     step = replace(workload.step, checkpointing=False)
     search = Search(layout, step, accumulation, (FLOPS, BYTES))
@@ -472,7 +479,7 @@ class OffloadedRows:
 
     def _may_fit(self, seq: int, room: int) -> bool:
         if self._layout.num_layers <= _FEW_LAYERS:  # in small models any plan may be the smallest
-            return Search(self._layout, replace(self._row, seq=seq)).least().total <= room
+            return Search(self._layout, sized(self._row, seq=seq)).least().total <= room
         for first, other in self._plans:
             taken = first(seq=seq)
             if taken is not None and taken <= _NEARLY * room:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig
 from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
@@ -21,6 +22,7 @@ from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backen
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile, may_have_matrix_units
 from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.lora.config import AdapterConfig
@@ -85,6 +87,20 @@ class OpenedModel:
     def tokenizer(self) -> Tokenizer:
         """The base's tokenizer, with added tokens."""
         return Tokenizer.from_folder(self.path)
+
+    @cached_property
+    def images(self) -> ImageFiles | None:
+        """How prompts contain images; None if the model reads none."""
+        folder = self.pretrained.folder
+        if folder is None or self.architecture.images is None:
+            return None
+        return image_files(folder, lambda: self.tokenizer)
+
+
+def image_files(folder: ModelFolder, tokenizer: Callable[[], Tokenizer]) -> ImageFiles | None:
+    """How the prompts of a model contain images; None if it is of no family that reads them."""
+    files = ImageFiles(folder.path, folder.config, lambda number: tokenizer().token(number))
+    return files if files.are_known else None
 
 
 # ---- the device ----------------------------------------------------------------------------------

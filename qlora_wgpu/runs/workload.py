@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
@@ -105,13 +106,15 @@ class TrainingWorkload(Workload):
 
     @classmethod
     def of(
-        cls, settings: Config, base: Pretrained, length: int, shapes: RunShapes | None = None
-    ) -> TrainingWorkload:
-        """The workload of a run whose longest row has ``length`` tokens."""
+        cls, settings: Config, base: Pretrained, length: int, shapes: RunShapes | None = None, *,
+        images: bool = False,
+    ) -> TrainingWorkload:  # fmt: skip
+        """The workload of a run whose longest row has ``length`` tokens, with images or without."""
         train, rows = settings.train, settings.rows_at_once
         options = training_options(train, weighted=settings.data.has_weights)
+        step = options.step("train", rows, length, rows * length if images else 0)
         return cls(
-            base, options.step("train", rows, length), settings.lora, settings.quant,
+            base, step, settings.lora, settings.quant,
             train.compute_dtype, train.gradient_accumulation_steps, AdapterDtypes.of(settings),
             rows // train.per_device_train_batch_size, settings.optim, shapes,
         )  # fmt: skip
@@ -133,7 +136,7 @@ class TrainingWorkload(Workload):
         if self.shapes is None:
             return [layout.step(self.step).plan]
         shapes = self.shapes
-        training = [layout.step(replace(self.step, seq=length)).plan for length in shapes.training]
+        training = [layout.step(sized(self.step, seq=length)).plan for length in shapes.training]
         others = [
             self._other(layout, kind, length)
             for kind, length in (*shapes.answers, *(("loss", n) for n in shapes.held_out))
@@ -147,13 +150,14 @@ class TrainingWorkload(Workload):
 
     def _other(self, layout: ModelPlan, kind: StepKind, length: int) -> Plan:
         options = TrainingOptions(objective=self.step.objective)
-        return layout.step(options.step(kind, self.step.batch, length)).plan
+        image_rows = self.step.batch * length if self.step.image_rows else 0
+        return layout.step(options.step(kind, self.step.batch, length, image_rows)).plan
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
         longest = shapes.longest_sample
         first, *others = (max(bucket_length(each, longest), 2) for each in shapes.prompts)
         sizes = [(1, tokens) for tokens in dict.fromkeys([first, 1, *others])]
-        yield from text_plans(layout, KVCache(longest), sizes)
+        yield from text_plans(layout, KVCache(longest), sizes, images=self.step.image_rows > 0)
 
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
         """Peak bytes of a run on the device by kind."""
@@ -196,7 +200,13 @@ Total = Callable[..., int | None]
 def totals(layout: ModelPlan, step: StepOptions) -> Total:
     """All bytes of a training step of other sizes, each planned once."""
     known = cache(layout.total)
-    return lambda **sizes: known(replace(step, **sizes))
+    return lambda **sizes: known(sized(step, **sizes))
+
+
+def sized(step: StepOptions, **sizes: Any) -> StepOptions:
+    """A step of other sizes; one with images may have them in place of all of its tokens."""
+    changed = replace(step, **sizes)
+    return replace(changed, image_rows=changed.batch * changed.seq if step.image_rows else 0)
 
 
 def update_plan(layout: ModelPlan, optim: OptimConfig) -> Plan:
@@ -268,15 +278,17 @@ class GenerationWorkload(Workload):
     capacity: int  # maximum number of tokens of a sequence
     count: int = 1  # maximum number of sequences in a batch
     others: tuple[LoraConfig, ...] = ()  # adapters that may be used instead of the model's own
+    images: bool = False  # whether prompts may have some
     generates = True
 
     @classmethod
     def of(
-        cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
-    ) -> GenerationWorkload:
+        cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1, *,
+        images: bool = False,
+    ) -> GenerationWorkload:  # fmt: skip
         """Generation of ``answer`` tokens after ``prompt`` tokens, within the model's maximum."""
         limit = longest_text(base.config) or prompt + answer
-        return cls(min(prompt, limit), min(prompt + answer, limit), count)
+        return cls(min(prompt, limit), min(prompt + answer, limit), count, images=images)
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """Prefill of the largest prompts and decoding, with each shape of adapter."""
@@ -286,7 +298,10 @@ class GenerationWorkload(Workload):
         layouts = {layout.adapter.shape: layout}
         for other in map(layout.with_adapter, self.others):
             layouts.setdefault(other.adapter.shape, other)
-        return [plan for each in layouts.values() for plan in text_plans(each, cache, sizes)]
+        return [
+            plan for each in layouts.values()
+            for plan in text_plans(each, cache, sizes, images=self.images)
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -296,6 +311,7 @@ class LossWorkload(Workload):
     count: int  # rows of a micro-batch
     length: int  # tokens of the longest row
     objective: Objective = PLAIN  # the loss
+    images: bool = False  # whether rows have any
     measures = True
 
     @classmethod
@@ -303,12 +319,14 @@ class LossWorkload(Workload):
         """The evaluation of a data set."""
         longest = max(settings.data.max_seq_length, rows.longest)
         length = bucket_length(rows.longest, longest)
-        return cls(settings.rows_at_once, length, training_options(settings.train).objective)
+        objective = training_options(settings.train).objective
+        return cls(settings.rows_at_once, length, objective, bool(rows.image_sources))
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """The longest micro-batch; shorter ones reuse its slots."""
         options = TrainingOptions(objective=self.objective)
-        return [layout.step(options.step("loss", self.count, self.length)).plan]
+        image_rows = self.count * self.length if self.images else 0
+        return [layout.step(options.step("loss", self.count, self.length, image_rows)).plan]
 
 
 class CombinedWorkload(Workload):
@@ -326,11 +344,15 @@ class CombinedWorkload(Workload):
 
 
 def text_plans(
-    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
+    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]], *, images: bool = False
 ) -> Iterator[Plan]:
-    """The plans of a generation engine, two per size, in the order in which they are compiled."""
+    """The plans of a generation engine, two per size, in the order in which they are compiled.
+
+    With ``images`` there are two more per size, for prompts that have some.
+    """
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
-        graphs = layout.token_graphs(texts, tokens, cache, seen)
-        yield compile_plan(graphs.hidden, apart=graphs.apart)
-        yield compile_plan(graphs.head, apart=graphs.apart)
+        for with_images in (True, False) if images else (False,):
+            graphs = layout.token_graphs(texts, tokens, cache, seen, with_images=with_images)
+            yield compile_plan(graphs.hidden, apart=graphs.apart)
+            yield compile_plan(graphs.head, apart=graphs.apart)

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,6 +92,11 @@ class SandboxProcess:
                 self._start()
             response = self._send(request, items)
         return _value(response)
+
+    @property
+    def in_turn(self) -> AbstractContextManager[Any]:
+        """While it is entered, only this thread's calls run, one after the other."""
+        return self._lock
 
     def close(self) -> None:
         """Ends the process, if there is one."""

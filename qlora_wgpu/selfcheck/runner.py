@@ -110,6 +110,7 @@ class Runner:
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
         samples: PreferenceInputs | None = None,
+        blocks: npt.NDArray[np.int64] | None = None,
     ) -> BatchBuffers:
         buffers = make_batch_buffers(
             *mask.shape,
@@ -117,11 +118,13 @@ class Runner:
             weighted=weights is not None,
             drops=dropout_key is not None,
             sampled=samples is not None,
+            blocked=blocks is not None,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
-            buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights, samples=samples
-        )
+            buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights, samples=samples,
+            blocks=blocks,
+        )  # fmt: skip
         return buffers
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.config.values import AT_EVALUATIONS, LOSS
-from qlora_wgpu.data import Batch, Dataset
+from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -20,7 +20,8 @@ from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
-from qlora_wgpu.training.executor import Executor, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.executor import Arrays, Executor, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.images import FeaturesOfBatch, without_images
 from qlora_wgpu.training.observers import Written
 from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
@@ -39,20 +40,20 @@ def held_out_loss(
     batch_size: int,
     max_length: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    images: FeaturesOfBatch = without_images,
 ) -> LossSums:
     """The loss summed over all label tokens of a data set, their number and hits."""
     longest = max(max_length, rows.longest)
 
-    def batches() -> Iterator[Batch]:
+    def batches() -> Iterator[Arrays]:
         for index, chunk in enumerate(sorted_by_length(rows, batch_size)):
             progress(index * batch_size, len(rows))
-            yield padded_batch(chunk, batch_size, longest)
+            batch = padded_batch(chunk, batch_size, longest)
+            if (batch.labels[:, 1:] != IGNORE_INDEX).any():
+                ids, mask = batch.input_ids, batch.attention_mask
+                yield ids, batch.labels, mask, images(chunk, ids, mask)
 
-    return model.summed_loss(
-        (batch.input_ids, batch.labels, batch.attention_mask)
-        for batch in batches()
-        if (batch.labels[:, 1:] != IGNORE_INDEX).any()
-    )
+    return model.summed_loss(batches())
 
 
 def answer_sums(
@@ -117,7 +118,7 @@ class Evaluator:
             found |= answer_metrics(run.config.train, metrics, "eval_")
         else:
             size = run.config.train.per_device_train_batch_size
-            sums = held_out_loss(run.executor, rows, size, run.longest, self._progress)
+            sums = held_out_loss(run.executor, rows, size, run.longest, self._progress, run.images)
             accuracy = sums.correct / sums.tokens
             found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
         run.events.activity("")

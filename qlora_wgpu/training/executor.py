@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
+from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerMetrics
@@ -59,7 +60,7 @@ class ThroughputMeter:
 
 # ---- executors -----------------------------------------------------------------------------------
 
-Arrays = tuple[Any, Any, Any]
+Arrays = tuple[Any, Any, Any, ImageInputs | None]
 Done = Callable[[int], None]
 """Called with the number of finished micro-batches before each one."""
 _QUEUED_BATCHES = 16
@@ -77,6 +78,7 @@ class MicroBatch:
     # Each target's weight in the loss, float32 (batch, seq); None if all are one
     weights: FloatArray | None = None
     samples: PreferenceInputs | None = None  # the inputs of DPO, ORPO and KTO
+    images: ImageInputs | None = None  # its images, in a run that has any
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
 
@@ -101,7 +103,7 @@ class MeasuresLoss(Protocol):
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
         """The loss summed over all label tokens of some batches, their number and hits.
 
-        Batches are token ids, labels and mask, each (batch, seq).
+        Batches are token ids, labels and mask, each (batch, seq), and images if there are any.
         """
 
 
@@ -136,14 +138,18 @@ class Executor(MeasuresLoss, Protocol):
 class LocalExecutor:
     """Computes micro-batches on the device of the run's model."""
 
-    def __init__(self, model: QLoRAModel, throughput: ThroughputMeter | None = None) -> None:
+    def __init__(
+        self, model: QLoRAModel, throughput: ThroughputMeter | None = None, *, images: bool = False
+    ) -> None:
+        """With ``images``, all steps are prepared for some."""
         self._model = model
+        self._images = images
         self._throughput = throughput or ThroughputMeter()
         self._shapes: set[tuple[int, int]] = set()
 
     def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
         """Compiles and allocates what steps of this shape and kind need."""
-        self._model.program(kind, batch, seq)
+        self._model.program(kind, batch, seq, images=self._images)
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Queues each micro-batch before the next is encoded, without waiting for the device."""
@@ -155,7 +161,7 @@ class LocalExecutor:
             self._compile(batch.ids.shape)
             self._model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
-                weights=batch.weights, samples=batch.samples,
+                weights=batch.weights, samples=batch.samples, images=batch.images,
             )  # fmt: skip
         return True
 
@@ -167,7 +173,7 @@ class LocalExecutor:
         self._shapes.add((rows, length))
         self._model.read_stats()  # waits, since the time that the device computes is counted
         with self._throughput.paused():
-            self._model.prepare(rows, length)
+            self._model.prepare(rows, length, images=self._images)
 
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
         """The loss summed over all label tokens of some batches, their number and hits."""

@@ -42,6 +42,7 @@ from qlora_wgpu.training.data import (
 from qlora_wgpu.training.evaluation import Evaluator, SampleGenerator, SampleLogger
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
+from qlora_wgpu.training.images import Features, FeaturesOfBatch, with_images, without_images
 from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
 from qlora_wgpu.training.preferences import PreferenceData, training_options
@@ -87,12 +88,13 @@ class Run:
         self, model: AdapterModel, config: Config, events: Events, rows: Dataset,
         held_out: Dataset | None = None, *, overwrite: bool = False, resume: bool = False,
         executor: Executor | None = None, texts: SampleGenerator | None = None,
-        callbacks: Sequence[TrainerCallback] = (),
+        callbacks: Sequence[TrainerCallback] = (), features: Features | None = None,
     ) -> None:  # fmt: skip
         """Starts nothing yet.
 
         With ``resume`` the run in ``output.dir`` continues from its newest complete checkpoint; one
         without checkpoints and adapter starts again. The default executor is the model's device.
+        If rows have images, ``features`` must have those of all.
         """
         self.model, self.config, self.events = model, config, events
         self.rows, self.held_out = rows, held_out
@@ -101,6 +103,10 @@ class Run:
         self.saved_at, self.saturated, self.workers = -1, 0, {}
         self._overwrite, self._resume = overwrite, resume
         self._executor, self._texts, self._listed = executor, texts, callbacks
+        self._has_images = features is not None
+        self.images: FeaturesOfBatch = without_images
+        if features is not None:
+            self.images = with_images(features, model.architecture)
         self._started: float | None = None
 
     # -- from start to end -------------------------------------------------------------------------
@@ -193,7 +199,7 @@ class Run:
         if self._executor is not None:
             self.executor = self._executor
         elif isinstance(model, QLoRAModel):
-            self.executor = LocalExecutor(model, self.throughput)
+            self.executor = LocalExecutor(model, self.throughput, images=self._has_images)
         else:
             raise ConfigError("the model has no base weights: a Trainer requires a QLoRAModel")
         # The longest batch first, so that all memory is allocated before training.

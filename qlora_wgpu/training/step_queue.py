@@ -191,9 +191,11 @@ class StepQueue:
         for index, chosen in enumerate(plan.blocks(step - 1)):
             rows = [[run.rows[i] for i in row] for row in chosen]
             batch = padded_batch(rows, plan.batch_size, run.longest)
+            ids, targets, mask = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
             yield MicroBatch(
-                *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+                ids, targets, mask,
                 dropout_key=plan.dropout_key(step, index) if model.is_random else None,
                 tokens=sum(len(e) for row in rows for e in row),
                 weights=batch.weights / np.float32(unit) if has_weights else None,
-            )
+                images=run.images(rows, ids, mask),
+            )  # fmt: skip

@@ -25,17 +25,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let row0 = group.z * params.seq;
     let kv_at = (row0 + key) * params.kv_stride + group.y * UNITS;
     let segment = segments[row0 + key];
+//#if BLOCKS
+    own_block = block_of_token(row0 + key);
+//#endif
     //#unroll d UNITS
         let k_$d = load_k(kv_at + $du) * params.scale;
         let v_$d = load_v(kv_at + $du);
         var dk_$d = HeadValue(0.0);
         var dv_$d = HeadValue(0.0);
     //#end
-    let end = end_of_queries(group.x * THREADS);
+    let queries = queries_of_block(row0, group.x * THREADS);
     for (var h = 0u; h < params.group; h += 1u) {
         let head = group.y * params.group + h;
-        // Earlier queries do not see these keys.
-        for (var query = group.x * THREADS; query < end; query += 1u) {
+        for (var query = queries.begin; query < queries.end; query += 1u) {
             let at = (row0 + query) * params.q_stride + head * UNITS;
             var product = 0.0;
             var dp = 0.0;

@@ -20,6 +20,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_at = (row0 + key) * params.kv_stride + group.y * HEAD;
     let piece = min(local.x, HOLDERS - 1u) / KEYS;
     let segment = segment_of(row0 + key);
+//#if BLOCKS
+    own_block = block_of_token(row0 + key);
+//#endif
     var k_own: array<Eight, HEAD>;
     var v_own: array<Eight, HEAD>;
     var dk_own: array<Eight, HEAD>;
@@ -30,12 +33,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         dk_own[$d] = zero8();
         dv_own[$d] = zero8();
     //#end
-    let end = end_of_queries(group.x * THREADS);
+    let queries = queries_of_block(row0, group.x * THREADS);
     for (var h = 0u; h < params.group; h += 1u) {
         let head = group.y * params.group + h;
         let q_base = row0 * params.q_stride + head * HEAD + piece * UNITS;
-        // Earlier queries do not see these keys.
-        for (var query = group.x * THREADS; query < end; query += KEYS) {
+        for (var query = queries.begin; query < queries.end; query += KEYS) {
             let loaded = min(query + local.x % KEYS, params.seq - 1u);
             let at = q_base + loaded * params.q_stride;
             let loaded_segment = segment_of(row0 + loaded);

@@ -65,6 +65,9 @@ fn weigh(index: u32, row0: u32, head: u32, first: u32, query: u32) -> array<vec4
     let key = first + 4u * place.own;
     let own_query = query + 4u * place.other + 2u * place.half;
     let key_segments = segments_of(row0, key);
+//#if BLOCKS
+    take_blocks(row0, four_from(key));
+//#endif
     var kept: array<vec4<f32>, 2>;
     for (var k = 0u; k < turns(2u); k += 1u) {
         let at = 2u * place.half + k;
@@ -102,12 +105,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let sample = own_sample(row0, first);
 //#endif
     let last_segment = segments[row0 + last];
-    let end = end_of_queries(first);
+    let queries = queries_of_block(row0, first);
     for (var head = heads_begin; head < heads_end; head += 1u) {
         q_at = row0 * params.q_stride + head * HEAD_UNITS;
-        // Earlier queries do not see these keys.
 //#if HALVES
-        for (var query = first; query < end; query += OTHERS) {
+        for (var query = queries.begin; query < queries.end; query += OTHERS) {
             if (is_past(row0, query, OTHERS, last_segment)) {
                 continue;
             }
@@ -118,7 +120,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             mix_part_1(index, query, span_first);
         }
 //#else
-        for (var query = first; query < end; query += BLOCK) {
+        for (var query = queries.begin; query < queries.end; query += BLOCK) {
             if (is_past(row0, query, BLOCK, last_segment)) {
                 continue;
             }
@@ -131,6 +133,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             //#unroll b OWN
                 let key_$b = first + 4u * own_four($bu);
                 let key_segments_$b = segments_of(row0, key_$b);
+//#if BLOCKS
+                take_blocks(row0, four_from(key_$b));
+//#endif
                 //#unroll k 4
                 {
                     var seen = vec4<bool>(true);

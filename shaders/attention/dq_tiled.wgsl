@@ -53,6 +53,9 @@ fn weigh(index: u32, row0: u32, head: u32, first: u32, key: u32) {
     let query = first + 4u * place.own;
     let own_key = key + 4u * place.other + 2u * place.half;
     let query_segments = segments_of(row0, query);
+//#if BLOCKS
+    take_blocks(row0, four_from(query));
+//#endif
     let pairs = pairs_of(row0, query, head);
     for (var k = 0u; k < turns(2u); k += 1u) {
         let at = 2u * place.half + k;
@@ -94,6 +97,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         score_tile_1(index, first, key);
         //#unroll b OWN
             let query_segments_$b = segments_of(row0, query_$b);
+//#if BLOCKS
+            take_blocks(row0, four_from(query_$b));
+//#endif
             //#unroll k 4
             {
                 var seen = vec4<bool>(true);

@@ -27,6 +27,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let query_$b = min(index_$b, params.seq - 1u);
         let q_base_$b = (row0 + query_$b) * params.q_stride + head * HEAD;
         let segment_$b = segment_of(row0 + query_$b);
+//#if BLOCKS
+        let block_$b = block_of_token(row0 + query_$b);
+//#endif
         var q_own_$b: array<Eight, HEAD>;
         var o_own_$b: array<Eight, HEAD>;
         //#unroll d HEAD: q_own_$b[$d] = scale8(load_q(q_base_$b + $du), params.scale); o_own_$b[$d] = zero8();
@@ -50,6 +53,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll c KEYS: let other_$c = subgroupBroadcast(loaded_segment, $cu);
         //#unroll b SETS
             var next_$b = highest_$b;
+//#if BLOCKS
+            own_block = block_$b;
+//#endif
             //#unroll c KEYS
                 s_$b[$c] = score(s_$b[$c]).value;
                 let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, other_$c);

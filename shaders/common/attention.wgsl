@@ -3,7 +3,9 @@
 // A workgroup takes BLOCK queries, or keys, of one head. segments: per row of the batch, 0 for
 // padding, else one more than where its sample begins within the row. A key is seen if it is not
 // padding, not later than the query, fewer than params.window before it, and of the query's sample;
-// a query that is itself padding sees all such keys, as in Hugging Face's masks.
+// a query that is itself padding sees all such keys, as in Hugging Face's masks. With BLOCKS, tokens of
+// a block also see each other: after all segments follow, per row of the batch, where its block begins
+// and ends within the row. A block is of one sample; a token outside of all is a block by itself.
 //#if SOFTCAP
 //#include common/tanh.wgsl
 //#endif
@@ -45,7 +47,24 @@ struct Keys {
 fn keys_of_block(row0: u32, first: u32) -> Keys {
     let end = min(params.seq, first + BLOCK);
     let in_window = first - min(first, params.window - 1u);
-    return Keys(max(in_window, sample_begin(row0, first, end - 1u)), end);
+    let begin = max(in_window, sample_begin(row0, first, end - 1u));
+//#if BLOCKS
+    // Blocks are of neighbours: what reaches beyond the queries has the first or the last of them.
+    return Keys(min(begin, block_of_token(row0 + first).x), max(end, block_of_token(row0 + end - 1u).y));
+//#else
+    return Keys(begin, end);
+//#endif
+}
+
+// The queries that see any of the workgroup's keys, from first on, and those between them.
+fn queries_of_block(row0: u32, first: u32) -> Keys {
+    let end = min(params.seq, first + BLOCK - 1u + min(params.seq, params.window));
+//#if BLOCKS
+    let last = min(params.seq, first + BLOCK) - 1u;
+    return Keys(min(first, block_of_token(row0 + first).x), max(end, block_of_token(row0 + last).y));
+//#else
+    return Keys(first, end);
+//#endif
 }
 
 // Where the first sample begins that any of these queries, first to last of one row, sees; 0 where
@@ -62,15 +81,27 @@ fn segment_of(row: u32) -> u32 {
     return segments[row];
 //#endif
 }
+//#if BLOCKS
 
-// Past the last query that sees any of the workgroup's keys, from first on.
-fn end_of_queries(first: u32) -> u32 {
-    return min(params.seq, first + BLOCK - 1u + min(params.seq, params.window));
+// Where the block of a row's token begins and ends.
+fn block_of_token(row: u32) -> vec2<u32> {
+    let at = params.rows + 2u * row;
+    return vec2<u32>(segment_of(at), segment_of(at + 1u));
 }
+
+// The block of the query or of the key that an invocation holds.
+var<private> own_block: vec2<u32>;
+
+fn visible(query: u32, key: u32, query_segment: u32, key_segment: u32) -> bool {
+    let near = (key <= query && query - key < params.window) || (min(query, key) >= own_block.x && max(query, key) < own_block.y);
+    return near && key_segment != 0u && (query_segment == 0u || query_segment == key_segment);
+}
+//#else
 
 fn visible(query: u32, key: u32, query_segment: u32, key_segment: u32) -> bool {
     return key <= query && query - key < params.window && key_segment != 0u && (query_segment == 0u || query_segment == key_segment);
 }
+//#endif
 
 // A score, and its derivative by scale · q·k.
 struct Score {

@@ -13,7 +13,7 @@
 // below vocab, and the bias. inputs are a batch's, places of which say the text
 // of each row. With NEXT each row is a new token, and its place and step are counted from position p:
 // chosen[p % AHEAD, m] gets the token, and the batch becomes that of the token after it, at p + 1 or
-// where the capacity ends. THREADS invocations share a row. Launcher: ops/sampling.py.
+// where the capacity ends; so do positions for RoPE that differ, `rotated`. THREADS invocations share a row. Launcher: ops/sampling.py.
 //#include common/row_reduce.wgsl
 //#include common/mix_bits.wgsl
 //#include common/log.wgsl
@@ -46,6 +46,9 @@ struct Choice {
 @group(0) @binding(3) var<storage, read_write> inputs: array<u32>;
 @group(0) @binding(4) var<storage, read_write> seen: array<u32>;
 @group(0) @binding(5) var<storage, read_write> chosen: array<u32>;
+//#if rotated
+@group(0) @binding(6) var<storage, read_write> rotated: array<u32>;
+//#endif
 
 const NONE = 0xffffffffu;
 const LOWEST = -3.4e38;
@@ -182,6 +185,9 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         chosen[position % AHEAD * params.rows + m] = select(token, NONE, wrong > 0.0);
         inputs[params.ids_at + m] = min(token, params.vocab - 1u);
         inputs[params.positions_at + m] = min(position + 1u, params.capacity);
+//#if rotated
+        rotated[m] = min(rotated[m] + 1u, params.capacity);
+//#endif
 //#else
         chosen[m] = select(token, NONE, wrong > 0.0);
 //#endif

@@ -191,6 +191,18 @@ def test_several_tiles_in_few_registers(device, dtype, case):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("profile", "head_dim"), [("gpu", 72), ("texture", 24), ("cpu", 22)])
+def test_blocks_that_begin_before_a_tile_or_end_after_it(device, profile, head_dim):
+    segments = packed(150, 50, 120, padding=9)[None]
+    blocks = np.zeros((*segments.shape, 2), int)
+    for begin, end in ((0, 50), (52, 57), (60, 118), (120, 140)):
+        blocks[0, begin:end] = begin, end
+    kernels = gpu_profile(None, few_registers=True) if profile == "gpu" else IN_TEXTURES
+    kernels = PROFILES["cpu"] if profile == "cpu" else kernels
+    check(device, kernels, "float32", 2, 1, head_dim, segments, window=5, blocks=blocks)
+
+
 @pytest.mark.cover(head_dim=[20])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [6, 20, 24])

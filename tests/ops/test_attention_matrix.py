@@ -49,7 +49,9 @@ def run(device, profile, arrays, segments, head_dim, *, counts=None, **options):
     bench.graph.saturated = counts
     q, k, v = (bench.operand(a, grad=True) for a in arrays[:3])
     batch = bench.batch_of(size, seq, segments=segments)
-    own = {**options, "sinks": bench.given(options["sinks"])} if "sinks" in options else options
+    own = {**options, "sinks": bench.given(options["sinks"])} if "sinks" in options else {**options}
+    if "blocks" in options:
+        batch = bench.batch(segments, blocks=own.pop("blocks"))
     o = attention(bench.graph, q, k, v, batch, head_dim, 0.3, **own)
     gradients = bench.gradients(o, bench.given(arrays[3]), q, k, v)
     paths = [x.path for x in bench.graph.launches if x.label.startswith("attention/d")]
@@ -132,6 +134,16 @@ def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     """Three strips of rows, turns that not all invocations load for, a forward of 256 in tiles."""
     profile = replace(gpu_profile(NVIDIA, Limits(1024, 32 << 10)), least_workgroups=0)
     check(device, profile, ROWS["samples that end within tiles"], head_dim=head_dim)
+
+
+@pytest.mark.full
+def test_blocks(device, halves):
+    """Of a whole sample, and beyond a window; blocks begin before a tile's rows, or end after."""
+    segments = packed(140, 31, 66, padding=9)[None]
+    blocks = np.zeros((*segments.shape, 2), int)
+    for begin, end in ((0, 31), (35, 60), (66, 72), (75, 131)):
+        blocks[0, begin:end] = begin, end
+    check(device, halves, segments, window=20, blocks=blocks)
 
 
 @pytest.mark.cover(window=[20, 69])

@@ -78,6 +78,9 @@ class DataConfig(Section):
     not change the result."""
     cache: Annotated[bool, FREE_ON_RESUME] = True
     """Whether prepared data is cached on disk for the next run."""
+    image_cache: Annotated[Literal["disk", "memory"], FREE_ON_RESUME] = "disk"
+    """Where the vision tower's features of images are kept: in the user's cache folder, which later
+    and resumed runs with the same base share, or in memory."""
     chat_template: Annotated[Text | None, FREE_ON_RESUME] = Field(
         None,
         description="Chat template to use instead of the tokenizer's: a .jinja file, the template "

@@ -20,7 +20,7 @@ from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.norm import Norm
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.batch import BatchBuffers, ImageLayout
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,7 @@ class Decoder:
     pads: bool = True
     adapted_within: str = ""  # see ``Architecture``
     balance: BalanceLoss | None = None  # see ``Architecture``
+    images: ImageLayout | None = None  # see ``Architecture``
 
     def weights(self) -> Weights:
         """All weights except the embedding and the head."""
@@ -169,15 +170,20 @@ class Decoder:
             adapted_within=self.adapted_within,
             balance=self.balance,
             head_bias=head_bias,
+            images=self.images,
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
         """The normalized hidden states: an operand (rows, hidden_size)."""
-        layers = [
-            partial(layer.trace, ops, i=i, at=self._at(i)) for i, layer in enumerate(self.layers)
-        ]
+        layers = [partial(self._layer, ops, i=i) for i in range(len(self.layers))]
         state = ops.layers(self.embedded(ops), layers, checkpointing=checkpointing)
         return self.norm.trace(ops, state[STREAM], f"{self.prefix}{self.final_norm}")
+
+    def _layer(self, ops: LayerOps, state: State, i: int) -> State:
+        state = self.layers[i].trace(ops, state, i, self._at(i))
+        if self.images is None or i >= self.images.deepstack:
+            return state
+        return {**state, STREAM: ops.with_features(state[STREAM], i + 1)}
 
     def embedded(self, ops: LayerOps) -> State:
         return {STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}

@@ -1,7 +1,7 @@
 """The language model of a vision-language model, read from its config.json.
 
-Image towers are not loaded: an adapter of such a model is trained on text, by the names that the
-whole model has in transformers, so that PEFT opens it there.
+Image towers are not a part of it: it reads their features in place of placeholders' embeddings. An
+adapter has the names that the whole model has in transformers, so that PEFT opens it there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.family import built_in_family
 from qlora_wgpu.families.parts.config import ConfigReader
 from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.ops.batch import ImageLayout
 
 LANGUAGE_MODEL = "model.language_model."
 """The prefix of its modules in most models of transformers 5."""
@@ -37,6 +38,19 @@ def language_config(text: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """A ``text_config`` of a kind with transformers' defaults, without what is not read of it."""
     kept = {key: value for key, value in text.items() if key not in _ALONE.get(kind, ())}
     return {**_DEFAULTS.get(kind, {}), **kept}
+
+
+def with_images(read: ConfigReader, decoder: Decoder, default: int, **layout: Any) -> Decoder:
+    """A decoder that reads images.
+
+    Args:
+        read: The config.json of the whole model, which names the placeholder.
+        decoder: The language model.
+        default: The placeholder's id if config.json does not name it.
+        **layout: Further fields of ``ImageLayout``.
+    """
+    read = read.renamed("image_token_id", "image_token_index")
+    return replace(decoder, images=ImageLayout(read.count("image_token_id", default), **layout))
 
 
 def read_language_model(read: ConfigReader, default: str, *, text_ties: bool = False) -> Decoder:

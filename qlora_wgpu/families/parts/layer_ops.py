@@ -19,6 +19,7 @@ from qlora_wgpu.ops.batch import BatchBuffers, RouterSums
 from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import largest_group, linear, linear_group
 from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
@@ -62,11 +63,22 @@ class LayerOps:
     # -- ops with weights ------------------------------------------------------------------
 
     def embedding(self, scale: float = 1.0, noise_scale: float = 1.0) -> Tensor:
-        """The embedded tokens, (rows, hidden_size) float32."""
+        """The embedded tokens, (rows, hidden_size) float32.
+
+        A factor that the model applies to the embedding module's output also applies to the noise
+        and to images' features.
+        """
         of = self._modules
         return embedding(
-            self.g, of.embedding, self.batch, scale, noise_scale, of.embedding_lora, of.padding_idx
-        )
+            self.g, of.embedding, self.batch, scale, noise_scale, of.embedding_lora, of.padding_idx,
+            noise_scale,
+        )  # fmt: skip
+
+    def with_features(self, x: Tensor, part: int) -> Tensor:
+        """x plus a further part of the images' features in their rows, if the batch has images."""
+        if self.batch.image_rows is None:
+            return x
+        return add_features(self.g, x, self.batch, part)
 
     def linear(
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
@@ -192,13 +204,13 @@ class LayerOps:
 
     def _table(self, rotation: Rope) -> tuple[Tensor, Tensor | None]:
         """Angles by position, or angles and rows that the host writes for every token."""
-        if rotation.by_length:
+        if rotation.by_length or self.batch.axes is not None:
             angles = self.batch.angles_of(rotation)
             return angles.table, angles.rows
         if rotation not in self._tables:
             table = self.g.constant("rope table", rotation.table(self.batch.span))
             self._tables[rotation] = table
-        return self._tables[rotation], None
+        return self._tables[rotation], self.batch.rotated
 
     def attention(
         self,

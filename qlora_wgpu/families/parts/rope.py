@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,27 @@ def _check(rope: Mapping[str, Any]) -> None:
             "config.json: RoPE's mrope_interleaved must be true or false, got "
             f"{brief(rope['mrope_interleaved'])}"
         )
+
+
+def mrope_axes(
+    config: Mapping[str, Any], default: Sequence[int], pairs: int, *, interleaved: bool = False
+) -> tuple[int, ...] | None:
+    """The axis of each of a head's ``pairs``: 0 for time, 1 for height, 2 for width.
+
+    By ``mrope_section``, which has ``default`` values, they come in sections as in Qwen2-VL, or
+    ``interleaved`` as in Qwen3-VL, where time takes the pairs that are left; None if sections do
+    not fit, with which transformers fails.
+    """
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    sections = rope.get("mrope_section", default)
+    if interleaved:
+        turns = [pair % _AXES for pair in range(pairs)]
+        return tuple(
+            axis if pair < _AXES * sections[axis] else 0 for pair, axis in enumerate(turns)
+        )
+    if sum(sections) != pairs:
+        return None
+    return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
 
 
 FloatArray = npt.NDArray[np.float32]
@@ -274,10 +295,13 @@ class Rope:
     def angles(
         self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
     ) -> FloatArray:
-        """(tokens, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch."""
+        """(tokens, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch.
+
+        ``positions`` are (tokens), or (tokens, rotary_dim / 2) if they differ between pairs.
+        """
         distinct, which = np.unique(lengths, return_inverse=True)
         frequencies = np.stack([self.frequencies(int(length)) for length in distinct])[which]
-        angles = positions.astype(np.float32)[:, None] * frequencies
+        angles = positions.astype(np.float32).reshape(len(positions), -1) * frequencies
         table: FloatArray = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
         if self.growth is not None:
             table *= self.growth.at(positions)[:, None, None]

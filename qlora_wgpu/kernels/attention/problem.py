@@ -27,13 +27,15 @@ class Attention:
     v: Tensor  # like k
     o: Tensor  # like q
     lse: Tensor  # float32 (batch · seq · heads): log-sum-exps
-    segments: Tensor  # uint32 (batch · seq): the tokens' samples
+    # uint32 (batch · seq): the tokens' samples; with blocks, their (begin, end) follow.
+    segments: Tensor
     batch: int  # sequences
     head_dim: int  # elements of a head; even
     scale: float  # the factor of the scores
     window: int  # keys that a query attends to, its own included
     softcap: float | None  # scores s become softcap · tanh(s / softcap), if given
     sinks: Tensor | None = None  # float32 (heads): a logit per head in the softmaxes' sums
+    blocks: bool = False  # whether tokens of a block see each other in both directions
     gradients: Gradients | None = None  # None in the forward
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class Attention:
             or self.lse.columns != (self.q.rows * self.heads)
         ):
             raise GraphError(f"attention: {self.q}, {self.o}, {self.lse} do not fit")
+        if self.segments.columns != (3 if self.blocks else 1) * self.q.rows:
+            raise GraphError(f"attention: {self.segments} does not fit {self.q}")
         if self.sinks is not None and self.sinks.columns != self.heads:
             raise GraphError(f"attention: {self.sinks} does not fit the {self.heads} heads")
 
@@ -64,6 +68,10 @@ class Attention:
         return self.heads // self.kv_heads
 
     def flops(self, products: int) -> int:
-        """Operations of ``products`` products over every query and the keys up to it."""
-        pairs = self.batch * self.heads * self.seq * (self.seq + 1) // 2
+        """Operations of ``products`` products over every query and the keys up to it.
+
+        With blocks, over all keys, since it is not known which ones see each other.
+        """
+        keys_of_two = 2 * self.seq if self.blocks else self.seq + 1
+        pairs = self.batch * self.heads * self.seq * keys_of_two // 2
         return 2 * products * pairs * self.head_dim

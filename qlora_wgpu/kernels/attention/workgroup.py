@@ -37,7 +37,8 @@ class Tiling:
 
     def turns(self, name: str, problem: Attention) -> int:
         """Maximum loop iterations of an invocation, over keys, or over heads' queries."""
-        seen = min(problem.seq, problem.window + self.block)
+        reach = problem.seq if problem.blocks else problem.window + self.block
+        seen = min(problem.seq, reach)
         heads = problem.group if name == "dkdv" else 1
         return heads * ceil_div(seen, int(self.constants.get("KEYS", 1)))
 
@@ -111,6 +112,7 @@ class Blocks(ABC):
             {
                 "BLOCK": tiling.block,
                 "SOFTCAP": problem.softcap is not None,
+                "BLOCKS": problem.blocks,
                 "SEGMENT_TEXELS": False,
                 **tiling.constants,
             },

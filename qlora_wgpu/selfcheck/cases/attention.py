@@ -62,6 +62,39 @@ def check_attention(
     compare_attention(run, sizes, samples, sinks, exact_gradient, window, softcap, size=2.0)
 
 
+# Blocks that are a whole sample, several of one, within a workgroup's rows and beyond them.
+_BLOCKED = {
+    57: [[(0, 9), (12, 30), (30, 49)], [(5, 57)], [(1, 2), (20, 56)]],
+    101: [[(2, 9), (9, 89)], [(40, 75), (80, 82)], [(0, 101)], [(3, 60), (64, 70), (70, 101)]],
+}
+
+
+@each(
+    (20, None, None, True, False),
+    (24, 7, 3.0, True, True),
+    (24, 3, None, False, True),
+    (64, None, None, False, False),
+)
+def check_attention_of_blocks(
+    run: Runner,
+    head_dim: int,
+    window: int | None,
+    softcap: float | None,
+    short: bool,
+    exact_gradient: bool,
+) -> None:
+    """Tokens of a block see each other in both directions, also beyond a window."""
+    samples = _SAMPLES if short else _LONG
+    if not short:
+        run.graph.profile = replace(run.graph.profile, least_workgroups=0)
+    blocks = np.zeros((*samples.shape, 2), np.int64)
+    for row, some in zip(blocks, _BLOCKED[samples.shape[1]], strict=True):
+        for begin, end in some:
+            row[begin:end] = begin, end
+    sizes = 4, 2, head_dim
+    compare_attention(run, sizes, samples, [], exact_gradient, window, softcap, blocks=blocks)
+
+
 def compare_attention(
     run: Runner,
     sizes: tuple[int, int, int],
@@ -73,13 +106,14 @@ def compare_attention(
     *,
     size: float = 1.0,
     near: float = 0.0,
+    blocks: np.ndarray | None = None,
 ) -> None:
     """Compares attention with ``sizes``: heads, key heads and elements; ``size`` scales q.
 
     ``near`` is an additional tolerance of dq and dk, whose terms of order 1 may cancel.
     """
     heads, kv_heads, head_dim = sizes
-    rows, scale, batch = samples.size, 1 / np.sqrt(head_dim), run.batch(samples)
+    rows, scale, batch = samples.size, 1 / np.sqrt(head_dim), run.batch(samples, blocks=blocks)
     q, do = size * normal("q", rows, heads * head_dim), normal("do", rows, heads * head_dim)
     k, v = (normal(name, rows, kv_heads * head_dim) for name in "kv")
 
@@ -89,8 +123,9 @@ def compare_attention(
     def formula(q: Array, k: Array, v: Array, *sinks: Array, **stored: Array) -> Any:
         options = dict(zip(("sinks",), sinks, strict=False))
         return attention_reference.attention(
-            q, k, v, samples, head_dim, scale, window, softcap, **options, **stored
-        )
+            q, k, v, samples, head_dim, scale, window, softcap, **options, **stored,
+            blocks=blocks,
+        )  # fmt: skip
 
     allowed = [np.full(x.shape, near) for x in (q, k)] + [np.zeros(v.shape)] if near else []
     compare_op(

@@ -1,0 +1,377 @@
+"""A frozen vision tower on a device: from processed images to their features."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families import parts
+from qlora_wgpu.families.family import Modules
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.vision import Arranged, TowerInputs, TowerMatrix, VisionTower
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.limits import memory_bytes
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.plan import Plan, compile_plan
+from qlora_wgpu.graph.program import BufferPool, Program, allocate
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, row, stored_bits, vector
+from qlora_wgpu.images.processors import ProcessedImage
+from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.model.checkpoint_reader import CheckpointReader, bits_of
+from qlora_wgpu.model.image_inputs import FloatArray, ImageFeatures
+from qlora_wgpu.model.tiles import joined_tiles
+from qlora_wgpu.model.weight_placement import row_pieces
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.fusion import FUSIONS
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+
+_MOST_ROWS = 4096  # patches that are processed at once, unless one crop has more
+_NO_MATRIX = DenseMatrix(0, 0, ())
+
+
+def read_tower(config: Mapping[str, Any]) -> VisionTower:
+    """The vision tower of a config.json, by its ``model_type``.
+
+    Raises:
+        UnsupportedModelError: If the model has none that is supported.
+    """
+    kind = config.get("model_type")
+    try:
+        family = importlib.import_module(f"qlora_wgpu.families.{kind}")
+        compose = family.compose_vision
+    except (ModuleNotFoundError, AttributeError):
+        raise UnsupportedModelError(
+            f"config.json: images are not supported for model_type {brief(kind)}"
+        ) from None
+    tower: VisionTower = compose(parts.ConfigReader(config))
+    return tower
+
+
+# ---- a tower without its bytes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TowerStep:
+    """A tower's plan for a number of patches."""
+
+    plan: Plan
+    given: TowerInputs
+    whole: BatchBuffers  # whose blocks are images
+    windowed: BatchBuffers  # whose blocks are windows
+    features: tuple[Tensor, ...]  # float32 (merged patches, hidden_size) each
+
+
+class TowerPlan:
+    """A tower's weights and programs, laid out for one device profile."""
+
+    def __init__(
+        self, config: Mapping[str, Any], dtype: str, *, profile: Profile, max_binding: int
+    ) -> None:
+        self.tower = read_tower(config)
+        self.dtype = dtype  # of matmul operands
+        self._profile = profile
+        self._max_binding = max_binding
+        weights = self.tower.weights()
+        self.matrices = {spec.name: spec for spec in weights.matrices}
+        self.host_shapes = weights.host
+        self.norms = weights.norms
+        self.weight_dtype = profile.weight_dtype(dtype)
+        self.linears = {name: self._linear(spec) for name, spec in self.matrices.items()}
+        self.small = {
+            name: row(name, size, "float32", Storage(name, "base", 4 * (size + -size % 8)))
+            for name, (size, _) in weights.norms.items()
+        }
+        self._steps: dict[int, TowerStep] = {}
+        # Counts values that kernels clamp to float16's range, if they have it.
+        self.saturated: Tensor | None = None
+        if profile.counts_saturated:
+            storage = Storage("saturated", "base", 16, np.zeros(4, np.uint32))
+            self.saturated = vector("saturated", 4, "uint32", storage)
+
+    def _linear(self, spec: TowerMatrix) -> Linear:
+        dtype = self.weight_dtype
+        row_bytes = matrix("", 1, spec.in_features, dtype).nbytes
+        pieces = []
+        for first, count in row_pieces(spec.out_features, max(self._max_binding // row_bytes, 1)):
+            storage = Storage(spec.name, "base", count * row_bytes, texture=self._profile.textures)
+            pieces.append((first, matrix(spec.name, count, spec.in_features, dtype, storage)))
+        bias = None
+        if spec.bias:
+            size = spec.out_features
+            storage = Storage(f"{spec.name}.bias", "base", 4 * (size + -size % 8))
+            bias = row(f"{spec.name}.bias", size, "float32", storage)
+        held = DenseMatrix(spec.out_features, spec.in_features, tuple(pieces))
+        return Linear(spec.name, held, bias, None)
+
+    def bytes_by_kind(self, patches: int = _MOST_ROWS) -> Counter[str]:
+        """Bytes on the device for that many patches at once, before anything is allocated."""
+        return self.step(self.capacity(patches)).plan.bytes_by_kind()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        held = [layer.bias for layer in self.linears.values()] + [*self.small.values()]
+        for layer in self.linears.values():
+            assert isinstance(layer.weight, DenseMatrix)
+            held += [piece for _, piece in layer.weight.resident]
+        each = (tensor.storage for tensor in held if tensor is not None)
+        return sum(memory_bytes(s.nbytes, texture=s.texture) for s in each if s is not None)
+
+    def capacity(self, patches: int) -> int:
+        """The rows of the program for that many patches: few sizes, each at most half as large
+        again as the one before."""
+        unit = 16 * self.tower.merge**2
+        count = -(-patches // unit)
+        power = 1 << max(count - 1, 0).bit_length()
+        return unit * (3 * power // 4 if 4 * count <= 3 * power and power >= 4 else power)
+
+    def step(self, rows: int) -> TowerStep:
+        """The plan for that many rows, traced on the first call."""
+        if rows not in self._steps:
+            self._steps[rows] = self._traced(rows)
+        return self._steps[rows]
+
+    def _traced(self, rows: int) -> TowerStep:
+        tower = self.tower
+        g = Graph(self.dtype, self._profile, self._max_binding, self.saturated, rules=FUSIONS)
+        given = self._inputs(rows)
+        whole = make_batch_buffers(1, rows, blocked=True)
+        windowed = make_batch_buffers(1, rows, blocked=True) if tower.window else whole
+        modules = Modules(_NO_MATRIX, _NO_MATRIX, self.linears, self.small)
+        ops = LayerOps(g, modules, whole), LayerOps(g, modules, windowed)
+        features = tuple(tower.trace(*ops, given))
+        return TowerStep(compile_plan(g, features), given, whole, windowed, features)
+
+    def _inputs(self, rows: int) -> TowerInputs:
+        tower = self.tower
+
+        def held(name: str, columns: int, dtype: str) -> Tensor:
+            made = matrix(name, rows, columns, dtype)
+            made.storage = Storage(name, "inputs", made.nbytes)
+            return made
+
+        added = angles = None
+        if tower.positions is not None:
+            added = held("positions", tower.hidden_size, "float32")
+        if tower.rope is not None:
+            length = rows * tower.rope.head_dim
+            storage = Storage("angles", "inputs", 4 * length)
+            angles = vector("angles", length, "float32", storage)
+        numbers = np.arange(rows, dtype=np.uint32)
+        storage = Storage("row numbers", "tables", numbers.nbytes, numbers)
+        row_numbers = vector("row numbers", rows, "uint32", storage)
+        pixels = held("patches", tower.embedding.columns, self.dtype)
+        return TowerInputs(pixels, added, angles, row_numbers)
+
+
+# ---- loaded --------------------------------------------------------------------------------------
+
+
+class VisionEncoder:
+    """A vision tower with its connector on a device.
+
+    It runs forward only, for several images at once. ``close`` frees its memory.
+    """
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        config: Mapping[str, Any],
+        device: Device,
+        compute_dtype: str = "bfloat16",
+    ) -> None:
+        """Loads the weights onto a device.
+
+        Args:
+            folder: The model's files.
+            config: Its config.json.
+            device: The device that will hold the tower.
+            compute_dtype: Type of matmul operands, ``"bfloat16"`` or ``"float32"``.
+
+        Raises:
+            UnsupportedModelError: If the model has no tower that is supported.
+            CheckpointError: If a tensor is missing, damaged or of another shape.
+        """
+        self.plan = TowerPlan(
+            config, compute_dtype, profile=device.profile, max_binding=device.max_binding
+        )
+        self._device = device
+        self._config = config
+        self._reader = CheckpointReader(folder, QuantConfig(scheme="none"))
+        self._reader.prefixes = self.plan.tower.stored_prefixes
+        self._pool = BufferPool(device)
+        self._programs: dict[int, Program] = {}
+        self._load()
+        self._tables = {
+            name: self._reader.read(name, shape) for name, shape in self.plan.host_shapes.items()
+        }
+
+    def close(self) -> None:
+        """Frees the tower's memory at once, even if something still refers to it."""
+        self.__dict__.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @cached_property
+    def hash(self) -> str:
+        """A hash of the tower's weights and config, and of the type of its operands."""
+        own = {key: value for key, value in self._config.items() if key != "transformers_version"}
+        made = hashlib.sha256(json.dumps([own, self.plan.dtype], sort_keys=True).encode())
+        for name, array in self._arrays():
+            made.update(name.encode())
+            made.update(np.ascontiguousarray(array).data)
+        for name in sorted(self._tables):
+            made.update(self._tables[name].data)
+        return made.hexdigest()
+
+    def _arrays(self) -> Iterator[tuple[str, FloatArray]]:
+        """All weights of the device, by the names of their tensors here."""
+        read: dict[str, FloatArray] = {}  # the last tensor, which may have the next layer, too
+        for name, spec in self.plan.matrices.items():
+            if spec.tensor not in read:
+                read = {spec.tensor: self._reader.read(spec.tensor, spec.shape)}
+            end = spec.first + spec.out_features
+            whole = spec.make(read[spec.tensor])
+            yield name, np.ascontiguousarray(whole[spec.first : end])
+            if spec.bias:
+                length = spec.shape[0] if spec.shape[0] >= end else spec.out_features
+                yield f"{name}.bias", self._reader.read(spec.bias, (length,))[spec.first : end]
+        for name, (size, offset) in self.plan.norms.items():
+            yield name, self._reader.read(name, (size,)) + np.float32(offset)
+
+    def _load(self) -> None:
+        linears = self.plan.linears
+        for name, array in self._arrays():
+            if name in self.plan.small:
+                self._upload(self.plan.small[name], pad_rows(array))
+            elif name not in linears:
+                bias = linears[name.removesuffix(".bias")].bias
+                assert bias is not None
+                self._upload(bias, pad_rows(array))
+            else:
+                weight = linears[name].weight
+                assert isinstance(weight, DenseMatrix)
+                bits = bits_of(name, array, self.plan.weight_dtype)
+                for first, piece in weight.resident:
+                    self._upload(piece, bits[first : first + piece.rows])
+
+    def _upload(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
+        assert tensor.storage is not None
+        tensor.storage.data = np.ascontiguousarray(values)
+        allocate(self._device, tensor.storage)
+        tensor.storage.data = None
+
+    # -- images ------------------------------------------------------------------------------
+
+    def encode(self, images: Sequence[ProcessedImage]) -> list[ImageFeatures]:
+        """The features of images, in their order."""
+        tower = self.plan.tower
+        crops = [tower.arrange(crop, self._tables) for image in images for crop in image.crops]
+        features = iter(self._features(crops))
+        arranged = iter(crops)
+        made = []
+        for image in images:
+            own = [next(features)[tower.skip :] for _ in image.crops]
+            grids = [next(arranged).grid for _ in image.crops]
+            rows = np.concatenate(own)
+            if tower.newline:
+                rows = joined_tiles(own, image.layout, grids[-1], self._tables[tower.newline])
+            made.append(ImageFeatures(rows, grids[0] if tower.has_grid else None))
+        return made
+
+    def _features(self, crops: Sequence[Arranged]) -> list[FloatArray]:
+        """The features of each crop, those of merged patches in the order of the image."""
+        made: list[FloatArray] = []
+        first = 0
+        while first < len(crops):
+            end, rows = first + 1, len(crops[first].pixels)
+            while end < len(crops) and rows + len(crops[end].pixels) <= _MOST_ROWS:
+                rows += len(crops[end].pixels)
+                end += 1
+            made += self._run(crops[first:end], self.plan.capacity(rows))
+            first = end
+        return made
+
+    def _run(self, crops: Sequence[Arranged], rows: int) -> list[FloatArray]:
+        step, device = self.plan.step(rows), self._device
+        with device.in_turn:
+            if rows not in self._programs:
+                self._programs[rows] = Program(device, step.plan, self._pool)
+            program = self._programs[rows]
+            self._write(step, crops, rows)
+            program.run()
+            outputs = [np.frombuffer(program.read(t), np.float32) for t in step.features]
+        tower = self.plan.tower
+        shaped = (
+            values.reshape(tensor.rows, tensor.stride)[:, : tensor.columns]
+            for values, tensor in zip(outputs, step.features, strict=True)
+        )
+        joined = np.concatenate(list(shaped), axis=1)
+        made, first = [], 0
+        for crop in crops:
+            count = len(crop.pixels) // tower.merge**2
+            own = np.empty((count, joined.shape[1]), np.float32)
+            own[crop.places] = joined[first : first + count]
+            made.append(own)
+            first += count
+        return made
+
+    def _write(self, step: TowerStep, crops: Sequence[Arranged], rows: int) -> None:
+        given, device = step.given, self._device
+
+        def put(tensor: Tensor | None, arrays: Sequence[FloatArray | None], dtype: str) -> None:
+            if tensor is None:
+                return
+            assert tensor.storage is not None
+            together = np.concatenate([array for array in arrays if array is not None])
+            values = together.reshape(len(together), -1)
+            whole = np.zeros((rows, values.shape[1]), np.float32)
+            whole[: len(values)] = values
+            padded = whole if tensor.rows == 1 else pad_rows(whole)
+            device.write(tensor.storage.buffer, stored_bits(padded, dtype))
+
+        put(given.pixels, [crop.pixels for crop in crops], self.plan.dtype)
+        put(given.added, [crop.added for crop in crops], "float32")
+        put(given.angles, [crop.angles for crop in crops], "float32")
+        of_image = [np.full(len(crop.pixels), i + 1) for i, crop in enumerate(crops)]
+        self._write_blocks(step.whole, np.concatenate(of_image), rows)
+        if step.windowed is not step.whole:
+            self._write_blocks(step.windowed, np.concatenate(list(_windows(crops))), rows)
+
+    def _write_blocks(self, batch: BatchBuffers, numbers: npt.NDArray[Any], rows: int) -> None:
+        """Neighbours with one number are a block and see no other tokens."""
+        mask = np.zeros((1, rows), np.int64)
+        mask[0, : len(numbers)] = numbers
+        edges = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1, append=numbers[-1] + 1))
+        blocks = np.zeros((1, rows, 2), np.int64)
+        lengths = np.diff(edges)
+        blocks[0, : len(numbers), 0] = np.repeat(edges[:-1], lengths)
+        blocks[0, : len(numbers), 1] = np.repeat(edges[1:], lengths)
+        data = encode_batch(batch, np.zeros_like(mask), mask, blocks=blocks)
+        self._device.write(batch.storage.buffer, data)
+
+
+def _windows(crops: Sequence[Arranged]) -> Iterator[npt.NDArray[np.int64]]:
+    """The windows of all crops, numbered from 1 in ascending order."""
+    first = 1
+    for crop in crops:
+        _, own = np.unique(crop.windows, return_inverse=True)
+        yield first + own
+        first += int(own.max()) + 1
