@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.steps import PreferenceInputs, encode_samples
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, encode_samples
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
@@ -172,6 +172,7 @@ def encode_batch(
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
     samples: PreferenceInputs | None = None,
+    policy: PolicyInputs | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
@@ -205,6 +206,8 @@ def encode_batch(
     if batch.weights is not None:
         given = np.ones(ids.shape, np.float32) if weights is None else weights
         put(batch.weights.offset, given.reshape(-1)[rows], np.float32)
+    if policy is not None:
+        samples = PreferenceInputs(policy.shares, policy.advantages)
     if batch.samples is not None:
         if samples is None:
             raise ShapeError("an objective over answers needs the batch's samples")
@@ -213,4 +216,8 @@ def encode_batch(
         put(batch.info.offset, info, np.uint32)
         put(batch.samples.of_rows.offset, of_rows, np.uint32)
         put(batch.samples.table.offset, table, np.uint32)
+    if batch.completions is not None:
+        if policy is None:
+            raise ShapeError("an objective over completions needs the batch's log probabilities")
+        put(batch.completions.offset, policy.encode(rows, of_rows // 2), np.float32)
     return data

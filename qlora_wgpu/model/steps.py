@@ -45,7 +45,9 @@ class StepOptions:
     @property
     def is_sampled(self) -> bool:
         """Whether each sample of a micro-batch counts by itself."""
-        return self.objective.preference is not None or self.kind in ("sums", "divergence")
+        objective = self.objective
+        over_answers = objective.preference is not None or objective.policy is not None
+        return over_answers or self.kind in ("sums", "divergence")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,22 @@ class PreferenceInputs:
     def plain(cls, count: int) -> PreferenceInputs:
         """Samples of which nothing is known."""
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyInputs:
+    """What is known of a micro-batch's completions besides their tokens, in the order of rows."""
+
+    shares: FloatArray  # what each adds to the step's divisor; see ``ops.policy.token_weights``
+    weights: FloatArray  # the weight of each one's tokens
+    advantages: FloatArray
+    old_logps: FloatArray  # (batch, seq), of each target when the completion was sampled
+    reference_logps: FloatArray  # the same by the reference; zeros without one
+
+    def encode(self, rows: npt.NDArray[np.integer[Any]], of_rows: IntArray) -> FloatArray:
+        """The table of ``BatchBuffers.completions``, (label rows, 4)."""
+        logps = (array.reshape(-1)[rows] for array in (self.old_logps, self.reference_logps))
+        return np.stack([*logps, self.weights[of_rows], self.advantages[of_rows]], axis=1)
 
 
 def encode_samples(
@@ -151,6 +169,7 @@ def trace_step(
         routers=RouterSums() if coefficient else None,
         drops=trains,
         sampled=options.is_sampled,
+        completions=options.objective.policy is not None,
     )
     write_trained(graph, modules)
     checkpointing = trains and options.checkpointing

@@ -91,6 +91,10 @@ class BatchBuffers:
     places: Tensor | None = None
     drops: bool = False  # whether it may have dropout, as training batches may
     samples: SampleBuffers | None = None  # for objectives over whole answers
+    # float32 (4 · batch · seq), of each label row in their order, for objectives over completions:
+    # its label's log probability when it was sampled, and by the reference; its weight; and its
+    # completion's advantage.
+    completions: Tensor | None = None
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
 
@@ -158,12 +162,13 @@ def make_batch_buffers(
     routers: RouterSums | None = None,
     drops: bool = False,
     sampled: bool = False,
+    completions: bool = False,
 ) -> BatchBuffers:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
-    windows = 5 + weighted + cached + 3 * sampled
+    windows = 5 + weighted + cached + 3 * sampled + 4 * completions
     storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
     def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
@@ -176,6 +181,10 @@ def make_batch_buffers(
         offset = first * window + 256
         table = vector("samples", 4 * capacity, "uint32", storage, offset)
         samples = SampleBuffers(table, part("row_samples", first + 2), capacity)
+    of_completions = None
+    if completions:
+        offset = (windows - 4) * window + 256
+        of_completions = vector("completions", 4 * rows, "float32", storage, offset)
     return BatchBuffers(
         batch,
         seq,
@@ -193,4 +202,5 @@ def make_batch_buffers(
         part("places", 5 + weighted) if cached else None,
         drops,
         samples,
+        of_completions,
     )

@@ -25,7 +25,7 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.steps import PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 
@@ -115,6 +115,7 @@ class Runner:
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
         samples: PreferenceInputs | None = None,
+        policy: PolicyInputs | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
         buffers = make_batch_buffers(
@@ -122,11 +123,19 @@ class Runner:
             noise=noise,
             weighted=weights is not None,
             drops=dropout_key is not None,
-            sampled=samples is not None,
+            sampled=samples is not None or policy is not None,
+            completions=policy is not None,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
-            buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights, samples=samples
+            buffers,
+            ids,
+            mask,
+            targets,
+            dropout_key=dropout_key,
+            weights=weights,
+            samples=samples,
+            policy=policy,
         )
         return buffers
 
