@@ -1,8 +1,7 @@
 """Reward functions of the user's own files, each in a process with a time limit.
 
-A file is code of the user's: it runs with the user's rights, if the command line or the caller allows
-it. A process of its own keeps what it prints out of a run's output, and lets a batch be ended that
-takes too long.
+A file runs with the user's rights, if the command line or the caller allows it. A process of its
+own keeps what it prints out of a run's output, and a batch that takes too long can be ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reward functions: those that a name stands for, and how any is called.
 
-All have TRL's signature: keyword arguments ``prompts``, ``completions``, ``completion_ids`` and each
-column of the rows, lists of one length; they return a list of numbers, or None for no reward.
+All have TRL's signature: keyword arguments ``prompts``, ``completions``, ``completion_ids`` and
+each column of the rows, lists of one length. They return a list of numbers, or None for no reward.
 """
 
 from __future__ import annotations
