@@ -309,7 +309,7 @@ class Walk:
             try:
                 self._do("train", self.yaml, f"output.dir={out}", "--resume")
             except Refused as refused:
-                if "another run is writing" not in str(refused) or time.monotonic() > until:
+                if "another run is using" not in str(refused) or time.monotonic() > until:
                     raise
                 time.sleep(1)
             else:

@@ -2,7 +2,7 @@
 
 usage: python -m campaigns.checkpoints [--count CORRUPTIONS] [--seed S] [--seconds T]
 
-A damaged checkpoint is passed over with a sentence, and the run ends as if nothing had been; or
+A damaged checkpoint is skipped with a sentence, and the run ends as if nothing had been; or
 going on is refused with one, and no file is touched. A run on other weights or data, or with
 another configuration, is refused; what cannot change its result is not.
 """
@@ -69,7 +69,7 @@ def checkpoints(count: int, seed: int, tally: Tally) -> None:
 
 
 def run(stage: Stage, count: int, seed: int, tally: Tally) -> None:
-    """Corruptions; every tenth is of what the run was begun with."""
+    """Corruptions; every tenth is of what the run was started with."""
     stage.define(SCENE, output={"save_total_limit": 3})
     scene = stage.scene(SCENE)
     stopped = Stopped(_stopped(stage, scene, "own"), _stopped(stage, scene, "other", 7))
@@ -129,7 +129,7 @@ def _judge(
     harmless: bool,
 ) -> None:
     """``harmless``: what may be used without a word, as long as the end is right."""
-    passed = "passed over" in outcome.text
+    passed = "is skipped" in outcome.text
     faults = outcome.faults()
     if outcome.code == 2 and "goes on from" in outcome.text:
         faults.append("gone on with, and failed")
@@ -145,7 +145,7 @@ def _judge(
     if not faults and outcome.code == 2:
         tally.add("refused with a sentence, nothing touched")
     elif not faults:
-        tally.add(f"{'passed over' if passed else 'harmless'}, the same adapter, rows and files")
+        tally.add(f"{'skipped' if passed else 'harmless'}, the same adapter, rows and files")
 
 
 def _is_extra(loss: str) -> bool:

@@ -102,7 +102,7 @@ def strangers(machines: Machines, tally: Tally) -> None:
     base = other_base(machines.folder / "other-base")
     for what, options, environ, sentence in (
         ("another version", [], {"PYTHONPATH": other}, "0.0.1"),
-        ("another model", ["--model", str(base)], {}, "other base weights"),
+        ("another model", ["--model", str(base)], {}, "base weights differ"),
         ("no model", ["--model", "/nowhere"], {}, "/nowhere"),
     ):
         log = what.replace(" ", "-")

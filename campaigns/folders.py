@@ -207,7 +207,7 @@ def run(count: int, seed: int, tally: Tally) -> None:
                 if place.endswith("index.json"):  # a single file goes before an index
                     outcome = "read, without it"
                 else:
-                    outcome = "WRONG: passed over in silence"
+                    outcome = "WRONG: skipped in silence"
             if outcome.startswith(("WRONG", "LONG")):
                 tally.fail(outcome.removeprefix("WRONG: "), how)
             else:

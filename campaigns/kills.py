@@ -50,7 +50,7 @@ def chain(stage: Stage, name: str, tally: Tally) -> int:
                 break
             killed += 1
             options = ["--resume"]
-        if outcome.code == 2 and "was begun with" in outcome.sentence:
+        if outcome.code == 2 and "was started with" in outcome.sentence:
             # The old run, which was to be replaced, is still whole: it is not gone on with.
             tally.add("the run to be replaced was kept")
             outcome = stage.worker.run(trial.command("--overwrite"))

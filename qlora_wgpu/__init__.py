@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qlora_wgpu.generation import QLoRAModel
     from qlora_wgpu.generation.generate import generate
     from qlora_wgpu.runs import estimate, evaluate, open_adapter
-    from qlora_wgpu.runs.history import RunHistory, read_log
+    from qlora_wgpu.runs.reporting import RunHistory, read_log
     from qlora_wgpu.shown import train
     from qlora_wgpu.training import Observer, Step, Trainer, TrainResult
     from qlora_wgpu.version import __version__
@@ -50,7 +50,7 @@ _ROOMS = {
     "errors": ("QLoRAError",),
     "families.family": ("register_family",),
     "generation": ("QLoRAModel", "generate"),
-    "runs.history": ("RunHistory", "read_log"),
+    "runs.reporting": ("RunHistory", "read_log"),
     "runs": ("estimate", "evaluate", "open_adapter"),
     "shown": ("train",),
     "training": ("Observer", "Step", "TrainResult", "Trainer"),

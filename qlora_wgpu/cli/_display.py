@@ -24,8 +24,7 @@ from rich.status import Status
 from qlora_wgpu.cli._terminal import Terminal, in_notebook
 from qlora_wgpu.report.page import inline
 from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
-from qlora_wgpu.training.observers import Row
-from qlora_wgpu.training.result import Written
+from qlora_wgpu.training.observers import Row, Written
 
 # ---- in a notebook -------------------------------------------------------------------------------
 

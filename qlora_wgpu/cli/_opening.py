@@ -20,7 +20,8 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
-from qlora_wgpu.runs.resolve import ModelRef, prompt_for, resolve_model
+from qlora_wgpu.runs.prompts import prompt_for
+from qlora_wgpu.runs.resolve import ModelRef, resolve_model
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.workload import GenerationWorkload
 from qlora_wgpu.training import Observer

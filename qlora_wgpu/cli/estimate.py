@@ -184,11 +184,12 @@ def estimate(
 
 def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
     workload = result.workload
-    checkpointed = ", gradient checkpointing" if workload.checkpointing else ""
+    checkpointed = ", gradient checkpointing" if workload.step.checkpointing else ""
     scheme = workload.pretrained.scheme(workload.quant)
     console.print(
-        f"{target}: batch {workload.batch}, sequence {workload.seq}, rank {workload.lora.r}, "
-        f"{scheme}, {workload.compute_dtype}{checkpointed}; planned for {result.device}"
+        f"{target}: batch {workload.step.batch}, sequence {workload.step.seq}, "
+        f"rank {workload.lora.r}, {scheme}, {workload.compute_dtype}{checkpointed}; "
+        f"planned for {result.device}"
     )
     for text in workload.pretrained.notes:
         console.note(text)
@@ -223,7 +224,7 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
         console.print(text, soft_wrap=True)
     if result.cards:
         console.print()
-        console.print(cards_table(result.cards, workload.batch, workload.seq))
+        console.print(cards_table(result.cards, workload.step.batch, workload.step.seq))
     if result.remedy is not None:
         console.print(_remedy(result.remedy), style="yellow", soft_wrap=True)
 
@@ -243,7 +244,7 @@ def _remedy(keys: str) -> str:
 
 
 def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
-    seq = result.workload.seq
+    seq = result.workload.step.seq
     verdict = "fits" if result.total <= budget else "does not fit"
     most = f"nothing fits at sequence {seq}"
     if fits.batch:
@@ -259,12 +260,12 @@ def _size(nbytes: int) -> str:
 def _write(path: Path, result: runs.Estimate) -> None:
     workload = result.workload
     figures = {
-        "batch": workload.batch,
-        "seq": workload.seq,
+        "batch": workload.step.batch,
+        "seq": workload.step.seq,
         "rank": workload.lora.r,
         "scheme": workload.pretrained.scheme(workload.quant),
         "compute_dtype": workload.compute_dtype,
-        "gradient_checkpointing": workload.checkpointing,
+        "gradient_checkpointing": workload.step.checkpointing,
         "device": result.device,
         "bytes": dict(result.memory),
         "total": result.total,

@@ -23,7 +23,7 @@ from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.generation.generate import complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.batch_generate import prompts_of, read_prompts
+from qlora_wgpu.runs.prompts import prompts_of, read_prompts
 from qlora_wgpu.runs.workload import GenerationWorkload
 
 

@@ -23,7 +23,7 @@ from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.observers import EventRows, Events, Unwatched
-from qlora_wgpu.training.result import as_json as result_as_json
+from qlora_wgpu.training.observers import as_json as result_as_json
 from qlora_wgpu.visible import without_empty_lines
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.report.page import MARK, Points, dots, points, smoothed
-from qlora_wgpu.runs.history import RunStatus
+from qlora_wgpu.runs.reporting import RunStatus
 from qlora_wgpu.training.observers import Row
 
 _HEIGHT, _WIDEST = 10, 100  # characters of a drawing

@@ -1,6 +1,6 @@
-"""A run as a library has it: each function does all that its command does, and returns the figures.
+"""The commands as a library: each function does what its command does, and returns the results.
 
-Whoever wants to watch passes an ``Observer``; nothing is printed.
+An ``Observer`` follows the progress; nothing is printed.
 """
 
 from qlora_wgpu.runs.data import PreparedData, prepare

@@ -52,8 +52,8 @@ from qlora_wgpu.runs.opening import (
     verified_layout,
 )
 from qlora_wgpu.runs.placement import limit_of
+from qlora_wgpu.runs.prompts import writer_of
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.settings import load_init_from
 from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload, owner_memory, update_plan, zeroing
 from qlora_wgpu.training import Observer, training_options
@@ -62,29 +62,28 @@ from qlora_wgpu.visible import visible
 
 
 class _Notes(Observer):
-    """Keeps what the owner is to be told."""
+    """Collects the notes that a worker sends to the owner."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     def note(self, text: str) -> None:
-        """Keeps it."""
         self.texts.append(text)
 
     warning = note
 
 
 class Worker:
-    """The frozen base and the adapter on a worker's device; its calls come one at a time."""
+    """The frozen base and the adapter on a worker's device. Its calls come one at a time."""
 
     def __init__(self, specification: WorkerSpec) -> None:
         """Opens the model."""
         if specification.version != __version__:
             raise ClusterError(
-                f"it has qlora-wgpu {__version__}, and this machine {specification.version}: "
+                f"it has qlora-wgpu {__version__}, but the owner has {specification.version}: "
                 "install the same version on both"
             )
-        settings = _own(Config(**specification.settings), specification.gpu)
+        settings = _worker_settings(Config(**specification.settings), specification.gpu)
         self._notes = _Notes()
         shapes = RunShapes(**specification.shapes)
         self._model = _opened(settings, specification.length, shapes, self._notes)
@@ -95,7 +94,7 @@ class Worker:
         self._prepare("train", settings.rows_at_once, specification.length)
 
     def identity(self) -> WorkerInfo:
-        """What it is; waits until the base weights are hashed."""
+        """Its device, version and hashes; waits until the base weights are hashed."""
         model = self._model
         info = model.device.gpu.info
         return WorkerInfo(
@@ -110,15 +109,15 @@ class Worker:
         )
 
     def refused(self, sentence: str) -> None:
-        """Shows on this machine why the owner lets it do nothing."""
+        """Prints on this machine why the owner refused it."""
         print(f"error: {visible(sentence)}", flush=True)
 
     def neutral(self, asked: Asked) -> FloatArray:
-        """A flat adapter that does nothing: with DoRA it has the norms of the base's rows."""
+        """A flat adapter that changes nothing: with DoRA it holds the norms of the base's rows."""
         return self._model.neutral
 
     def write(self, version: int, parameters: FloatArray) -> None:
-        """Takes the adapter's parameters, which have a number from now on."""
+        """Replaces the adapter's parameters by those of a new version."""
         self._model.write_parameters(parameters)
         self._version = version
 
@@ -127,18 +126,9 @@ class Worker:
         weights: Any = None, samples: PreferenceInputs | None = None,
         divergence: tuple[float, float] = NO_DIVERGENCE,
     ) -> BlockResult:  # fmt: skip
-        """A micro-batch's summed gradient, loss, label tokens and hits, or metrics of its answers.
+        """The summed gradient, loss, label tokens and hits of a ``MicroBatch``, or its metrics.
 
-        Args:
-            asked: With which parameters, and the number that comes back.
-            ids: As in ``MicroBatch``, and so are the next five.
-            targets: What each position predicts.
-            mask: 0 for padding, else numbers of samples.
-            dropout_key: Of its dropout masks and noise, or None.
-            weights: Of its targets, or None.
-            samples: What an objective over answers knows of them, or None.
-            divergence: Of all answers of the step from the reference, and over how many it is
-                summed.
+        ``divergence`` is the sum over all answers of the step, and their number.
         """
         self._require(asked.version)
         model = self._model
@@ -155,7 +145,7 @@ class Worker:
     def divergence(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
     ) -> BlockResult:
-        """How far a micro-batch's answers are from what the reference says; no gradient."""
+        """A micro-batch's divergence from the reference model; no gradient."""
         return self._measured("divergence", asked, ids, targets, mask, samples, NO_DIVERGENCE)
 
     def answer_loss(
@@ -168,15 +158,14 @@ class Worker:
     def answer_logps(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int
     ) -> BlockResult:
-        """The summed log probabilities of so many answers."""
+        """The summed log probability of each of ``count`` answers."""
         self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare("sums", *ids.shape)
             began = time.perf_counter()
-            said = self._model.answer_logps(ids, targets, mask, count)
-            return BlockResult(
-                0.0, 0.0, 0, time.perf_counter() - began, answers=said, nonce=asked.nonce
-            )
+            logps = self._model.answer_logps(ids, targets, mask, count)
+            seconds = time.perf_counter() - began
+            return BlockResult(0.0, 0.0, 0, seconds, answers=logps, nonce=asked.nonce)
 
     def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> BlockResult:
         """The loss summed over a batch's labels, their number and hits; no gradient."""
@@ -193,13 +182,13 @@ class Worker:
     def text(
         self, asked: Asked, ids: list[int], more: int, stop_ids: list[int], longest: int
     ) -> list[int]:
-        """A text's continuation, greedily."""
+        """The greedy continuation of a prompt."""
         self._require(asked.version)
         return self._write(ids, more, stop_ids, longest)
 
     def _require(self, version: int) -> None:
         if version != self._version:
-            raise ClusterError(f"it has parameters {self._version}, not {version}")
+            raise ClusterError(f"it has version {self._version} of the parameters, not {version}")
 
     def _measured(
         self, kind: Literal["loss", "divergence"], asked: Asked, ids: Any, targets: Any, mask: Any,
@@ -214,7 +203,7 @@ class Worker:
             return self._sums(asked, began, kind)
 
     def _begin(self, divergence: tuple[float, float]) -> None:
-        """Clears the sums but for the divergence, from which KTO's losses measure."""
+        """Zeroes all sums but the divergence, which KTO's losses read."""
         stats = np.zeros(STATS_LENGTH, np.float32)
         stats[STATS_METRICS:][DIVERGENCE] = divergence
         self._model.write_stats(stats)
@@ -222,10 +211,10 @@ class Worker:
     def _sums(
         self, asked: Asked, began: float, kind: StepKind, gradient: FloatArray | None = None
     ) -> BlockResult:
-        """The sums of what ran since then; waits."""
+        """The sums of everything that ran since ``began``; waits for the device."""
         model, stats = self._model, self._model.read_stats()
         metrics = stats[STATS_METRICS:].copy()
-        if kind != "divergence":  # which the owner has added up already
+        if kind != "divergence":  # the owner has added it up already
             metrics[DIVERGENCE] = 0.0
         saturated = model.count_saturated() + (model.kept_saturated if kind == "train" else 0)
         places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
@@ -237,14 +226,14 @@ class Worker:
         )  # fmt: skip
 
     def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
-        """Compiles a shape, which does not count as computing."""
+        """Compiles the programs of a shape; that time is not measured."""
         if (kind, batch, seq) not in self._shapes:
             self._shapes.add((kind, batch, seq))
             self._model.program(kind, batch, seq)
 
 
-def _own(settings: Config, gpu: str | None) -> Config:
-    """The settings with what is this worker's own."""
+def _worker_settings(settings: Config, gpu: str | None) -> Config:
+    """The run's settings with this worker's own GPU and model path."""
     gpu = os.environ.get(GPU_VARIABLE) or gpu
     path = os.environ.get(MODEL_VARIABLE)
     changes: dict[str, dict[str, Any]] = {}
@@ -256,7 +245,7 @@ def _own(settings: Config, gpu: str | None) -> Config:
 
 
 def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer) -> QLoRAModel:
-    """The model on its device, in kernels that its driver computes rightly."""
+    """The model on its device, with kernels that its driver computes correctly."""
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
     workload = TrainingWorkload.of(settings, source.pretrained, length, shapes).on_worker
@@ -269,11 +258,11 @@ def opened_cluster(
     settings: Config, source: OpenedModel, workload: TrainingWorkload, device: Device,
     observer: Observer,
 ) -> Iterator[tuple[AdapterModel, Cluster]]:  # fmt: skip
-    """The adapter on the owner's device, and workers that have opened the base."""
+    """The adapter on the owner's device, and the workers, which have opened the base."""
     if settings.lora.changes_base:
         raise ConfigError(
-            f"lora.init_lora_weights: {settings.lora.init_lora_weights} is not there on a cluster: "
-            "train on one device, or take default"
+            f"lora.init_lora_weights: {settings.lora.init_lora_weights} is not supported on a "
+            "cluster: train on one device, or set it to default"
         )
     folder = source.pretrained.folder
     assert folder is not None and workload.shapes is not None
@@ -284,7 +273,7 @@ def opened_cluster(
 
     def specify(name: str) -> WorkerSpec:
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
-        length = workload.seq
+        length = workload.step.seq
         return WorkerSpec(settings.model_dump(), length, __version__, shapes_of_run, own)
 
     def check(identity: WorkerInfo) -> str | None:
@@ -297,9 +286,9 @@ def opened_cluster(
         Cluster(settings.cluster, Worker, specify, check, observer.warning, processes=processes)
     ) as cluster:
         observer.activity("opening the model on workers")
-        identities = cluster.wait_for(_least(settings.cluster, processes))
+        identities = cluster.wait_for(_min_workers(settings.cluster, processes))
         observer.activity("")
-        _tell(identities, settings.train.gradient_accumulation_steps, cluster, observer)
+        note_workers(identities, settings.train.gradient_accumulation_steps, cluster, observer)
         options = training_options(settings.train, weighted=settings.data.has_weights)
         model = AdapterModel(layout, device, options=options)
         cluster.take(model)
@@ -314,7 +303,7 @@ def opened_cluster(
 def _owner_layout(
     settings: Config, workload: TrainingWorkload, device: Device, observer: Observer
 ) -> ModelPlan:
-    """The adapter's layout, in kernels that the owner's driver computes rightly."""
+    """The adapter's layout, with kernels that the owner's driver computes correctly."""
 
     def launches(layout: ModelPlan) -> Iterator[Launch]:
         yield from update_plan(layout, workload.optim).launches
@@ -331,19 +320,19 @@ def _owner_layout(
 
 
 def _require_room(memory: Counter[str], device: Device) -> None:
-    """Sees that the owner's device has room, before workers are asked for."""
+    """Refuses an adapter that does not fit on the owner's device, before workers are started."""
     limit, needed = limit_of(device), memory.total()
     if limit is not None and needed > limit:
         raise OutOfMemoryError(
-            f"the owner of this run, which has the adapter, its gradients and its moments, takes "
-            f"{needed / MIB:,.1f} MiB of device memory, {(needed - limit) / MIB:,.1f} MiB more "
-            f"than the {limit / MIB:,.1f} MiB there are: lower lora.r, set optim.name to "
-            "adamw_8bit, or raise device.memory"
+            f"the owner of this run (adapter, gradients, moments) needs {needed / MIB:,.1f} MiB of "
+            f"device memory, {(needed - limit) / MIB:,.1f} MiB more than the "
+            f"{limit / MIB:,.1f} MiB available: lower lora.r, set optim.name to adamw_8bit, or "
+            "raise device.memory"
         )
 
 
 def _gpus(settings: Config) -> list[str]:
-    """The GPUs that local workers take in turn: the one that is named, or all of this machine."""
+    """The GPUs that local workers use in turn: ``device.gpu``, or all of this machine."""
     if settings.cluster.scheduler != "local":
         return []
     if settings.device.gpu != "auto":
@@ -351,8 +340,8 @@ def _gpus(settings: Config) -> list[str]:
     return cards(settings.device.backend) or ["auto"]
 
 
-def _least(settings: ClusterConfig, processes: int) -> int:
-    """How many workers training begins with."""
+def _min_workers(settings: ClusterConfig, processes: int) -> int:
+    """The number of workers that training waits for."""
     if settings.scheduler == "local":
         return processes
     return 1 if settings.workers == "auto" else int(settings.workers)
@@ -361,19 +350,20 @@ def _least(settings: ClusterConfig, processes: int) -> int:
 def _problem(
     identity: WorkerInfo, base: dict[str, str], shapes: dict[str, tuple[int, ...]]
 ) -> str | None:
-    """A sentence about what is wrong with a worker; None where nothing is."""
+    """Why a worker is refused; None if it is not."""
     if identity.base["weights"] != base["weights"]:
-        return "it has other base weights: bring the same model there, or name it with --model"
+        return "its base weights differ: copy the same model there, or name it with --model"
     if identity.base != base:
-        return "its base has another config.json: bring the same model there"
+        return "its base has another config.json: copy the same model there"
     if identity.adapter != shapes:
-        return "its adapter has other shapes, although the base is the same"
+        return "its adapter has other shapes although the base is the same"
     return None
 
 
-def _tell(
+def note_workers(
     identities: dict[str, WorkerInfo], blocks: int, cluster: Cluster, observer: Observer
 ) -> None:
+    """Notes how many workers there are, on which devices, and whether some are idle."""
     kinds: dict[str, list[str]] = {}
     for name, identity in identities.items():
         kinds.setdefault(identity.device, []).append(name)
@@ -382,8 +372,8 @@ def _tell(
     observer.note(f"{len(identities)} {noun}: {there}")
     if blocks < len(identities):
         observer.note(
-            f"a step has fewer micro-batches ({blocks}) than there are workers, so that some have "
-            "nothing to do: set train.gradient_accumulation_steps to a multiple of their number"
+            f"a step has fewer micro-batches ({blocks}) than there are workers, so some are idle: "
+            "set train.gradient_accumulation_steps to a multiple of the number of workers"
         )
     if (link := cluster.dashboard) is not None:
         observer.note(f"Dask's dashboard is at {link}")

@@ -12,8 +12,8 @@ from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.prompts import SamplePrompt
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
@@ -23,30 +23,27 @@ from qlora_wgpu.training.observers import Unwatched
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The data that a run learns from, or is measured on."""
+    """The data that a run is trained or evaluated on."""
 
     path: str  # the path it was read from
     dataset: Dataset  # the examples
     tokenizer: Tokenizer  # the tokenizer that encoded them
-    plan: BatchSampler  # how they are cut into steps
+    plan: BatchSampler  # how they are divided into steps
 
 
 @dataclass(frozen=True)
 class RunData:
     """The training data of a run, and its held-out data if there is any."""
 
-    train: Dataset  # what is learnt
-    held_out: Dataset | None  # what is measured
-    plan: BatchSampler  # how it is cut into steps
-    max_seq_length: int  # longest row in tokens
-    prompts: tuple[Prompt, ...] = ()  # what the model continues before, in and after training
+    train: Dataset  # the training data
+    held_out: Dataset | None  # the evaluation data
+    plan: BatchSampler  # how the training data is divided into steps
+    max_seq_length: int  # maximum number of tokens of a row
+    prompts: tuple[SamplePrompt, ...] = ()  # prompts of the samples
 
     @property
     def length(self) -> int:
-        """Tokens of the longest batch, padding included.
-
-        A packed pair's two answers may be longer together than ``max_seq_length``.
-        """
+        """Tokens of the longest batch, padding included; a packed pair may exceed the maximum."""
         longest = max(self.train.longest, self.plan.longest)
         if self.held_out is not None:
             longest = max(longest, self.held_out.longest)
@@ -65,13 +62,13 @@ def prepare(
     held_out: bool = False,
     overrides: tuple[str, ...] = (),
 ) -> PreparedData:
-    """Reads and encodes the data of a run, as ``train`` does; no weight and no GPU is needed.
+    """Reads and encodes the data of a run as ``train`` does, without weights and without a GPU.
 
     Args:
         config: A ``Config``, a YAML file's path, or a mapping.
-        observer: Who is told what goes on.
-        held_out: Whether it is ``data.eval`` instead of ``data.train``.
-        overrides: Texts such as ``"data.packing=true"``, for a YAML file.
+        observer: Gets notes, warnings and progress.
+        held_out: Whether to read ``data.eval`` instead of ``data.train``.
+        overrides: Strings such as ``"data.packing=true"``, for a YAML file.
     """
     settings = as_config(config, overrides)
     observer = observer or Unwatched()
@@ -93,13 +90,13 @@ def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
 
 
 def data_path(settings: Config, *, held_out: bool) -> str:
-    """The path of a run's data; of several sources, those of all."""
+    """The path of a run's data, or the paths of all its sources."""
     if not held_out or settings.data.eval_split is not None:
         parts = settings.require_train().parts()
         return ", ".join(part.train for part in parts if part.train is not None)
     if settings.data.eval is None:
         raise ConfigError(
-            "data.eval is not set: name held-out data there, or hold rows of data.train out with "
+            "data.eval is not set: set it to held-out data, or hold out rows of data.train with "
             "data.eval_split, such as 0.05"
         )
     return settings.data.eval
@@ -109,12 +106,12 @@ def read_data(
     settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool
 ) -> Dataset:
     """A run's training data, or its held-out data, read from a path or split off."""
-    data_path(settings, held_out=held_out)  # refuses what is not set
+    data_path(settings, held_out=held_out)  # an error where it is not set
     return DataReader(settings, lambda: tokenizer, observer).read_one(held_out=held_out)
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
-    """Training and held-out data of a run, checked against the model."""
+    """Reads the training and held-out data of a run and checks them against the model."""
     warn_of_cache(observer)
     reader = DataReader(
         settings, lambda: source.tokenizer, observer,
@@ -127,7 +124,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
 
 
 def warn_of_cache(observer: Observer) -> None:
-    """Tells once a run that nothing can be kept for the next one, where that is so."""
+    """Warns, once a run, of a cache folder that cannot be used."""
     problem = cache_problem()
     if problem is not None:
         observer.warning(problem)

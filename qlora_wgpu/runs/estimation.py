@@ -1,4 +1,4 @@
-"""The memory that training takes of a device, and what fits, from config.json alone."""
+"""The GPU memory that training needs, and what fits, from config.json alone."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -38,62 +38,62 @@ from qlora_wgpu.runs.workload import DeviceSpec, Total, TrainingWorkload, owner_
 
 # ---- an estimate ---------------------------------------------------------------------------------
 
-_MOST_PLANNED = 1 << 24  # tokens of a micro-batch
+_MAX_TOKENS = 1 << 24  # of a micro-batch that is planned
 
 
 @dataclass(frozen=True)
 class Fits:
-    """The largest batch and sequence that a budget has room for."""
+    """The largest batch and the longest sequence that fit into a budget."""
 
-    batch: int  # most rows at the planned length; 0 for none
-    seq: int  # most tokens of one row; 0 for none
+    batch: int  # maximum number of rows at the planned length; 0 for none
+    seq: int  # maximum number of tokens of one row; 0 for none
 
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """A training on a card of some size."""
+    """Training on a card with a given amount of memory."""
 
     gib: int  # the card's memory in GiB
-    room: int  # bytes of it that training may take
-    # The longest of ``LENGTHS`` that a row may have with all weights on the card, layers
-    # recomputed; 0 for none
+    room: int  # bytes of it that training may use
+    # The longest of ``LENGTHS`` that fits with all weights on the card and layers recomputed; 0 for
+    # none
     resident_seq: int
-    # The same with all in host memory that can be. The next longer one has no room in any way
+    # The longest that fits with everything offloaded that can be
     longest_seq: int
-    fitted: Fit | None  # how the planned training keeps to the card; None where it cannot
-    # How many times as long its step takes as with everything on a card and nothing recomputed, if
-    # no traffic is hidden; None where it does not fit
+    fitted: Fit | None  # how the planned training fits on the card; None if it does not
+    # Its step time relative to having everything on the card and nothing recomputed, if no transfer
+    # overlaps with computing; None if it does not fit
     slow_down: float | None
 
 
 @dataclass(frozen=True)
 class ClusterMemory:
-    """Bytes that a run takes of a cluster's devices."""
+    """Bytes that a run needs on the devices of a cluster."""
 
-    worker: int  # of each worker's, while it computes the longest step
-    owner: int  # of the owner's
+    worker: int  # on each worker, during the longest step
+    owner: int  # on the owner
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory that training takes.
+    """The memory that training needs.
 
     Attributes:
         workload: The training that was planned.
-        device: For which GPU.
-        memory: Bytes on it by kind.
-        budget: Bytes that there are, if they or the run's ``device.memory`` were told.
-        fits: The sizes that have room in them.
-        device_memory: Bytes of the GPU's memory, where they are known.
+        device: The GPU that it was planned for.
+        memory: Bytes on the GPU by kind.
+        budget: Bytes available: the argument, or the run's ``device.memory`` if it is a size.
+        fits: The largest sizes that fit into the budget.
+        device_memory: Bytes of the GPU's memory, if known.
         remedy: Settings with which it would fit into the budget, or without one into the GPU's
-            memory, as ``train`` takes them: ``"train.gradient_checkpointing=true"``. None where it
-            fits, empty where nothing helps.
-        fitted: Where it does not fit, how ``train`` keeps within the budget all the same, with some
-            of it in host memory; None where it cannot, or need not.
-        cards: The same training on cards of the usual sizes, where they were asked for.
-        on_cluster: What a run with ``cluster.scheduler`` takes of its devices.
-        text_copies: Bytes that copies of the weights take beside the model when its texts are
-            generated here later; only software GPUs have them.
+            memory, as ``train`` takes them: ``"train.gradient_checkpointing=true"``. None if it
+            fits, empty if no settings help.
+        fitted: If it does not fit, how ``train`` keeps to the budget by offloading; None if it
+            cannot, or need not.
+        cards: The same training on cards of the usual sizes, if they were requested.
+        on_cluster: The memory that a run with ``cluster.scheduler`` needs on its devices.
+        text_copies: Bytes of the copies of the weights that generation needs later, in addition to
+            the model; only software GPUs make them.
     """
 
     workload: TrainingWorkload
@@ -114,11 +114,11 @@ class Estimate:
         return sum(self.memory.values())
 
     def __repr__(self) -> str:
-        """What is planned and what it takes, in a line."""
+        """The plan and its memory in a line."""
         work = self.workload
         return (
             f"{type(self).__name__}({self.total / 2**20:,.1f} MiB on {self.device}; r "
-            f"{work.lora.r}, {work.batch} x {work.seq:,} tokens)"
+            f"{work.lora.r}, {work.step.batch} x {work.step.seq:,} tokens)"
         )
 
 
@@ -136,35 +136,35 @@ def estimate(
     by_data: bool = False,
     cards: bool = False,
 ) -> Estimate:
-    """Plans the memory of training; needs no GPU, and reads only the form of weights.
+    """Plans the memory of training, without a GPU and without reading weights.
 
     Args:
         target: A run's configuration (a ``Config``, a YAML file's path, a mapping), or the path of
-            a config.json or model folder, a model's name on the hub, of which no weights are
-            downloaded, or a shape's name such as ``"llama-3.1-8b"``.
-        overrides: Texts such as ``"lora.r=8"``, for a YAML file.
+            a config.json or model folder, a model's name on the hub (no weights are downloaded), or
+            a shape's name such as ``"llama-3.1-8b"``.
+        overrides: Strings such as ``"lora.r=8"``, for a YAML file.
         batch: Rows of a micro-batch, instead of the target's (1 without a run).
         seq: Tokens of a row, instead of the target's (1,024 without a run).
         rank: The adapter's rank, instead of the target's.
-        checkpointing: Whether layers are recomputed in the backward, instead of the target's.
+        checkpointing: Whether layers are recomputed in the backward pass, instead of the target's.
         scheme: How frozen layers are stored, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
-        budget: Bytes of memory available, instead of the run's ``device.memory``, for which the
-            largest batch and sequence are found.
-        by_data: Whether to plan a run's longest batch by its data, if that is here, as training
-            does; else by ``data.max_seq_length``.
-        cards: Whether to plan it for cards from 4 to 80 GB, too, which takes seconds.
+        budget: Bytes of memory available, instead of the run's ``device.memory``; the largest batch
+            and the longest sequence that fit are determined.
+        by_data: Whether to plan a run's longest batch from its data, if it exists here, as training
+            does; otherwise from ``data.max_seq_length``.
+        cards: Whether to plan for cards from 4 to 80 GB as well, which takes seconds.
 
     Raises:
-        ConfigError: If the target is wrong or absurdly large.
-        CheckpointError: If weights are there, but damaged.
-        UnsupportedModelError: If the model asks for something that is not computed here.
-        OutOfMemoryError: If a tensor has more elements than kernels can count.
+        ConfigError: If the target is invalid or absurdly large.
+        CheckpointError: If the weights are damaged.
+        UnsupportedModelError: If the model needs something that is not supported.
+        OutOfMemoryError: If a tensor has more elements than kernels can address.
     """
     for name, value in (("batch", batch), ("seq", seq), ("rank", rank), ("budget", budget)):
         if value is not None and (not isinstance(value, int) or value < 1):
-            what = "a number of bytes" if name == "budget" else "a whole number"
-            raise ConfigError(f"{option(name, ...)} must be {what} above zero, got {value!r}")
+            what = "number of bytes" if name == "budget" else "integer"
+            raise ConfigError(f"{option(name, ...)} must be a positive {what}, got {value!r}")
     is_run = not isinstance(target, str | PathLike) or Path(target).suffix in (".yaml", ".yml")
     settings = as_config(target, overrides) if is_run else Config(model=ModelConfig(path="."))
     here = _target(settings.device)
@@ -185,11 +185,10 @@ def estimate(
         quant=quant if scheme is None else quant.model_copy(update={"scheme": scheme}),
         compute_dtype=compute_dtype or workload.compute_dtype,
     )
-    if step.batch * step.seq > _MOST_PLANNED:
+    if step.batch * step.seq > _MAX_TOKENS:
         raise ConfigError(
-            f"{step.batch} rows of {step.seq} tokens are more than {_MOST_PLANNED:,} "
-            f"tokens at once, which is not planned: lower {option('batch', ...)} or "
-            f"{option('seq', ...)}"
+            f"{step.batch} rows of {step.seq} tokens are too many to plan, at most {_MAX_TOKENS:,} "
+            f"tokens are supported: lower {option('batch', ...)} or {option('seq', ...)}"
         )
     allowed, asked = settings.device.memory_bytes, settings.device.keep_dequantized
     budget = allowed if budget is None else budget
@@ -227,7 +226,7 @@ def estimate(
 
 
 def _target(settings: DeviceConfig) -> DeviceSpec:
-    """The GPU that a run would take here; a common one where there is none."""
+    """The GPU that a run would use here; a typical one if there is none."""
     try:
         return DeviceSpec.of(device_of(settings))
     except QLoRAError:
@@ -235,7 +234,7 @@ def _target(settings: DeviceConfig) -> DeviceSpec:
 
 
 def _fitted(search: Search, room: int) -> Fit | None:
-    """How training keeps to so many bytes; None where it cannot."""
+    """How training fits into ``room`` bytes; None if it does not."""
     try:
         return search.within(room)
     except OutOfMemoryError:
@@ -243,7 +242,7 @@ def _fitted(search: Search, room: int) -> Fit | None:
 
 
 def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
-    """The base with the tokens that a run adds; where no tokenizer is there, all are new rows."""
+    """The base with the tokens that a run adds; without a tokenizer, each one is a new row."""
     if not model.adds_tokens:
         return base
     try:
@@ -258,7 +257,7 @@ def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
 
 
 def _longest_batch(settings: Config) -> int:
-    """Tokens of a run's longest batch, by its data if that is here, as training plans it."""
+    """Tokens of a run's longest batch, from its data if it exists, as training plans it."""
     paths = [part.train for part in settings.data.parts()]
     if not all(path is not None and exists(Path(path).expanduser()) for path in paths):
         return settings.data.max_seq_length
@@ -267,15 +266,15 @@ def _longest_batch(settings: Config) -> int:
         measures = settings.data.eval is not None or settings.data.eval_split is not None
         held_out = prepare(settings, held_out=True).dataset if measures else None
         return RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length).length
-    except QLoRAError:  # which training will tell of
+    except QLoRAError:  # training will report it
         return settings.data.max_seq_length
 
 
 def _shape(text: str, overrides: Sequence[str]) -> Pretrained:
     if overrides:
         raise ConfigError(
-            f"overrides such as {overrides[0]} belong to a YAML; for {text} there are options, "
-            "see qlora-wgpu estimate --help"
+            f"overrides such as {overrides[0]} need a YAML file; for {text} use the options of "
+            "qlora-wgpu estimate --help"
         )
     if name_on_hub(text) is not None and not exists(Path(text)):
         return _base(text)
@@ -286,8 +285,8 @@ def _shape(text: str, overrides: Sequence[str]) -> Pretrained:
 
 
 def _base(path: str) -> Pretrained:
-    """A run's base; its weights need not be there, but tell which layers they hold in 4 bits."""
-    if is_file(Path(path).expanduser()):  # in GGUF, of which headers alone are read
+    """A run's base; weights, if they exist, show which layers are stored in 4 bits."""
+    if is_file(Path(path).expanduser()):  # GGUF: only the header is read
         return Pretrained.open(path)
     inside = Path(path).expanduser() / "config.json"
     if not is_file(inside):
@@ -299,9 +298,9 @@ def _base(path: str) -> Pretrained:
 
 # ---- what fits into a budget ---------------------------------------------------------------------
 
-MOST_TOKENS = 65_536  # of a micro-batch; more are not looked for
-# In which rows are tried: so far apart that a longer one takes more. Between neighbours that need
-# not be so, since products of more rows are cut along their reduction less.
+MOST_TOKENS = 65_536  # the longest micro-batch that is tried
+# The row lengths that are tried, far enough apart that a longer one needs more memory. Of closer
+# ones it may need less, since products of more rows are split less along their reduction.
 LENGTHS = (
     *range(64, 1024, 64),
     *(
@@ -314,7 +313,7 @@ LENGTHS = (
 
 
 def _what_fits(total: Total, seq: int, budget: int) -> Fits:
-    """The most rows at the planned length, and the most tokens of one row."""
+    """The largest batch at the planned length, and the longest single row."""
     rows = range(1, max(MOST_TOKENS // seq, 1) + 1)
     return Fits(
         largest_fitting(lambda n: total(batch=n), budget, rows),
@@ -323,34 +322,34 @@ def _what_fits(total: Total, seq: int, budget: int) -> Fits:
 
 
 def _remedy(total: Total, workload: TrainingWorkload, budget: int) -> str:
-    """The settings that cost least with which a workload fits; empty where none do.
+    """The cheapest settings with which a workload fits; empty if there are none.
 
-    A smaller micro-batch changes nothing that is learnt and little of the speed, checkpointing
-    costs about a third of it, and shorter rows lose what they cut.
+    A smaller micro-batch gives the same updates at almost the same speed, checkpointing makes steps
+    about a third slower, and shorter rows truncate the data.
     """
     step = workload.step
     for recomputes in dict.fromkeys((step.checkpointing, True)):
         fewer = partial(total, checkpointing=recomputes)
         rows = range(1, step.batch + 1)
         if batch := largest_fitting(lambda n: fewer(batch=n), budget, rows):  # noqa: B023
-            return _in_keys(workload, replace(step, batch=batch, checkpointing=recomputes))
+            return _overrides(workload, replace(step, batch=batch, checkpointing=recomputes))
     shorter = [length for length in LENGTHS if length < step.seq]
     seq = largest_fitting(lambda n: total(batch=1, seq=n, checkpointing=True), budget, shorter)
-    least = replace(step, batch=1, seq=seq, checkpointing=True)
-    return _in_keys(workload, least) if seq else ""
+    smallest = replace(step, batch=1, seq=seq, checkpointing=True)
+    return _overrides(workload, smallest) if seq else ""
 
 
-def _in_keys(workload: TrainingWorkload, step: StepOptions) -> str:
-    """How a step differs from a workload's, as it is written behind ``train run.yaml``."""
-    keys, asked, sides = [], workload.step, workload.sides
+def _overrides(workload: TrainingWorkload, step: StepOptions) -> str:
+    """The overrides of ``train run.yaml`` that change a workload's step to another one."""
+    keys, planned, sides = [], workload.step, workload.sides
     batch = max(step.batch // sides, 1)
-    if batch * sides != asked.batch:
-        accumulation = -(-asked.batch * workload.accumulation // (batch * sides))
+    if batch * sides != planned.batch:
+        accumulation = -(-planned.batch * workload.accumulation // (batch * sides))
         keys.append(f"train.per_device_train_batch_size={batch}")
         keys.append(f"train.gradient_accumulation_steps={accumulation}")
-    if step.checkpointing != asked.checkpointing:
+    if step.checkpointing != planned.checkpointing:
         keys.append("train.gradient_checkpointing=true")
-    if step.seq != asked.seq:
+    if step.seq != planned.seq:
         keys.append(f"data.max_seq_length={step.seq}")
     return " ".join(keys)
 
@@ -358,29 +357,29 @@ def _in_keys(workload: TrainingWorkload, step: StepOptions) -> str:
 def largest_fitting(total: Callable[[int], int | None], budget: int, sizes: Sequence[int]) -> int:
     """The largest of rising sizes whose total fits, where totals rise with the sizes; 0 for none.
 
-    Totals, None for too many bytes to count, grow about linearly, so few are made: that of the size
-    that is told, and of the next larger one, which does not fit, are among them.
+    A total of None is too large to count. Totals grow about linearly, so the search interpolates,
+    and computes few: among them that of the result and of the next size, which does not fit.
     """
-    low, high, made = -1, len(sizes), dict[int, int]()
+    low, high, known = -1, len(sizes), dict[int, int]()
     guess = 0
     while high - low > 1:
         taken = total(sizes[guess])
-        made[sizes[guess]] = 2 * budget if taken is None else taken
+        known[sizes[guess]] = 2 * budget if taken is None else taken
         if taken is not None and taken <= budget:
             low = guess
         else:
             high = guess
         near = [sizes[i] for i in (low, high) if 0 <= i < len(sizes)]
-        if len(near) == 1:  # nothing is there on the other side
-            near = sorted(made, key=lambda size: abs(made[size] - budget))[:2]
-        where = _where({size: made[size] for size in near}, budget)
-        guess = min(max(bisect_right(sizes, where) - 1, low + 1), high - 1)
+        if len(near) == 1:  # all known totals are on one side of the budget
+            near = sorted(known, key=lambda size: abs(known[size] - budget))[:2]
+        size = _interpolated({size: known[size] for size in near}, budget)
+        guess = min(max(bisect_right(sizes, size) - 1, low + 1), high - 1)
     return sizes[low] if low >= 0 else 0
 
 
-def _where(made: dict[int, int], budget: int) -> float:
-    """About the size that takes a budget, by the line through one or two of known totals."""
-    (a, taken), *others = made.items()
+def _interpolated(known: dict[int, int], budget: int) -> float:
+    """About the size that needs a budget, by the line through one or two known totals."""
+    (a, taken), *others = known.items()
     if not others:
         return max(min(8.0 * a, 2048.0), 1.1 * a * budget / taken)
     ((b, other),) = others
@@ -391,21 +390,21 @@ def _where(made: dict[int, int], budget: int) -> float:
 # ---- cards ---------------------------------------------------------------------------------------
 
 SIZES = (4, 6, 8, 12, 16, 24, 48, 80)  # GB, as cards are sold: 2**30 bytes each
-FLOPS, BYTES = 1e13, 5e11  # a second, of products and of the card's memory
+FLOPS, BYTES = 1e13, 5e11  # per second, of products and of the card's memory
 _FEW_LAYERS = 8
-_NEARLY = 1.1  # ways that are alike differ by a smaller factor
+_NEARLY = 1.1  # similar offload plans differ by a smaller factor
 
 
 def plans_for_cards(workload: TrainingWorkload) -> Iterator[GpuPlan]:
-    """Plans a training for cards from 4 to 80 GB, until a card has room for everything.
+    """Plans training for cards from 4 to 80 GB, up to the first on which everything fits.
 
-    All cards are planned as a common GPU. Times are reckoned, never measured: operations over
-    ``FLOPS``, bytes of the card's memory over ``BYTES``, traffic over ``LINK``, one after the
-    other. So a slow-down is an upper bound for such a card.
+    All cards are planned as a typical GPU. Times are estimated, never measured: operations over
+    ``FLOPS``, bytes of the card's memory over ``BYTES`` and transfers over ``LINK``, without any
+    overlap, so a slow-down is an upper bound.
     """
     layout, accumulation = workload.layout(DeviceSpec()), workload.accumulation
     row = replace(workload.step, batch=1, checkpointing=True)
-    total, waiting = totals(layout, row), WaitingRows(layout, row)
+    total, offloaded = totals(layout, row), OffloadedRows(layout, row)
     step = replace(workload.step, checkpointing=False)
     search = Search(layout, step, accumulation, (FLOPS, BYTES))
     seconds = accumulation * _computing(layout.sized(step).plan)
@@ -417,7 +416,7 @@ def plans_for_cards(workload: TrainingWorkload) -> Iterator[GpuPlan]:
         if fitted is not None:
             plan = fitted.layout.sized(fitted.options).plan
             slow_down = (accumulation * _computing(plan) + fitted.seconds) / seconds
-        longest = waiting.longest(room, resident)
+        longest = offloaded.longest(room, resident)
         yield GpuPlan(gib, room, resident, longest, fitted, slow_down)
         if fitted is not None and not fitted.options.checkpointing and not fitted.moved:
             return
@@ -427,38 +426,39 @@ def _computing(plan: Plan) -> float:
     return plan.flops / FLOPS + plan.memory_traffic / BYTES
 
 
-class WaitingRows:
-    """What rows of several lengths take with all in host memory that can wait."""
+class OffloadedRows:
+    """The memory that rows of several lengths need with everything offloaded that can be."""
 
     def __init__(self, layout: ModelPlan, row: StepOptions) -> None:
         self._layout, self._row = layout, row
-        # A way that takes about the least, and one that may take a little less, with the head on
-        # the device and without: its blocks, and gradients of all rows, may take more than it.
-        self._ways: list[tuple[Total, Total]] = []
+        # For each way to place the head: the plan that needs about the minimum of memory, and a
+        # variant that may need a little less. Blocks of a streamed head, with the gradients of all
+        # rows, may need more than the head itself.
+        self._plans: list[tuple[Total, Total]] = []
         for head in layout.head_options:
-            way = replace(OffloadPlan.least(layout.num_layers), streamed_head=head)
+            plan = replace(OffloadPlan.least(layout.num_layers), streamed_head=head)
             first, other = (
                 totals(layout.changed(offload=each), row)
-                for each in (way, replace(way, remakes=False))
+                for each in (plan, replace(plan, remakes=False))
             )
-            self._ways.append((first, other))
+            self._plans.append((first, other))
 
     def longest(self, room: int, found: int) -> int:
-        """The longest row that has room, of those that are tried."""
-        for first, _ in self._ways:
+        """The longest of ``LENGTHS`` that fits, at least ``found``."""
+        for first, _ in self._plans:
             longer = [length for length in LENGTHS if length > found]
             found = largest_fitting(lambda n: first(seq=n), room, longer) or found  # noqa: B023
         for seq in LENGTHS:
             if seq > found:
-                if not self._fits_otherwise(seq, room):
+                if not self._may_fit(seq, room):
                     break
                 found = seq
         return found
 
-    def _fits_otherwise(self, seq: int, room: int) -> bool:
-        if self._layout.num_layers <= _FEW_LAYERS:  # any may be the least of small models
+    def _may_fit(self, seq: int, room: int) -> bool:
+        if self._layout.num_layers <= _FEW_LAYERS:  # in small models any plan may be the smallest
             return Search(self._layout, replace(self._row, seq=seq)).least().total <= room
-        for first, other in self._ways:
+        for first, other in self._plans:
             taken = first(seq=seq)
             if taken is not None and taken <= _NEARLY * room:
                 less = other(seq=seq)
@@ -467,14 +467,14 @@ class WaitingRows:
         return False
 
 
-# ---- what a device means -------------------------------------------------------------------------
+# ---- what a device can train --------------------------------------------------------------------
 
 _SMALL = "smollm2-135m"
 _SEQ = 2048
-_SPARE = 0.9  # of a card's memory: drivers and screens take some
+_USABLE = 0.9  # of a card's memory: drivers and screens use some
 _EXAMPLE = 1000 * 200  # tokens: a thousand rows of two hundred
 _LLAMA: dict[str, Any] = {**config_of("llama-3.1-8b"), "num_key_value_heads": 8}
-# Dimensions alone, of the sizes that people speak of.
+# Only the dimensions, of the usual model sizes.
 _SIZES: Mapping[str, dict[str, Any]] = {
     "70B": {**_LLAMA, "hidden_size": 8192, "intermediate_size": 28672,
             "num_hidden_layers": 80, "num_attention_heads": 64},
@@ -490,17 +490,17 @@ _SIZES: Mapping[str, dict[str, Any]] = {
 
 
 def what_it_means(device: Device) -> str:
-    """One or two sentences: of a GPU what fits, of the processor how long training takes."""
+    """One or two sentences: what fits on a GPU, or how long training takes on the processor."""
     return _of_processor(device) if device.is_cpu else _of_gpu(device)
 
 
 def of_several(count: int) -> str:
-    """A sentence about several GPUs of one machine; empty for one."""
+    """A sentence on how to train on several GPUs of one machine; empty for one."""
     if count < 2:
         return ""
     return (
         f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
-        "trains on all of them, each with the whole base and a share of every step's micro-batches "
+        "trains on all of them; each holds the whole base and computes some of the micro-batches "
         f"({install_command('cluster')})."
     )
 
@@ -509,8 +509,8 @@ def _of_processor(device: Device) -> str:
     speed = training_speed(config_of(_SMALL), device)
     return (
         f"You have no GPU: training runs on the processor, at about {_rounded(speed):,} tokens/s "
-        "for a model of 135M parameters (QLoRA, estimated from a few of its layers). A thousand "
-        f"rows of 200 tokens take it about {_duration(_EXAMPLE / speed)}."
+        "for a model with 135M parameters (QLoRA, estimated from a few of its layers). A thousand "
+        f"rows of 200 tokens take about {_duration(_EXAMPLE / speed)}."
     )
 
 
@@ -518,19 +518,20 @@ def _of_gpu(device: Device) -> str:
     size = memory_size(device)
     if size is None:
         return (
-            f"You have a GPU, {device.name}, which does not tell its memory: `qlora-wgpu estimate` "
-            "says what a model takes."
+            f"You have a GPU, {device.name}, whose driver does not report its memory: `qlora-wgpu "
+            "estimate` says how much a model needs."
         )
-    largest = largest_model(DeviceSpec.of(device), int(_SPARE * size))
+    largest = largest_model(DeviceSpec.of(device), int(_USABLE * size))
     fits = f"models of up to {largest}" if largest else "only models of less than 135M"
     return (
         f"You have a GPU, {device.name} with {size / 2**30:,.0f} GiB: QLoRA (rank 16, rows of "
-        f"{_SEQ:,} tokens) of {fits} parameters fits. `qlora-wgpu estimate` says what yours takes."
+        f"{_SEQ:,} tokens) fits for {fits} parameters. `qlora-wgpu estimate` says how much yours "
+        "needs."
     )
 
 
 def largest_model(target: DeviceSpec, room: int) -> str | None:
-    """The largest usual size of a Llama that can be trained, checkpointed, in so many bytes."""
+    """The largest usual size of a Llama that fits into ``room`` bytes with checkpointing."""
     for name, config in _SIZES.items():
         step = StepOptions("train", 1, _SEQ, checkpointing=True)
         total = TrainingWorkload(Pretrained.from_config(config), step).layout(target).total(step)
@@ -540,7 +541,7 @@ def largest_model(target: DeviceSpec, room: int) -> str | None:
 
 
 def _rounded(number: float) -> int:
-    """Two digits, which is as much as is known."""
+    """To two digits, since the speed is no more precise."""
     return int(float(f"{max(number, 1.0):.1e}"))
 
 

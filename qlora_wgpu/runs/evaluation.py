@@ -1,4 +1,4 @@
-"""The held-out loss of a base model, and with an adapter; answers to held-out rows, too."""
+"""Evaluation of a base model and an adapter: held-out loss, and answers to held-out rows."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +20,11 @@ from qlora_wgpu.runs.data import data_path, warn_of_cache
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
+    note_differences,
     opened_as_trained,
-    tell_differences,
 )
-from qlora_wgpu.runs.resolve import base_in, tokenizer_for
+from qlora_wgpu.runs.prompts import tokenizer_for
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import AnyConfig, as_config, named_init_from
 from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload, Workload
 from qlora_wgpu.training import Observer, training_options
@@ -42,14 +43,14 @@ _LARGEST_EXPONENT = 700.0  # of e in float64
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """A loss over some data.
+    """The loss over a data set.
 
     Attributes:
-        loss: Mean per label token, in nats; of an objective over answers per pair or answer.
-        tokens: Label tokens; pairs or answers.
-        token_accuracy: Share of the tokens whose logit is the largest, or as large as it; None of
-            answers.
-        metrics: What an objective over answers measures beside, by TRL's names.
+        loss: Mean per label token, in nats; with DPO and ORPO per pair, with KTO per answer.
+        tokens: Number of label tokens, pairs or answers.
+        token_accuracy: Share of the label tokens whose logit is the largest; None with DPO, ORPO
+            and KTO.
+        metrics: Further metrics of DPO, ORPO and KTO, by TRL's names.
     """
 
     loss: float
@@ -59,43 +60,43 @@ class HeldOutLoss:
 
     @property
     def perplexity(self) -> float:
-        """e to the loss."""
+        """The exponential of the loss."""
         return math.exp(min(self.loss, _LARGEST_EXPONENT))
 
 
 @dataclass(frozen=True)
 class GenerationEval:
-    """How held-out rows are answered: with the likeliest tokens."""
+    """How answers to held-out rows are generated (greedily)."""
 
-    max_new_tokens: int = 256  # most tokens of an answer
-    batch: int = 8  # how many are computed at a time
+    max_new_tokens: int = 256  # maximum number of tokens of an answer
+    batch: int = 8  # number of rows generated at a time
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row's first answer."""
+    """The first answer of a held-out row."""
 
-    prompt: str  # the text before it
-    reference: str  # the data's answer
-    prediction: str  # the model's
+    prompt: str  # the text before the answer
+    reference: str  # the answer in the data
+    prediction: str  # the model's answer
 
     @property
     def exact_match(self) -> bool:
-        """Whether they are the same but for white space around them."""
+        """Whether the answers are equal, up to surrounding white space."""
         return self.prediction.strip() == self.reference.strip()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of an evaluation.
+    """The results of an evaluation.
 
     Attributes:
         data: The path of the held-out data.
         adapter_path: The adapter's folder, if there is one.
-        base: The base alone.
-        adapter: The base with the adapter, if there is one.
-        base_predictions: The base's answers, where they were asked for.
-        adapter_predictions: The same with the adapter.
+        base: The loss of the base alone.
+        adapter: The loss with the adapter, if there is one.
+        base_predictions: The base's answers, if they were requested.
+        adapter_predictions: The answers with the adapter, if they were requested.
     """
 
     data: str
@@ -115,22 +116,22 @@ def evaluate(
     overrides: Sequence[str] = (),
     generate: GenerationEval | None = None,
 ) -> Evaluation:
-    """Measures loss and perplexity on held-out data: the base against an adapter.
+    """Measures loss and perplexity on held-out data, of the base and with an adapter.
 
-    An adapter that belongs to a run is opened as that run's config.yaml says it was trained.
+    An adapter that belongs to a run is opened with the settings in that run's config.yaml.
 
     Args:
         config: A ``Config``, the path of a YAML file, or a mapping with its sections.
-        observer: Who is told what goes on.
+        observer: Gets notes, warnings and progress.
         adapter: Folder of a PEFT adapter; by default that of the run in ``output.dir``, if any.
-        data: Other data than ``data.eval``.
-        overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file; they take
+        data: Held-out data to use instead of ``data.eval``.
+        overrides: Strings such as ``"data.eval=other.jsonl"``, for a YAML file; they take
             precedence over the adapter's run.
-        generate: If given, the rows' first answers are generated, too, and compared.
+        generate: If given, the rows' first answers are also generated and compared.
 
     Raises:
-        ConfigError: If the configuration is wrong or names no held-out data.
-        CheckpointError: If model or adapter are missing or damaged, or do not fit.
+        ConfigError: If the configuration is invalid or names no held-out data.
+        CheckpointError: If model or adapter are missing, damaged or do not match.
         DataError: If the data cannot be read or does not fit the model.
         DeviceError: If there is no usable GPU.
     """
@@ -138,18 +139,18 @@ def evaluate(
     try:
         path = data or data_path(settings, held_out=True)
     except ConfigError as err:
-        raise ConfigError(f"{err}; or measure on other data with {option('data', ...)}") from err
+        raise ConfigError(f"{err}; or pass other data with {option('data', ...)}") from err
     written = RunPaths(settings.output.dir).adapter
     adapter = adapter or (str(written) if is_dir(written) else None)
     named, explicit = settings, explicit_in(settings, overrides)
     settings = opened_as_trained(named, adapter, observer, explicit)
     if adapter is not None:
-        tell_differences(named, settings, adapter, observer)
-    preference, beside = preference_of(settings.train), adapter
+        note_differences(named, settings, adapter, observer)
+    preference, loaded = preference_of(settings.train), adapter
     if adapter is None and preference is not None and preference.has_reference:
-        beside = settings.lora.init_from  # the reference of a run which has not begun
-    source = OpenedModel.open(base_in(settings), settings.model).for_adapter(beside)
-    tokenizer = tokenizer_for(source, beside)
+        loaded = settings.lora.init_from  # the reference of a run that has not started
+    source = OpenedModel.open(base_in(settings), settings.model).for_adapter(loaded)
+    tokenizer = tokenizer_for(source, loaded)
     warn_of_cache(observer)
     reader = DataReader(settings, lambda: tokenizer, observer, held_out=data)
     dataset = reader.read_one(held_out=True)
@@ -158,34 +159,34 @@ def evaluate(
     check_ids(path, dataset, source.architecture.vocab_size)
     if generate is not None and settings.train.objective != "sft":
         raise ConfigError(
-            f"{option('generate')} compares with one right answer for each row, and rows of "
-            f"train.objective: {settings.train.objective} have good and bad ones: leave it out"
+            f"{option('generate')} is not supported with train.objective: "
+            f"{settings.train.objective}, whose rows have no single reference answer: leave it out"
         )
-    asked = [] if generate is None else questions(dataset)
+    prompts = [] if generate is None else eval_prompts(dataset)
     parts: list[Workload] = [LossWorkload.of(settings, dataset)]
     if generate is not None:
-        longest = max(len(question.ids) for question in asked)
-        count = min(generate.batch, len(asked))
+        longest = max(len(prompt.ids) for prompt in prompts)
+        count = min(generate.batch, len(prompts))
         parts.append(
             GenerationWorkload.of(source.pretrained, longest, generate.max_new_tokens, count)
         )
-    model = load_adapted(source, beside, settings, observer, CombinedWorkload(parts))
-    over_answers = None
+    model = load_adapted(source, loaded, settings, observer, CombinedWorkload(parts))
+    evaluate_answers = None
     if preference is not None:
-        over_answers = preference_evaluator(model, dataset, settings, preference, observer)
+        evaluate_answers = preference_evaluator(model, dataset, settings, preference, observer)
 
     def measured(what: str) -> tuple[HeldOutLoss, Sequence[Prediction]]:
         def progress(done: int, rows: int) -> None:
-            observer.activity(f"measuring {what}: {done:,} of {rows:,} rows")
+            observer.activity(f"evaluating {what}: {done:,} of {rows:,} rows")
 
-        if over_answers is not None:
-            return over_answers(progress), ()
+        if evaluate_answers is not None:
+            return evaluate_answers(progress), ()
         size, longest = settings.train.per_device_train_batch_size, settings.data.max_seq_length
         total, count, correct = held_out_loss(model, dataset, size, longest, progress)
         loss = HeldOutLoss(total / count, count, correct / count)
         if generate is None:
             return loss, ()
-        return loss, _answered(model, tokenizer, asked, generate, observer, what)
+        return loss, _predictions(model, tokenizer, prompts, generate, observer, what)
 
     with model.adapter_off():
         base, of_base = measured("the base")
@@ -199,74 +200,71 @@ def evaluate(
 
 @dataclass(frozen=True)
 class EvalPrompt:
-    """The beginning of a row, up to its first answer, and that answer's tokens."""
+    """A row up to its first answer, and that answer's tokens."""
 
     ids: list[int]
     answer: list[int]
 
 
-def questions(dataset: Dataset) -> list[EvalPrompt]:
-    """The rows that have something before what is learnt."""
+def eval_prompts(dataset: Dataset) -> list[EvalPrompt]:
+    """The prompts and first answers of all rows that have a prompt."""
     found = []
     for number in range(len(dataset)):
         example = dataset[number]
-        learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
-        if not learnt or learnt[0] < 2:
+        labelled = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
+        if not labelled or labelled[0] < 2:
             continue
-        later = set(range(learnt[0], len(example))) - set(learnt)
-        end = min(later, default=None)
+        begin = labelled[0]
+        end = min(set(range(begin, len(example))) - set(labelled), default=None)
         ids = [int(i) for i in example.input_ids]
-        found.append(EvalPrompt(ids[: learnt[0]], ids[learnt[0] : end]))
+        found.append(EvalPrompt(ids[:begin], ids[begin:end]))
     if not found:
         raise DataError(
-            "no held-out row has a prompt before what is learnt, as texts have none: leave "
-            f"{option('generate', ...)} out, or give rows of messages, or of prompt and completion"
+            "no held-out row has a prompt (plain text has none): leave "
+            f"{option('generate', ...)} out, or use rows of messages, or of prompt and completion"
         )
     return found
 
 
-def _answered(
-    model: QLoRAModel, tokenizer: Tokenizer, asked: list[EvalPrompt], how: GenerationEval,
+def _predictions(
+    model: QLoRAModel, tokenizer: Tokenizer, rows: list[EvalPrompt], settings: GenerationEval,
     observer: Observer, what: str,
 ) -> list[Prediction]:  # fmt: skip
-    """The model's answers to ``questions``."""
-    ends = {question.answer[-1] for question in asked}
+    """The model's answers to ``eval_prompts``."""
+    ends = {row.answer[-1] for row in rows}
     special = {token for token in ends if not tokenizer.decode([token])}
-    stops = tokenizer.eos_token_ids | special  # of the template's turns, too
-    prompts = [Prompt(question.ids, stops) for question in asked]
-    made = complete(
-        model, tokenizer, prompts, max_new_tokens=how.max_new_tokens, batch=how.batch,
-        max_length=model.max_length,
+    stops = tokenizer.eos_token_ids | special  # including those of the template's turns
+    completions = complete(
+        model, tokenizer, [Prompt(row.ids, stops) for row in rows],
+        max_new_tokens=settings.max_new_tokens, batch=settings.batch, max_length=model.max_length,
     )  # fmt: skip
     found = []
-    for number, (question, each) in enumerate(zip(asked, made, strict=True), 1):
-        reference = continuation(tokenizer, (), [t for t in question.answer if t not in stops])
-        found.append(Prediction(tokenizer.decode(question.ids), reference, each.text))
-        observer.activity(f"answers of {what}: {number:,} of {len(asked):,} rows")
+    for number, (row, completion) in enumerate(zip(rows, completions, strict=True), 1):
+        reference = continuation(tokenizer, (), [t for t in row.answer if t not in stops])
+        found.append(Prediction(tokenizer.decode(row.ids), reference, completion.text))
+        observer.activity(f"answers of {what}: {number:,} of {len(rows):,} rows")
     return found
 
 
-# ---- objectives over answers ---------------------------------------------------------------------
+# ---- DPO, ORPO and KTO ---------------------------------------------------------------------------
 
 
 def preference_evaluator(
     model: QLoRAModel, dataset: Dataset, settings: Config, preference: Preference,
     observer: Observer,
 ) -> Callable[[Callable[[int, int], None]], HeldOutLoss]:  # fmt: skip
-    """Asks the reference that a run had; measures the model against it as it is at each call."""
-    computing, rows = LocalExecutor(model), settings.rows_at_once
+    """Computes the reference model's log probabilities; each call evaluates the current model."""
+    executor, rows = LocalExecutor(model), settings.rows_at_once
     model.options = training_options(settings.train)
     longest = max(settings.data.max_seq_length, dataset.longest)
-    begun_from = settings.lora.init_from if preference.has_reference else None
-    with model.adapter_off() if begun_from is None else _adapter(model, begun_from):
-        given = model, computing, dataset, preference, rows, longest
-        references = ReferenceModel(*given).logps(
-            keep=settings.data.cache, progress=observer.activity
-        )
+    init_from = settings.lora.init_from if preference.has_reference else None
+    with model.adapter_off() if init_from is None else _active_adapter(model, init_from):
+        reference = ReferenceModel(model, executor, dataset, preference, rows, longest)
+        references = reference.logps(keep=settings.data.cache, progress=observer.activity)
     answers = PreferenceData(dataset, preference, references, longest)
 
     def measured(progress: Callable[[int, int], None]) -> HeldOutLoss:
-        loss, count, *sums = answer_sums(model, computing, answers, dataset, rows, progress)
+        loss, count, *sums = answer_sums(model, executor, answers, dataset, rows, progress)
         metrics = answer_metrics(settings.train, sums)
         return HeldOutLoss(loss / count, int(count), None, metrics)
 
@@ -274,10 +272,10 @@ def preference_evaluator(
 
 
 @contextmanager
-def _adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
-    """While it is entered, the model computes with the adapter in a folder."""
+def _active_adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
+    """While it is entered, the model uses the adapter in a folder."""
     if model.adapter.trained_rows or model.adapter.trained_whole:
-        with _in_its_place(model, folder):
+        with _replaced_parameters(model, folder):
             yield
         return
     own, name = model.active_adapter, "reference"
@@ -292,12 +290,12 @@ def _adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _in_its_place(model: QLoRAModel, folder: str) -> Iterator[None]:
-    """The same where the model's own adapter, of one shape with it, suffers none beside it."""
+def _replaced_parameters(model: QLoRAModel, folder: str) -> Iterator[None]:
+    """``_active_adapter`` for an adapter of the same shape, if a second one cannot be loaded."""
     with model.device.in_turn, model.biases.off():
         before, kept = model.parameters_changed, model.read_flat(model.adapter.parameters).copy()
         with named_init_from():
-            AdapterModel.load_adapter(model, folder)  # the model stays that of its own folder
+            AdapterModel.load_adapter(model, folder)  # the model keeps its own folder
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What a run has trained, as one GGUF file that is measured before it gets its name."""
+"""Export of a trained model as one GGUF file, which is verified before it gets its name."""
 
 import re
 import tempfile
@@ -41,12 +41,12 @@ from qlora_wgpu.gguf.architectures import model_type_of
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.runs.data import read_data
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
-from qlora_wgpu.runs.resolve import tokenizer_for
+from qlora_wgpu.runs.prompts import tokenizer_for
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import preparation
 from qlora_wgpu.training.observers import Unwatched
 
-# ---- how far two models differ -------------------------------------------------------------------
+# ---- drift between two models --------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float64]
 Logits = list[npt.NDArray[np.float32]]
@@ -55,59 +55,59 @@ _SAMPLE = (
     "one hundred degrees. Once upon a time there was a little house by the sea."
 )
 _TEXTS, _TOKENS = 4, 64
-_AT_ONCE = 1 << 22  # logits that become float64 at once
+_CHUNK = 1 << 22  # logits that are converted to float64 at once
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How two models' next tokens differ."""
+    """How much the predictions of two models differ."""
 
-    tokens: int  # positions that were compared
-    texts: str  # what they are of, in words
-    mean: float  # mean difference of logits
+    tokens: int  # positions compared
+    texts: str  # where they are from, in words
+    mean: float  # mean absolute difference of logits
     largest: float  # largest difference
-    divergence: float  # Kullback-Leibler divergence from the first to the second, nats a token
-    same: float  # share of positions whose likeliest token is the same
-    # How far the first model's predictions are from their mean over all positions, nats a token:
-    # what it knows from the texts. A model that predicts at random has lost about as much
+    divergence: float  # KL divergence of the second from the first, nats per token
+    same: float  # share of positions with the same most likely token
+    # KL divergence of the first model's predictions from their mean over all positions, nats per
+    # token: what it knows about the text. A model that predicts at random has lost about as much
     knowledge: float
 
     @property
     def lost(self) -> float:
-        """The divergence as a share of what the model knows."""
+        """The divergence as a share of the first model's knowledge."""
         return self.divergence / max(self.knowledge, 1e-12)
 
     def __str__(self) -> str:
         return (
-            f"over {self.tokens} tokens {self.texts}: logits by {self.mean:.3g} in the mean and "
-            f"{self.largest:.3g} at most, KL divergence {self.divergence:.3g} nats a token "
+            f"over {self.tokens} tokens {self.texts}: logits by {self.mean:.3g} on average and "
+            f"{self.largest:.3g} at most, KL divergence {self.divergence:.3g} nats per token "
             f"({100 * self.lost:.2g} % of what it knows of the text), "
-            f"{100 * self.same:.0f} % of the likeliest tokens the same"
+            f"{100 * self.same:.0f} % of the most likely tokens agree"
         )
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model as it was trained, and what it predicts."""
+    """The predictions of a model as it was trained."""
 
     ids: Sequence[Sequence[int]]  # the texts
-    texts: str  # what they are, in words
+    texts: str  # where they are from, in words
     logits: Logits  # of each text, (tokens, vocabulary)
 
 
 @contextmanager
 def on_a_device(what: str = "") -> Iterator[None]:
-    """Says where the device fails to measure that a result can be had without it."""
+    """Adds to a device's error that --no-check skips the measurement."""
     try:
         yield
     except DeviceError as err:
-        raise type(err)(f"{what}{err}; --no-check does without measuring") from err
+        raise type(err)(f"{what}{err}; --no-check skips the measurement") from err
 
 
 def measure_trained(
     source: OpenedModel, adapter: str | None, settings: Config, observer: Observer
 ) -> Measured:
-    """What base and adapter predict for a few texts of the run's data, as they were trained."""
+    """What base and adapter, as trained, predict for a few examples of the run's data."""
     ids, texts = _texts(source, adapter, observer)
     with load_adapted(source, adapter, settings, observer) as model:
         return Measured(ids, texts, _logits(model, ids))
@@ -116,7 +116,7 @@ def measure_trained(
 def measure_drift(
     trained: Measured, result: OpenedModel, settings: Config, observer: Observer
 ) -> Drift:
-    """How far a result, which is not quantized anew, is from what was trained."""
+    """The drift of a result, which is not quantized again, from what was trained."""
     plain = changed(settings, {"quant": {"scheme": "none"}})
     with load_adapted(result, None, plain, observer, with_notes=False) as model:
         after = _logits(model, trained.ids)
@@ -124,26 +124,26 @@ def measure_drift(
 
 
 def drift_between(before: Logits, after: Logits, texts: str) -> Drift:
-    """The figures of two models' logits, each text's (tokens, vocabulary)."""
+    """The drift between two models' logits, (tokens, vocabulary) for each text."""
     sums = np.zeros(4)
     largest, count, elements = 0.0, 0, 0
     mean_of_all = _mean_prediction(before)
-    for rows, others in _pieces(before, after):
+    for rows, others in _chunks(before, after):
         p, q = log_softmax(rows), log_softmax(others)
-        apart = np.abs(rows - others)
+        difference = np.abs(rows - others)
         sums += (
-            apart.sum(),
+            difference.sum(),
             (np.exp(p) * (p - q)).sum(),
             (rows.argmax(-1) == others.argmax(-1)).sum(),
             (np.exp(p) * (p - np.log(mean_of_all))).sum(),
         )
-        largest = float(np.max([largest, apart.max()]))  # NaN stays
+        largest = float(np.max([largest, difference.max()]))  # keeps NaN
         count, elements = count + len(rows), elements + rows.size
-    apart_sum, divergence, same, knowledge = sums
+    difference_sum, divergence, same, knowledge = sums
     return Drift(
         tokens=count,
         texts=texts,
-        mean=apart_sum / elements,
+        mean=difference_sum / elements,
         largest=largest,
         divergence=divergence / count,
         same=same / count,
@@ -152,7 +152,7 @@ def drift_between(before: Logits, after: Logits, texts: str) -> Drift:
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
-    """Logarithms of probabilities, along the last axis."""
+    """Log probabilities along the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)
     result: FloatArray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
@@ -160,7 +160,7 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 
 def _mean_prediction(logits: Logits) -> FloatArray:
     total, count = np.zeros(logits[0].shape[-1]), 0
-    for rows, _ in _pieces(logits, logits):
+    for rows, _ in _chunks(logits, logits):
         total += np.exp(log_softmax(rows)).sum(0)
         count += len(rows)
     smallest = np.finfo(np.float64).tiny
@@ -168,9 +168,9 @@ def _mean_prediction(logits: Logits) -> FloatArray:
     return mean
 
 
-def _pieces(before: Logits, after: Logits) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Some rows of both at a time, in float64."""
-    step = max(_AT_ONCE // before[0].shape[-1], 1)
+def _chunks(before: Logits, after: Logits) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """A few rows of both at a time, in float64."""
+    step = max(_CHUNK // before[0].shape[-1], 1)
     for one, other in zip(before, after, strict=True):
         for i in range(0, len(one), step):
             yield one[i : i + step].astype(np.float64), other[i : i + step].astype(np.float64)
@@ -183,13 +183,13 @@ def _logits(model: QLoRAModel, texts: Sequence[Sequence[int]]) -> Logits:
 def _texts(
     source: OpenedModel, adapter: str | None, observer: Observer
 ) -> tuple[list[list[int]], str]:
-    """A few texts of the run's data, else of nobody's, and what they are in words."""
+    """A few sequences of the run's data, or else of a sample text, and where they are from."""
     vocabulary = source.for_adapter(adapter).architecture.vocab_size
     try:
         tokenizer = tokenizer_for(source, adapter)
     except TokenizerError:
         rng = np.random.default_rng(0)
-        return [rng.integers(0, vocabulary, _TOKENS).tolist()], "at random"
+        return [rng.integers(0, vocabulary, _TOKENS).tolist()], "drawn at random"
     run = None if adapter is None else find_run(adapter)
     settings = None if run is None else config_of_run(run)
     for held_out in (True, False):
@@ -197,7 +197,7 @@ def _texts(
             continue
         try:
             dataset = read_data(settings, tokenizer, observer, held_out=held_out)
-        except QLoRAError:  # moved, or of a hub that is not reached
+        except QLoRAError:  # it has moved, or the hub is not reachable
             continue
         step = max(len(dataset) // _TEXTS, 1)
         rows = [dataset[i] for i in range(0, len(dataset), step)][:_TEXTS]
@@ -212,17 +212,17 @@ def _texts(
 # ---- GGUF files ----------------------------------------------------------------------------------
 
 SUFFIX = ".gguf"
-# The largest divergence that a good file has, as a share of what the model knows of its texts:
-# with 8 and more bits to a weight, and with fewer. A wrong file loses about all.
-_MOST_LOST, _MOST_LOST_IN_FEW_BITS = 0.1, 0.25
+# The maximum divergence of a correct file, as a share of the model's knowledge: with 8 or more bits
+# per weight, and with fewer. A wrong file loses nearly all.
+_MAX_LOST, _MAX_LOST_IN_FEW_BITS = 0.1, 0.25
 _ROWS = 3  # of each data set, whose tokens are compared
 _FEW_BYTES = 34  # of 32 weights in 8 bits
-_OF_NF4 = (
-    "most of this drift comes of training on NF4, not of the file: --base dequantized has less; "
+_FROM_NF4 = (
+    "most of this drift is due to training on NF4, not to the file: --base dequantized reduces it; "
     "from the stored weights with the adapter the file drifts"
 )
 _PHI3 = ("</s>", "<unk>", "<s>", "<|endoftext|>", "<|user|>", "<|assistant|>")
-_OF_PHI3 = re.compile("phi-?3", re.IGNORECASE)
+_PHI3_NAME = re.compile("phi-?3", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -231,17 +231,17 @@ class Exported:
 
     path: Path  # the file
     nbytes: int  # its size
-    type_name: str  # what most of its matrices are stored as
-    drift: Drift | None  # how far it is from what was trained; None where that was not measured
-    notes: tuple[str, ...]  # what llama.cpp does otherwise
+    type_name: str  # the type of most of its matrices
+    drift: Drift | None  # its drift from what was trained; None if it was not measured
+    notes: tuple[str, ...]  # where llama.cpp differs
 
 
 def check_target(path: Path, option: str) -> None:
-    """Refuses a file's name that cannot be written, before anything is done for it."""
+    """Refuses a file name that cannot be written, before anything takes time."""
     if path.suffix != SUFFIX:
         raise ConfigError(f"{option} {str(path)!r} must end in {SUFFIX}")
     if exists(path):
-        raise ConfigError(f"{path} is there already: choose another name with --gguf, or remove it")
+        raise ConfigError(f"{path} already exists: choose another name with --gguf, or remove it")
 
 
 def export_model(
@@ -258,9 +258,9 @@ def export_model(
 ) -> Exported:
     """Writes base and adapter, merged, as a GGUF file with its tokenizer.
 
-    Matrices are stored as ``type_name``, by default in the base's own 16 bits. The adapter is added
-    to the stored weights, or to what they are after quantization (``quant``, by default as the
-    adapter's run says). With ``settings`` the file's drift from base and adapter, opened so, is
+    Matrices are stored as ``type_name``, by default in the base's own 16 bits. The adapter is
+    merged into the stored weights, or into the dequantized ones (``quant``, by default as in the
+    adapter's run). With ``settings`` the file's drift from base and adapter, opened with them, is
     measured.
     """
     path, observer = Path(out), observer or Unwatched()
@@ -284,50 +284,50 @@ def export_model(
     made.check_room(path)
     kind = made.file_type.kind
 
-    def measured(how: Config) -> Measured:
+    def measured(settings: Config) -> Measured:
         with on_a_device():
-            return measure_trained(OpenedModel.open(model), adapter, how, observer)
+            return measure_trained(OpenedModel.open(model), adapter, settings, observer)
 
-    def drift_from(trained: Measured, file: Path, how: Config) -> Drift:
+    def drift_from(trained: Measured, file: Path, settings: Config) -> Drift:
         with on_a_device():
-            return measure_drift(trained, OpenedModel.open(str(file)), how, observer)
+            return measure_drift(trained, OpenedModel.open(str(file)), settings, observer)
 
-    # What fails here fails before the file is written.
+    # Whatever fails here fails before the file is written.
     trained = None if settings is None else measured(settings)
-    with _modelfile_beside(path, ollama), atomic_file(path) as unfinished:
+    with _with_modelfile(path, ollama), atomic_file(path) as unfinished:
         made.write(unfinished, progress)
         note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
         difference = _difference(unfinished, adapter, written, of_rows=settings is not None)
-        untold = None
+        no_template = None
         if written.template is not None and ollama_template(written) is None:
-            untold = (
+            no_template = (
                 f"the Modelfile has no TEMPLATE: the chat template in {where.parent} does more "
-                "than put texts around turns, or takes no system message, and is not written in "
-                "Ollama's language"
+                "than wrap turns in text, or does not support a system message, so it cannot be "
+                "translated to Ollama's language"
             )
-        drift, notes = None, (*made.notes, *filter(None, (note, difference, untold)))
+        drift, notes = None, (*made.notes, *filter(None, (note, difference, no_template)))
         if settings is not None and trained is not None:
             drift = drift_from(trained, unfinished, settings)
             in_few_bits = not kind.is_float and kind.nbytes < _FEW_BYTES
-            most = _MOST_LOST_IN_FEW_BITS if in_few_bits else _MOST_LOST
-            if not drift.lost <= most and base == "original" and settings.quant.scheme == "nf4":
-                # Does that come of the file, or of NF4, which the adapter was trained with?
+            maximum = _MAX_LOST_IN_FEW_BITS if in_few_bits else _MAX_LOST
+            if not drift.lost <= maximum and base == "original" and settings.quant.scheme == "nf4":
+                # Is that due to the file, or to NF4, on which the adapter was trained?
                 stored = measured(changed(settings, {"quant": {"scheme": "none"}}))
                 plain = drift_from(stored, unfinished, settings)
-                if plain.lost <= most:
-                    notes = (*notes, f"{_OF_NF4}, {plain}")
-                    most = drift.lost
-            if not drift.lost <= most:  # NaN is none
+                if plain.lost <= maximum:
+                    notes = (*notes, f"{_FROM_NF4}, {plain}")
+                    maximum = drift.lost
+            if not drift.lost <= maximum:  # true of NaN, too
                 raise CheckpointError(
-                    f"{path} is not kept, for it computes something else than what was trained, "
-                    f"{drift}, where {100 * most:.0f} % would do: take a larger --type, or --base "
-                    "dequantized; --no-check keeps the file as it is"
+                    f"{path} is not kept, because its predictions differ from what was trained, "
+                    f"{drift}, and only {100 * maximum:.0f} % are allowed: choose a larger --type, "
+                    "or --base dequantized; --no-check keeps the file as it is"
                 )
     return Exported(path, path.stat().st_size, kind.name.lower(), drift, notes)
 
 
 def export_adapter(model: str, adapter: str, out: str | Path) -> int:
-    """Writes an adapter that llama.cpp loads with ``--lora``, and a Modelfile beside it."""
+    """Writes an adapter that llama.cpp loads with ``--lora``, and its Modelfile."""
     path = Path(out)
     check_target(path, "--gguf")
     with _text_folder(ModelFolder.without_weights(model), adapter) as texts:
@@ -335,35 +335,33 @@ def export_adapter(model: str, adapter: str, out: str | Path) -> int:
             return export_gguf(model, adapter, path)
         base = model if Path(model).suffix == SUFFIX else "./base.gguf"
         ollama = _modelfile(path, texts, base)
-    with _modelfile_beside(path, ollama):
+    with _with_modelfile(path, ollama):
         return export_gguf(model, adapter, path)
 
 
 def modelfile_of(path: Path) -> Path:
-    """The name of the Modelfile beside a GGUF file."""
+    """The path of a GGUF file's Modelfile."""
     return path.with_suffix(".Modelfile")
 
 
 @contextmanager
-def _modelfile_beside(path: Path, text: str) -> Iterator[None]:
-    """Writes the Modelfile of a GGUF file that is being written, which stays if that does.
+def _with_modelfile(path: Path, text: str) -> Iterator[None]:
+    """Writes the Modelfile of a GGUF file; it is removed if writing that file fails.
 
-    It comes first, so that no file that took long to write lacks its own for want of room.
+    It comes first, so that a full disk is noticed before the long write.
     """
-    beside, content = modelfile_of(path), text.encode()
-    was_there = is_there(beside)
-    if was_there and not _holds(beside, content):
-        raise ConfigError(
-            f"{beside} is there already: choose another name with --gguf, or remove it"
-        )
-    with atomic_file(beside) as unfinished:
+    target, content = modelfile_of(path), text.encode()
+    existed = is_there(target)
+    if existed and not _holds(target, content):
+        raise ConfigError(f"{target} already exists: choose another name with --gguf, or remove it")
+    with atomic_file(target) as unfinished:
         unfinished.write_bytes(content)
     try:
         yield
     except BaseException:
-        if not was_there:
+        if not existed:
             with suppress(OSError):
-                beside.unlink()
+                target.unlink()
         raise
 
 
@@ -375,28 +373,30 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 def _difference(path: Path, adapter: str, written: PromptFormat, *, of_rows: bool) -> str | None:
-    """Where llama.cpp makes other tokens of the run's texts than were trained, in words."""
-    trained = [*(_of_rows(adapter, written.tokenizer) if of_rows else ())] or _rendered(written)
+    """Where llama.cpp tokenizes the run's examples differently from training, in words."""
+    trained = [*(_trained_rows(adapter, written.tokenizer) if of_rows else ())] or _rendered(
+        written
+    )
     tokenizer = LlamaCppTokenizer(GGUFFile(path).metadata, path)
     return tokenizer.first_difference(trained, written.tokenizer.eos_token_id)
 
 
-def _of_rows(adapter: str, tokenizer: Tokenizer) -> Iterator[TrainedText]:
-    """The first rows of a run's data that are trained whole; none where they are not reached."""
+def _trained_rows(adapter: str, tokenizer: Tokenizer) -> Iterator[TrainedText]:
+    """The first rows of a run's data that are not truncated; none if the data is not available."""
     run = find_run(adapter)
     if run is None:
         return
     with suppress(QLoRAError):
         settings = config_of_run(run)
         for part in settings.require_train().parts():
-            how = preparation(part, settings.train.objective)
-            rows = encoded_examples(str(part.train), tokenizer, how)
+            config = preparation(part, settings.train.objective)
+            rows = encoded_examples(str(part.train), tokenizer, config)
             whole = (TrainedText(row.text, row.ids) for row in rows if row.text is not None)
             yield from islice(whole, _ROWS)
 
 
 def _rendered(written: PromptFormat) -> Iterator[TrainedText]:
-    """Prompts that the chat template writes; none where prompts are plain text."""
+    """Prompts rendered by the chat template; none if prompts are plain text."""
     if written.kind != "chat" or written.template is None:
         return
     for messages in PROBES:
@@ -412,7 +412,7 @@ def _modelfile(path: Path, texts: Path, adapter_of: str | None = None) -> str:
 
 @contextmanager
 def _text_folder(folder: ModelFolder, adapter: str) -> Iterator[Path]:
-    """A folder with the files of the tokenizer and of the prompts that the adapter has."""
+    """A temporary folder with the adapter's tokenizer and prompt files."""
     with tempfile.TemporaryDirectory(prefix="qlora-wgpu-export-") as temporary:
         made, source = Path(temporary), folder.text_folder
         copy_tokenizer(source, made)
@@ -424,16 +424,16 @@ def _text_folder(folder: ModelFolder, adapter: str) -> Iterator[Path]:
 
 
 def _name(model: str, adapter: str, vocabulary: Mapping[str, Any]) -> str:
-    """What the model is called: after its base, and its run.
+    """The model's name, from its base and its run.
 
-    llama.cpp takes tokens of turns to swallow the spaces behind them where the name has "phi-3",
-    and fails there at a vocabulary without these tokens.
+    Where the name contains "phi-3", llama.cpp lets the tokens of turns strip the spaces that
+    follow, and fails if the vocabulary lacks these tokens.
     """
     run, base = find_run(adapter), Path(model).name.removesuffix(SUFFIX) or model
     name = base if run is None else f"{base} {run.name}"
-    swallows = vocabulary["tokenizer.ggml.model"] == "llama" and set(_PHI3) <= set(
+    strips = vocabulary["tokenizer.ggml.model"] == "llama" and set(_PHI3) <= set(
         vocabulary["tokenizer.ggml.tokens"]
     )
-    if swallows:
-        return name if _OF_PHI3.search(name) else f"Phi-3 {name}"
-    return _OF_PHI3.sub("Phi 3", name)
+    if strips:
+        return name if _PHI3_NAME.search(name) else f"Phi-3 {name}"
+    return _PHI3_NAME.sub("Phi 3", name)

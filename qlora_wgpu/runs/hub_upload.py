@@ -1,4 +1,4 @@
-"""What was trained on the Hugging Face hub, with a model card."""
+"""Upload of a trained model to the Hugging Face Hub, with a model card."""
 
 import json
 import re
@@ -22,32 +22,32 @@ from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.exporting import modelfile_of
-from qlora_wgpu.runs.history import RunHistory
+from qlora_wgpu.runs.reporting import RunHistory
 from qlora_wgpu.training import read_rows
 
 _CARD, _CONFIG = "README.md", "adapter_config.json"
-_OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".txt")
+_MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _DATA_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
-# What is sent, and nothing else that may lie there.
+# The files that are uploaded; others in the folder are ignored.
 _FILES = (
     *(_CARD, _CONFIG, "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("generation_config.json", "prompt_format.json"),
 )
 _PROMPTS: dict[PromptKind, str] = {
-    "chat": "Prompts are turns of the chat template in `chat_template.jinja`.",
-    "alpaca": "Prompts are Stanford Alpaca's: the chat template writes an instruction so.",
-    "text": "It continues text: there are no turns.",
+    "chat": "Prompts are chats, rendered with the template in `chat_template.jinja`.",
+    "alpaca": "Prompts have the format of Stanford Alpaca, which the chat template renders.",
+    "text": "Prompts are plain text, which the model continues.",
 }
 
 
 @dataclass(frozen=True)
 class UploadBundle:
-    """What is to be sent."""
+    """The files of an upload."""
 
     name: str  # owner/name on the hub
-    files: Mapping[str, Path | bytes]  # a path or the content of each file, by its name there
-    private: bool  # whether a new repository is seen by its owner alone
+    files: Mapping[str, Path | bytes]  # the path or content of each file, by its name there
+    private: bool  # whether a new repository is private
 
     @property
     def nbytes(self) -> int:
@@ -67,18 +67,18 @@ def push(
     private: bool = True,
     merged: str | None = None,
     gguf: str | None = None,
-    agree: Callable[[UploadBundle], bool] = lambda parcel: True,
+    agree: Callable[[UploadBundle], bool] = lambda bundle: True,
 ) -> str | None:
-    """Sends what was trained to the hub, with a model card; returns the address of its page.
+    """Uploads what was trained to the hub, with a model card; returns the page's address.
 
-    ``merged``, the folder of ``merge``, or ``gguf``, the file of ``export``, is sent in place of
-    the adapter; ``base`` is the base's name on the hub, where that was a folder. ``agree`` is asked
-    before anything leaves the machine: None is returned where it does not. An adapter's card is
-    written beside it if there is none, where the folder can be written.
+    ``merged``, the folder of ``merge``, or ``gguf``, the file of ``export``, is uploaded instead of
+    the adapter. ``base`` is the base's name on the hub if the run used a folder. ``agree`` confirms
+    the upload: None is returned if it does not. A missing model card is also written into the
+    adapter's folder, if that is writable.
     """
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
-            raise ConfigError(f"{text!r} is not a name on the hub, which would be owner/name")
+            raise ConfigError(f"{text!r} is not a name on the hub, expected owner/name")
     check_reachable()
     if merged is not None:
         files = _merged_files(Path(merged))
@@ -88,34 +88,34 @@ def push(
     else:
         folder = Path(adapter)
         if not is_file(folder / _CONFIG):
-            raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
+            raise CheckpointError(f"{folder} is not an adapter: {_CONFIG} does not exist")
         files = {file: folder / file for file in _FILES if is_file(folder / file)}
         files[_CONFIG], kind = _with_base(folder / _CONFIG, base), "adapter"
     if _CARD not in files:
         file = "model.gguf" if gguf is None else Path(gguf).name
         files[_CARD] = card = card_text(Path(adapter), name, base, kind, file).encode()
         if kind == "adapter":
-            with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
+            with suppress(CheckpointError):  # a read-only folder is uploaded as it is
                 write_file(Path(adapter) / _CARD, card)
     plot = _plot_of(find_run(adapter))
     if plot is not None and plot.name.encode() in _content(files[_CARD]):
         files[plot.name] = plot
-    parcel = UploadBundle(name, files, private)
-    return upload(name, files, private=private) if agree(parcel) else None
+    bundle = UploadBundle(name, files, private)
+    return upload(name, files, private=private) if agree(bundle) else None
 
 
 def _merged_files(folder: Path) -> dict[str, Path | bytes]:
     """The files of a merged model: weights, configuration, tokenizer."""
     if not is_file(folder / "config.json"):
         raise CheckpointError(
-            f"{folder} has no config.json: it is no merged model, which qlora-wgpu merge makes"
+            f"{folder} has no config.json, so it is not a merged model: qlora-wgpu merge writes one"
         )
     files: dict[str, Path | bytes] = {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
-        if is_file(path) and path.suffix in _OF_A_MODEL and not path.name.startswith(".")
+        if is_file(path) and path.suffix in _MODEL_SUFFIXES and not path.name.startswith(".")
     }
-    # The card that lies there is the base's, unless it was made here.
+    # A card in the folder is the base's, unless qlora-wgpu wrote it.
     card = folder / _CARD
     if is_there(card) and b"qlora-wgpu" in _content(card):
         files[_CARD] = card
@@ -123,9 +123,9 @@ def _merged_files(folder: Path) -> dict[str, Path | bytes]:
 
 
 def _gguf_files(path: Path) -> dict[str, Path | bytes]:
-    """A GGUF file, and the Modelfile beside it."""
+    """A GGUF file and its Modelfile."""
     if path.suffix != ".gguf" or not is_file(path):
-        raise CheckpointError(f"there is no GGUF file {path}: qlora-wgpu export makes one")
+        raise CheckpointError(f"{path} is not a GGUF file: qlora-wgpu export writes one")
     files: dict[str, Path | bytes] = {path.name: path}
     if is_file(modelfile_of(path)):
         files["Modelfile"] = modelfile_of(path)
@@ -138,13 +138,13 @@ def _content(file: Path | bytes) -> bytes:
     try:
         return file_bytes(file, MODEL_JSON_BYTES)
     except OSError as err:
-        raise CheckpointError(f"{file} cannot be read: {err.strerror or err}") from err
+        raise CheckpointError(f"cannot read {file}: {err.strerror or err}") from err
 
 
 def card_text(
     folder: Path, name: str, base: str | None, kind: CardKind = "adapter", file: str = "model.gguf"
 ) -> str:
-    """A model card made of an adapter and its run."""
+    """The model card of an adapter, from its files and its run."""
     tensors, config = load_adapter(folder, biases=True)
     named = base or name_on_hub(config.base_model_name_or_path)
     run = find_run(folder)
@@ -159,13 +159,13 @@ def card_text(
 
 
 def _plot_of(run: Path | None) -> Path | None:
-    """The picture of a run's losses, if there is one."""
+    """The loss curve of a run, if it exists."""
     plot = None if run is None else RunPaths(run).plot
     return plot if plot is not None and is_file(plot) else None
 
 
 def _figures(settings: Config, run: Path) -> dict[str, str]:
-    """What a card tells of a run; paths of the user's machine are left out."""
+    """A run's values for the model card, without paths of the user's machine."""
     log = RunHistory(read_rows(RunPaths(run).metrics))
     steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
     products = settings.train.compute_dtype
@@ -184,7 +184,7 @@ def _figures(settings: Config, run: Path) -> dict[str, str]:
 
 
 def _scheme(settings: Config) -> str:
-    """How the base was stored in training, as far as is known where it is not a folder here."""
+    """The base's quantization in training; the setting's, if the base is not a folder here."""
     base = Path(settings.model.path)
     scheme: str = settings.quant.scheme
     if is_file(base / "config.json"):
@@ -195,7 +195,7 @@ def _scheme(settings: Config) -> str:
 
 
 def _with_base(config: Path, base: str | None) -> bytes:
-    """adapter_config.json with the base's name on the hub; a folder's is the user's own affair."""
+    """adapter_config.json with the base's name on the hub, or without the path of its folder."""
     fields: dict[str, Any] = read_json_object(config)
     trained_on = fields.get("base_model_name_or_path")
     name = base or name_on_hub(trained_on)

@@ -1,7 +1,7 @@
-"""What a stranger with another GPU can send: a file of facts, checks and step times.
+"""A report on a GPU that its user can send: properties, checks and step times.
 
-It tells of the GPU and its driver, and nothing of who owns it: texts that come from a driver or the
-system lose paths and the names of the user and the machine.
+It describes the GPU and its driver, not the user: paths and the names of the user and the machine
+are removed from all strings of the driver and the system.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from qlora_wgpu.limits import MIB
 from qlora_wgpu.selfcheck import Result, check_own_cases, num_own_cases
 
 SECONDS = 280.0
-"""After so long nothing more is begun: five minutes are what people wait for."""
+"""Nothing is started after this time, so that a report takes at most five minutes."""
 _FOR_CHECKS = 140.0  # of these, at most
-_TO_PREPARE = 30.0  # that a model of 1B parameters takes until its first step
+_TO_PREPARE = 30.0  # until the first step of a model with 1B parameters
 _SMALL, _LARGE = "S", "llama-3.2-1b"
-_MOST_STEPS, _OTHER_RUNS = 5, 6  # steps that count; to warm up, and to time each kernel
-_REACHED = 0.15  # of the multiply-adds that a GPU can do, by any product: a low guess
+_MAX_STEPS, _OTHER_RUNS = 5, 6  # measured steps; others to warm up and to time each kernel
+_UTILIZATION = 0.15  # of a GPU's peak multiply-adds that a step reaches: a low estimate
 
 Progress = Callable[[str], None]
 
-# ---- facts ---------------------------------------------------------------------------------------
+# ---- properties ----------------------------------------------------------------------------------
 
 
 def machine_facts(device: Device) -> dict[str, Any]:
-    """Versions, the machine, all GPUs with their limits and features, and the one that is taken."""
+    """Versions, the machine, all GPUs with their limits and features, and the one that is used."""
     backends = installed_backends()
     found = [gpu for backend in backends for gpu in list_adapters(backend.name)]
     return {
@@ -83,7 +83,7 @@ _PATH = re.compile(r"(?:\b[A-Za-z]:)?(?:[\\/]+[^\s\\/:;,'\"()<>|]+){2,}[\\/]*")
 
 
 def without_paths(text: str) -> str:
-    """A text whose paths, the home folder's first, are dots."""
+    """A string whose paths are replaced by an ellipsis, first those in the home folder."""
     for folder in (str(Path.home()), os.environ.get("HOME", ""), str(Path.cwd())):
         if len(folder) > 1:
             text = text.replace(folder, "…")
@@ -91,11 +91,11 @@ def without_paths(text: str) -> str:
 
 
 def without_names(text: str) -> str:
-    """A text without paths and without the names of the user and the machine."""
+    """A string without paths and without the names of the user and the machine."""
     variables = ("USER", "LOGNAME", "USERNAME", "COMPUTERNAME", "HOSTNAME")
     names = {os.environ.get(variable, "") for variable in variables}
     names |= {Path.home().name, socket.gethostname(), platform.node()}
-    with suppress(OSError, KeyError, ImportError):  # nobody by this number
+    with suppress(OSError, KeyError, ImportError):  # no user with this id
         names.add(getpass.getuser())
     names |= {name.partition(".")[0] for name in names}
     text = without_paths(text)
@@ -108,16 +108,16 @@ def without_names(text: str) -> str:
 
 
 class _TimeIsUp(Exception):
-    """Raised from a progress callback: what is being measured takes too long."""
+    """Raised from a progress callback when a measurement takes too long."""
 
 
 def machine_report(
     device: Device, progress: Progress = lambda text: None, seconds: float = SECONDS
 ) -> Iterator[dict[str, Any]]:
-    """Yields the report, which has more each time: a driver may end the process.
+    """Yields the growing report after each part, since a driver may crash the process.
 
-    ``unfinished`` in it says what was about to be done. Steps of a billion parameters are left out,
-    with the reason, where they do not fit into the memory or the time.
+    Its ``unfinished`` names the part that comes next. Steps of a model with 1B parameters are
+    skipped, with the reason, if memory or time do not suffice.
     """
     began = time.monotonic()
 
@@ -144,7 +144,7 @@ def machine_report(
 
 
 def _checks(device: Device, progress: Progress, until: float) -> dict[str, Any]:
-    """The results of as many checks as the time allows, a row for each kernel and type."""
+    """The results of as many checks as time allows, a row for each kernel and type."""
     rows: dict[tuple[str, str], list[Result]] = {}
     total, done, failed = num_own_cases(device), 0, {}
     results = check_own_cases(device)
@@ -180,13 +180,13 @@ def _finite(number: float) -> float | None:
 def _measured(
     workload: Workload, device: Device, progress: Progress
 ) -> tuple[Measurement | None, dict[str, Any]]:
-    """A shape's step times, and the same for the report; there it may be why there are none."""
+    """A shape's step times, and their entry in the report, which may be an error."""
     name = workload.shape.name
     try:
         measurement = measure(workload, device, lambda text: progress(f"{name}: {text}"))
     except _TimeIsUp:
-        return None, {"skipped": "it took longer than there was time for"}
-    except Exception as err:  # whatever a driver raises is what the report is for
+        return None, {"skipped": "it took longer than the time available"}
+    except Exception as err:  # the report is about whatever a driver raises
         return None, {"failed": without_names(f"{type(err).__name__}: {err}")}
     figures = to_json(measurement)
     return measurement, {key: figures[key] for key in figures if key not in ("versions", "device")}
@@ -195,21 +195,21 @@ def _measured(
 def _large_steps(
     device: Device, small: Measurement | None, progress: Progress, left: Callable[[], float]
 ) -> dict[str, Any]:
-    """The step times of a billion parameters, or why there are none; fewer on a slow GPU."""
+    """The step times of 1B parameters, or why they were skipped; fewer steps on a slow GPU."""
     if small is None:
         return {"skipped": f"{_SMALL} was not measured"}
     workload = Workload(find_shape(_LARGE))
     if reason := _no_room(workload, device):
         return {"skipped": reason}
     step = _likely_seconds(workload, small)
-    count = min(int((left() - _TO_PREPARE) / step) - _OTHER_RUNS, _MOST_STEPS)
+    count = min(int((left() - _TO_PREPARE) / step) - _OTHER_RUNS, _MAX_STEPS)
     if count < 1:
-        return {"skipped": f"a step may take {step:,.0f} s, too long for the time that is left"}
+        return {"skipped": f"a step may take {step:,.0f} s, longer than the time left"}
     return _measured(replace(workload, steps=count), device, progress)[1]
 
 
 def _no_room(workload: Workload, device: Device) -> str:
-    """Why a shape does not fit into the device's memory; empty if it may."""
+    """Why a shape does not fit into the device's memory; empty if it does."""
     try:
         needed = sum(workload.planned_memory(device).values())
     except OutOfMemoryError as err:
@@ -217,15 +217,15 @@ def _no_room(workload: Workload, device: Device) -> str:
     free = room(device)
     if free is None or needed <= free:
         return ""
-    return f"it needs {needed / MIB:,.0f} MiB, and the GPU has {free / MIB:,.0f} MiB for it"
+    return f"it needs {needed / MIB:,.0f} MiB, but the GPU has {free / MIB:,.0f} MiB available"
 
 
 def _likely_seconds(workload: Workload, small: Measurement) -> float:
-    """About how long a step takes, from a smaller shape's; rather too long than too short."""
+    """An upper estimate of the time of a step, from that of a smaller shape."""
     sizes = []
     for each in (workload, small.workload):
         assert isinstance(each.shape.folder, RandomFolder)
         sizes.append(each.shape.folder.num_parameters)
     reached = small.flops_per_step / small.steps.step_seconds.median
-    rate = max(reached, _REACHED * small.ceilings.flops_per_second)
+    rate = max(reached, _UTILIZATION * small.ceilings.flops_per_second)
     return small.flops_per_step * sizes[0] / sizes[1] / rate

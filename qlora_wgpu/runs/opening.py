@@ -1,4 +1,4 @@
-"""A base model opened once for a whole run, with kernels that its driver computes right."""
+"""Opens base models, devices and adapters, with kernels that the driver computes correctly."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from qlora_wgpu.tuning.tuner import Task
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A base model's folder, config.json's meaning and tokenizer, each read once."""
+    """A base model's folder, config.json and tokenizer, each read once."""
 
-    pretrained: Pretrained  # the folder and what config.json says
+    pretrained: Pretrained  # the folder and its config.json
     path: Path  # the folder of the tokenizer
 
     @classmethod
     def open(cls, path: str, model: ModelConfig | None = None) -> OpenedModel:
-        """Opens a folder or a model of the hub; the run's section of it may add tokens."""
+        """Opens a folder or a model of the hub; a run's ``model`` section may add tokens."""
         pretrained = Pretrained.open(path)
         assert pretrained.folder is not None
         texts = pretrained.folder.text_folder
@@ -61,19 +61,19 @@ class OpenedModel:
         return cls(resized, tokenizer.folder)
 
     def for_adapter(self, adapter: str | None) -> OpenedModel:
-        """The same base with the tokens that an adapter has added to its own, if any."""
+        """The same base with the tokens that an adapter has added, if any."""
         if adapter is None:
             return self
         tensors, stored = self.read_adapter(adapter)
         return replace(self, pretrained=self.pretrained.for_adapter(stored, tensors))
 
     def read_adapter(self, folder: str) -> tuple[dict[str, Float32Array], AdapterConfig]:
-        """The tensors and the configuration of an adapter of it."""
+        """The tensors and the configuration of an adapter of this base."""
         return load_adapter(folder, biases=True, stacking=self.architecture.stacking)
 
     @property
     def architecture(self) -> Architecture:
-        """The model's architecture, as config.json describes it."""
+        """The model's architecture, from config.json."""
         return self.pretrained.architecture
 
     @property
@@ -83,7 +83,7 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Read the first time that it is asked for."""
+        """The base's tokenizer, with added tokens."""
         return Tokenizer.from_folder(self.path)
 
 
@@ -105,15 +105,15 @@ def device_of(settings: DeviceConfig) -> Device:
 
 
 def checking_device(settings: DeviceConfig) -> Device:
-    """The same GPU once more, for checks of kernels.
+    """The same GPU, opened again to check kernels, without the run's memory budget.
 
-    They are over before a run takes anything, and take a few MiB whatever its budget is.
+    The checks end before the run allocates anything, and need a few MiB.
     """
     return device_of(settings.model_copy(update={"memory": "auto"}))
 
 
 def open_device(settings: DeviceConfig, observer: Observer) -> Device:
-    """Opens the GPU of a configuration."""
+    """Opens the GPU of a configuration and passes its notes to the observer."""
     observer.activity("opening the device")
     device = device_of(settings)
     observer.activity("")
@@ -123,37 +123,37 @@ def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     return device
 
 
-_FASTER_SINCE = 25  # of Mesa: its later software GPUs are slow through wgpu
+_SLOW_MESA = 25  # since this version Mesa's software GPUs are slow through wgpu
 
 
 def faster_through_dawn(device: Device, backend: str) -> str:
-    """A sentence where Dawn may be the faster one; empty where it is there, or wgpu was asked for.
+    """A hint that Dawn may be faster; empty if it is installed, or a backend was chosen.
 
-    ``backend`` is the ``device.backend`` that the device was opened by.
+    ``backend`` is the ``device.backend`` with which the device was opened.
     """
     dawn = BACKENDS["dawn"]
-    asked = os.environ.get(BACKEND_VARIABLE, "auto") if backend == "auto" else backend
-    if asked != "auto" or dawn in installed_backends():
+    chosen = os.environ.get(BACKEND_VARIABLE, "auto") if backend == "auto" else backend
+    if chosen != "auto" or dawn in installed_backends():
         return ""
     info = device.gpu.info
     if not device.is_cpu:
         if not may_have_matrix_units(info):
             return ""
         return (
-            f"{device.name} may have matrix units, which make steps faster and which kernels reach "
-            f"through Dawn alone: {dawn.install} (docs/performance.md)"
+            f"{device.name} may have matrix units, which make steps faster but are available "
+            f"through Dawn only: {dawn.install} (docs/performance.md)"
         )
     mesa = re.search(r"\bMesa (\d+)", info["description"])
-    if mesa is None or int(mesa[1]) < _FASTER_SINCE:
+    if mesa is None or int(mesa[1]) < _SLOW_MESA:
         return ""
     return f"with {mesa[0]} steps take about half as long through Dawn: {dawn.install}"
 
 
-# ---- kernels that the driver computes right, and fast --------------------------------------------
+# ---- verified and tuned kernels ------------------------------------------------------------------
 
 VERIFY_VARIABLE = "QLORA_WGPU_VERIFY_DRIVER"
-# Multiply-adds' worth of a few minutes: what tuning may gain in less does not pay for it.
-_WORTH = {True: 2e13, False: 2e15}  # by Device.is_cpu
+# Multiply-adds of a few minutes; in a shorter run tuning costs more than it gains.
+_WORTH_TUNING = {True: 2e13, False: 2e15}  # by Device.is_cpu
 
 
 def verified_layout(
@@ -163,11 +163,11 @@ def verified_layout(
     layout: ModelPlan,
     observer: Observer,
 ) -> ModelPlan:
-    """A run's model laid out in kernels that the driver computes rightly.
+    """A model laid out with kernels that the driver computes correctly.
 
-    They are checked the first time that a driver meets them, on the same GPU opened once more,
-    unless the environment's ``QLORA_WGPU_VERIFY_DRIVER`` is 0. What it refuses or computes wrongly
-    gives way to plainer kernels, which is told, and the device's profile is set.
+    Kernels are checked once per driver, on the same GPU opened again, unless the environment
+    variable ``QLORA_WGPU_VERIFY_DRIVER`` is 0. If the driver refuses or miscomputes one, the
+    device's profile falls back to plainer kernels, and the observer gets a note.
     """
     if os.environ.get(VERIFY_VARIABLE) == "0":
         return layout
@@ -180,15 +180,15 @@ def verified_layout(
         profile = give_way(device)
         if profile is None:
             raise unsound(problem)
-        observer.note(f"{problem}; {_instead(profile)} instead")
+        observer.note(f"{problem}; {_fallback(profile)} instead")
         layout = layout.changed(profile=profile)
 
 
-def _instead(profile: Profile) -> str:
+def _fallback(profile: Profile) -> str:
     if profile.gemm_kind == "matrix":
-        return "attention goes through workgroup memory"
+        return "attention uses workgroup memory"
     if profile.gemm_kind == "tiled":
-        return "products go through workgroup memory"
+        return "matrix products use workgroup memory"
     return "kernels without workgroup memory are used"
 
 
@@ -196,16 +196,16 @@ def tune_device(
     settings: DeviceConfig, device: Device, task: Task, architecture: Architecture,
     tokens: int | None, observer: Observer,
 ) -> None:  # fmt: skip
-    """Gives the device the fastest known profile, timing kernels first if the run is long.
+    """Gives the device the fastest known profile; kernels are timed first if the run is long.
 
-    About so many ``tokens`` will be computed; with None nothing is timed that is not known.
+    ``tokens`` estimates the run's length; with None, only earlier measurements are used.
     """
     if settings.tune == "never":
         return
     if key_of(device, task) not in known_keys():
         if tokens is None:
             return
-        if settings.tune == "auto" and _work(architecture, tokens) < _WORTH[device.is_cpu]:
+        if settings.tune == "auto" and _work(architecture, tokens) < _WORTH_TUNING[device.is_cpu]:
             return
     observer.activity("timing kernels")
     choice = tuned(device, task, lambda: checking_device(settings), observer.activity)
@@ -214,55 +214,53 @@ def tune_device(
 
 
 def _work(architecture: Architecture, tokens: int) -> float:
-    """Operations of the products: two each for the forward and the gradient of their inputs."""
+    """Operations of the matrix products: two each for the forward pass and the inputs' gradient."""
     weights = sum(spec.out_features * spec.in_features for spec in architecture.every_linear)
     return 4.0 * tokens * (weights + architecture.vocab_size * architecture.hidden_size)
 
 
-# ---- a training's model --------------------------------------------------------------------------
+# ---- models for training -------------------------------------------------------------------------
 
 
 def place_training(
     settings: Config, workload: TrainingWorkload, tokens: int | None, device: Device,
     observer: Observer,
 ) -> Placement:  # fmt: skip
-    """Places a training in kernels that are cut as the tuner finds best.
-
-    About so many ``tokens`` will be computed; with None nothing is timed that is not known.
-    """
-    asked = settings.device.keep_dequantized
+    """Places a training workload, with tuned kernels (``tokens`` as for ``tune_device``)."""
+    keep = settings.device.keep_dequantized
 
     def laid_out() -> ModelPlan:
         plain = workload.layout(device, keep=settings.model.cache)
-        return laid_out_for(plain, asked, is_cpu=device.is_cpu, budget=device.budget)
+        return laid_out_for(plain, keep, is_cpu=device.is_cpu, budget=device.budget)
 
     layout = laid_out()
-    layout.memory(workload.step)  # what is too large is said before kernels are timed
+    layout.memory(workload.step)  # refuses what is too large before kernels are timed
     base = workload.pretrained
     task = Task(
         base.config, workload.lora, workload.quant, settings.train.compute_dtype,
-        workload.batch, workload.seq,
+        workload.step.batch, workload.step.seq,
     )  # fmt: skip
     tune_device(settings.device, device, task, base.architecture, tokens, observer)
     if device.profile != layout.profile:
         layout = laid_out()
-    layout.step(workload.step)  # which runs, where all of it fits
-    return fit(workload, layout, device, observer, asked)
+    layout.step(workload.step)  # this one runs if everything fits
+    return fit(workload, layout, device, observer, keep)
 
 
 def load_training(
-    settings: Config, placed: Placement, device: Device, observer: Observer, told: Observer
-) -> QLoRAModel:
-    """A placed training's model on its device; ``told`` is who is told how far the weights are."""
+    settings: Config, placed: Placement, device: Device, observer: Observer,
+    loading_observer: Observer,
+) -> QLoRAModel:  # fmt: skip
+    """Loads the model of a placed training workload; one observer gets the loading progress."""
     workload = placed.workload
     assert isinstance(workload, TrainingWorkload) and workload.pretrained.folder is not None
-    workload.pretrained.folder.start_fingerprint()  # checkpoints keep it
+    workload.pretrained.folder.start_fingerprint()  # for checkpoints
     layout = verified_layout(
         device, lambda: checking_device(settings.device), workload.launches, placed.layout, observer
     )
     options = training_options(settings.train, weighted=settings.data.has_weights)
-    options = replace(options, checkpointing=workload.checkpointing)
-    return load_model(layout, device, told, seed=settings.train.seed, options=options)
+    options = replace(options, checkpointing=workload.step.checkpointing)
+    return load_model(layout, device, loading_observer, seed=settings.train.seed, options=options)
 
 
 def load_model(
@@ -273,7 +271,7 @@ def load_model(
     seed: int = 0,
     options: TrainingOptions | None = None,
 ) -> QLoRAModel:
-    """Loads a layout's weights, telling the observer of each tensor."""
+    """Loads a layout's weights and reports each tensor to the observer."""
     total, done = len(layout.weights.table), 0
 
     def progress(name: str) -> None:
@@ -296,10 +294,10 @@ def load_model(
 def opened_as_trained(
     settings: Config, adapter: str | None, observer: Observer, explicit: Changes | None = None
 ) -> Config:
-    """The settings with which a base and an adapter are opened; all that opens them asks here.
+    """The settings with which a base and an adapter are opened, for all commands.
 
-    An adapter that belongs to a run is opened as the run's config.yaml says it was trained, but for
-    what the user asked for (``explicit``); ``settings`` are for what is known of no run.
+    ``explicit`` settings of the user come first, then those of the adapter's run, from its
+    config.yaml, then ``settings``.
     """
     explicit = explicit or {}
     if adapter is None:
@@ -307,25 +305,25 @@ def opened_as_trained(
     trained = as_trained(settings, adapter, explicit)
     if find_run(adapter) is None and is_dir(Path(adapter).expanduser()):
         observer.note(
-            f"{adapter} belongs to no run, so how it was trained is not known: it is opened with "
+            f"{adapter} belongs to no run, so its training settings are unknown: it is opened with "
             f"{_in_words(_numerics(trained))}"
         )
     return trained
 
 
-def tell_differences(settings: Config, opened: Config, adapter: str, observer: Observer) -> None:
-    """Tells where an adapter is opened with other settings than a configuration names."""
+def note_differences(settings: Config, opened: Config, adapter: str, observer: Observer) -> None:
+    """Notes where an adapter is opened with other settings than those of a configuration."""
     before, after = _decisive(settings), _decisive(opened)
     other = {key: value for key, value in after.items() if value != before[key]}
     if other:
         observer.note(
-            f"{adapter} is opened as it was trained, by its run's config.yaml: {_in_words(other)} "
-            "in place of what the configuration says"
+            f"{adapter} is opened with the settings of its run's config.yaml: {_in_words(other)} "
+            "instead of those of the configuration"
         )
 
 
 def _decisive(settings: Config) -> dict[str, Any]:
-    """By their names, the settings that say what an opened model computes, and where."""
+    """The settings that determine what an opened model computes, and where, by name."""
     device = {f"device.{key}": getattr(settings.device, key) for key in ("gpu", "backend")}
     return {**_numerics(settings), **device}
 
@@ -340,7 +338,7 @@ def _in_words(values: Mapping[str, Any]) -> str:
 
 
 def configs_of(source: OpenedModel, folders: Iterable[str]) -> tuple[LoraConfig, ...]:
-    """What adapters beside the first one are: their ranks, scalings and targets."""
+    """The ranks, scalings and targets of further adapters."""
     adapters = map(source.read_adapter, folders)
     return tuple(config_of(stored, tensors, source.architecture) for tensors, stored in adapters)
 
@@ -354,10 +352,10 @@ def load_adapted(
     *,
     with_notes: bool = True,
 ) -> QLoRAModel:
-    """A model with an adapter, or with one that does nothing, by settings ``opened_as_trained``.
+    """Loads a model with an adapter, or with a neutral one, by settings ``opened_as_trained``.
 
-    The workload, texts by default, keeps within ``device.memory``. ``with_notes`` says whether the
-    observer is told what the base's files hold otherwise than one might think.
+    The workload, generation by default, keeps to ``device.memory``. ``with_notes`` passes notes on
+    the base's files to the observer.
     """
     for text in source.pretrained.notes if with_notes else ():
         observer.note(text)
@@ -379,8 +377,8 @@ def load_adapted(
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
     workload = workload or GenerationWorkload.of(pretrained)
-    asked = settings.device.keep_dequantized
-    layout = fit(workload, layout, device, observer, asked).layout
+    keep = settings.device.keep_dequantized
+    layout = fit(workload, layout, device, observer, keep).layout
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:
         model.load_adapter(tensors)

@@ -1,8 +1,7 @@
-"""Where a workload lies: on the device, dequantized, recomputed or in host memory, or refused.
+"""Fits a workload into device and host memory: keeps, recomputes and offloads, or refuses it.
 
-What was there before is asked of the system; what comes is planned. Three figures are of a driver,
-measured: they are those of Mesa's lavapipe, which compiles for the processor, and more than a
-card's driver needs.
+The system reports the memory in use; the rest is planned. Three constants were measured with Mesa's
+lavapipe, which compiles for the processor and needs more than the driver of a card.
 """
 
 from collections import Counter
@@ -34,39 +33,39 @@ from qlora_wgpu.training import Observer
 
 # ---- fitting -------------------------------------------------------------------------------------
 
-_OTHER_LENGTHS = 8  # programs of texts and rows that are kept beside those that are planned
+_OTHER_LENGTHS = 8  # programs of other lengths that are kept in addition to the planned ones
 
 
 @dataclass(frozen=True)
 class Placement:
     """A workload laid out within the memory of a device."""
 
-    layout: ModelPlan  # to be loaded
-    workload: Workload  # a training's layers may be recomputed that were not to be
+    layout: ModelPlan  # the layout to load
+    workload: Workload  # with the layers that have to be recomputed
     plans: Sequence[Plan]  # of all programs
     memory: Counter[str]  # bytes on the device by kind
-    on_host: Counter[str]  # bytes of what waits in host memory, by kind
-    words: str  # what is recomputed, waits or is given up, for a sentence; empty for nothing
+    on_host: Counter[str]  # offloaded bytes by kind
+    words: str  # what is recomputed, offloaded or disabled, for a sentence; may be empty
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training."""
+        """Whether the workload is training."""
         return isinstance(self.workload, TrainingWorkload)
 
 
 def fit(
     workload: Workload, layout: ModelPlan, device: Device, observer: Observer,
-    asked: KeepDequantized = False,
+    keep: KeepDequantized = False,
 ) -> Placement:  # fmt: skip
-    """Places a workload within ``device.memory``, or refuses it before a weight is read.
+    """Places a workload within ``device.memory``, or refuses it before weights are read.
 
-    The observer is told what is planned, and what waits; ``asked`` is ``device.keep_dequantized``.
+    The observer gets the plan, and what is offloaded; ``keep`` is ``device.keep_dequantized``.
     """
     limit = limit_of(device)
     if isinstance(workload, TrainingWorkload):
-        placed = _fit_training(workload, layout, device, asked)
+        placed = _fit_training(workload, layout, device, keep)
     else:
-        placed = _fit_inference(workload, layout, device, asked)
+        placed = _fit_inference(workload, layout, device, keep)
     check_binding_limits(placed.layout, placed.plans, device)
     if limit is None and not placed.trains:
         return placed
@@ -78,37 +77,37 @@ def fit(
 
 
 def limit_of(device: Device) -> int | None:
-    """Bytes of a device that may be taken: those that are told, else what it has."""
+    """Bytes of a device that may be used: ``device.memory``, or else what the driver reports."""
     return device.budget if device.budget is not None else room(device)
 
 
 def _fit_training(
-    workload: TrainingWorkload, layout: ModelPlan, device: Device, asked: KeepDequantized
+    workload: TrainingWorkload, layout: ModelPlan, device: Device, keep: KeepDequantized
 ) -> Placement:
     limit = limit_of(device)
 
     @lru_cache(maxsize=1)
     def plans_of(layout: ModelPlan, step: StepOptions) -> Sequence[Plan]:
-        """Those that were asked about last are mostly those that run: texts are traced anew."""
+        """Cached, since the last ones are usually those that run, and tracing takes time."""
         return replace(workload, step=step).plans(layout)
 
     def memory_of(layout: ModelPlan, step: StepOptions) -> Counter[str]:
         return workload.memory(layout, plans_of(layout, step))
 
-    def beside(layout: ModelPlan, step: StepOptions) -> int:
+    def rest(layout: ModelPlan, step: StepOptions) -> int:
         return memory_of(layout, step).total() - layout.memory(step).total()
 
     found = fit_to_budget(
         layout, workload.step, limit, accumulation=workload.accumulation,
         flops_per_second=device.pace.flops_per_second,
-        bytes_per_second=device.pace.bytes_per_second, beside=beside,
+        bytes_per_second=device.pace.bytes_per_second, beside=rest,
     )  # fmt: skip
     step, kept = found.options, found.layout
-    if asked is True and not kept.offload.dequantized:
+    if keep is True and not kept.offload.dequantized:
         raise _no_room(kept, "training", limit or 0)
-    if asked == "auto" and (kept.offload.dequantized or device.budget is not None):
+    if keep == "auto" and (kept.offload.dequantized or device.budget is not None):
         kept = kept_dequantized(
-            kept, asked, lambda other: memory_of(other, step).total(),
+            kept, keep, lambda other: memory_of(other, step).total(),
             limit=device.budget, is_cpu=device.is_cpu,
         )  # fmt: skip
     if kept is not found.layout:
@@ -122,75 +121,75 @@ def _fit_training(
 
 
 def _fit_inference(
-    workload: Workload, layout: ModelPlan, device: Device, asked: KeepDequantized
+    workload: Workload, layout: ModelPlan, device: Device, keep: KeepDequantized
 ) -> Placement:
     limit = limit_of(device)
-    copies = copied_bytes(layout, device.budget) if workload.writes else 0
+    copies = copied_bytes(layout, device.budget) if workload.generates else 0
     if limit is not None:
         memory = reading_memory(workload.plans(layout))
         limit -= of_other_lengths(memory)
         layout = fit_inference_to_budget(layout, workload.plans, limit)
-    may_keep = asked is True or device.is_cpu or device.budget is not None
+    may_keep = keep is True or device.is_cpu or device.budget is not None
     if workload.measures and may_keep:
 
         def taken(kept: ModelPlan) -> int:
             return copies + reading_memory(workload.plans(kept), kept).total()
 
-        layout = kept_dequantized(layout, asked, taken, limit=limit, is_cpu=device.is_cpu)
-    waiting = waiting_in_words(layout.offload, layout.num_layers)
+        layout = kept_dequantized(layout, keep, taken, limit=limit, is_cpu=device.is_cpu)
+    offloaded = waiting_in_words(layout.offload, layout.num_layers)
     buffers = IN_BUFFERS if layout.offload.in_buffers else ""
-    words = "; ".join(filter(None, (waiting and f"{waiting} in host memory", buffers)))
+    words = "; ".join(filter(None, (offloaded and f"{offloaded} in host memory", buffers)))
     plans, on_host = workload.plans(layout), layout.weights_on_host()
     return Placement(layout, workload, plans, workload.memory(layout, plans), on_host, words)
 
 
 def of_other_lengths(memory: Counter[str]) -> int:
-    """Bytes that programs of other lengths take beside: their parameters and inputs."""
+    """Bytes of the parameters and inputs of programs of other lengths."""
     return _OTHER_LENGTHS * (memory["uniforms"] + memory["inputs"] + memory["tables"])
 
 
 def kept_dequantized(
-    layout: ModelPlan, asked: KeepDequantized, taken: Callable[[ModelPlan], int | None], *,
+    layout: ModelPlan, keep: KeepDequantized, taken: Callable[[ModelPlan], int | None], *,
     limit: int | None, is_cpu: bool,
 ) -> ModelPlan:  # fmt: skip
-    """A layout whose quantized weights are kept dequantized beside, as is asked or there is room.
+    """A layout that also keeps the dequantized weights, if ``keep`` says so and they fit.
 
-    By itself a software GPU, or a budget that is told, keeps them: where nothing is streamed, all
+    With ``auto`` they are kept on software GPUs and within a budget, if no layer is streamed, all
     that is ``taken`` fits, and a software GPU leaves the machine most of its memory.
     """
     is_kept = layout.offload.dequantized
-    if asked is False or not (is_kept or layout.dequantized_bytes):
+    if keep is False or not (is_kept or layout.dequantized_bytes):
         return layout
     kept = layout if is_kept else with_kept(layout)
     total = None if layout.offload.streamed_layers else taken(kept)
     fits = total is not None and (limit is None or total <= limit)
-    if asked is True and not fits:
+    if keep is True and not fits:
         raise _no_room(layout, "measuring", limit or 0)
-    if fits and (asked is True or not is_cpu or has_room(total or 0)):
+    if fits and (keep is True or not is_cpu or has_room(total or 0)):
         return kept
     return with_kept(layout, kept=False) if is_kept else layout
 
 
 def _no_room(layout: ModelPlan, what: str, limit: int) -> OutOfMemoryError:
     return OutOfMemoryError(
-        "device.keep_dequantized has no room: weights that are kept dequantized take "
-        f"{layout.dequantized_bytes / MIB:,.0f} MiB, and {what} with them more than "
-        f"the {limit / MIB:,.0f} MiB there are; set it to auto, or raise device.memory"
+        "device.keep_dequantized does not fit: the dequantized weights need "
+        f"{layout.dequantized_bytes / MIB:,.0f} MiB, and {what} with them more than the "
+        f"{limit / MIB:,.0f} MiB available; set it to auto, or raise device.memory"
     )
 
 
 # ---- host memory ---------------------------------------------------------------------------------
 
-_PROCESS = 128 * MIB  # where the system does not tell: interpreter, libraries, driver
-# Bytes that the driver keeps for each character of a shader: products are unrolled the most.
+_PROCESS = 128 * MIB  # interpreter, libraries and driver, if the system does not report it
+# Bytes that the driver needs per character of a shader: matrix products are unrolled the most.
 _COMPILED, _COMPILED_PRODUCT = 80, 270
-_UPLOADS = UPLOAD_CHUNK  # what the driver keeps of uploads once weights are there
-_WORK = 48 * MIB  # traces, recorded work, queues, rows that are encoded
-_READING = 3  # copies of an adapter: as its file has it, as the device takes it, what does nothing
+_UPLOADS = UPLOAD_CHUNK  # what the driver keeps of uploads after loading
+_WORK = 48 * MIB  # traces, recorded work, queues, encoded rows
+_READING = 3  # copies of an adapter: from its file, for the device, and the neutral one
 
 
 def host_memory(placed: Placement) -> Counter[str]:
-    """Bytes of host memory by kind at the peak, without pages of the files that are read."""
+    """Peak bytes of host memory by kind, without pages of mapped files."""
     layout, plans = placed.layout, placed.plans
     every = {launch.shader.label: launch for plan in plans for launch in plan.launches}
     stored = dict.fromkeys(storage for plan in plans for storage in plan.storages)
@@ -202,22 +201,22 @@ def host_memory(placed: Placement) -> Counter[str]:
             (_COMPILED_PRODUCT if launch.kernel == "gemm" else _COMPILED) * len(launch.shader.code)
             for launch in every.values()
         ),
-        adapter=_trained(layout.adapter) if placed.trains else _READING * one,
+        adapter=_adapter_bytes(layout.adapter) if placed.trains else _READING * one,
         uploads=min(_UPLOADS, uploaded),
         work=_WORK,
     )
-    # Weights are read before anything is compiled.
+    # Weights are loaded before anything is compiled.
     memory["loading"] = max(layout.placement.loading_bytes - memory["kernels"] - memory["work"], 0)
     return +(memory + placed.on_host)
 
 
-def _trained(adapter: AdapterLayout) -> int:
-    """The most of an adapter and its moments that is in host memory at a time.
+def _adapter_bytes(adapter: AdapterLayout) -> int:
+    """The maximum of a trained adapter and its moments that is in host memory at a time.
 
-    All of them before a resumed run's go to the device; two adapters where an ended run's is
-    written. One more was measured of some runs. What began as a part of the base stays, and is
-    written with as much beside it; else what does nothing stays, of which only the base's own rows
-    are more than untouched zeros.
+    A resumed run reads all of them before they are uploaded; writing a finished adapter takes two
+    copies; one more was measured in some runs. An initial adapter that is part of the base (PiSSA,
+    OLoRA) is kept, and written with another copy; otherwise the neutral adapter is kept, of which
+    only the base's own rows are more than untouched zeros.
     """
     one = adapter.parameters.nbytes
     if adapter.config.changes_base:
@@ -229,29 +228,29 @@ def _trained(adapter: AdapterLayout) -> int:
 
 
 def check_host_memory(placed: Placement, device: Device, observer: Observer) -> None:
-    """Tells what is planned of host memory, and ends where there is not so much.
+    """Reports the planned host memory, and refuses the workload if it is not available.
 
-    Where nothing is trained it is told only of what waits there.
+    Without training it is reported only if something is offloaded.
     """
     memory = host_memory(placed)
     mapped = placed.layout.placement.mapped_bytes
     if placed.trains or placed.on_host or mapped:
         observer.planned_on_host(memory, mapped)
     shared = placed.memory.total() if device.is_cpu else 0
-    needed = memory.total() - memory["process"] + shared  # the process is there
+    needed = memory.total() - memory["process"] + shared  # the process exists already
     free = _free_bytes()
     if free is None or needed <= free:
         return
-    most = f", of which {shared / MIB:,.0f} MiB are {device.name}'s" if shared else ""
+    included = f" ({shared / MIB:,.0f} MiB of them for {device.name})" if shared else ""
     raise OutOfMemoryError(
-        f"this takes about {needed / MIB:,.0f} MiB of host memory{most}, and "
+        f"this needs about {needed / MIB:,.0f} MiB of host memory{included}, but only "
         f"{free / MIB:,.0f} MiB are free, {(needed - free) / MIB:,.0f} MiB too few: "
         f"{_remedy(placed)}"
     )
 
 
 def _free_bytes() -> int | None:
-    """Host memory that can be had, also where a limit is of this process's own control group."""
+    """Free host memory, within the limit of this process's control group."""
     limit, taken = container_limit(), process_bytes()
     left = None if limit is None or taken is None else max(limit - taken, 0)
     return min((size for size in (available_bytes(), left) if size is not None), default=None)
@@ -260,7 +259,9 @@ def _free_bytes() -> int | None:
 def _remedy(placed: Placement) -> str:
     layout = placed.layout
     if placed.on_host["streamed weights"] and not layout.keep:
-        return "set model.cache to true, so that layers wait on disk, or end other programs"
+        return (
+            "set model.cache to true, so that layers are offloaded to disk, or end other programs"
+        )
     if layout.placement.problem:
         return layout.placement.problem
     if placed.on_host:
@@ -272,48 +273,48 @@ def _remedy(placed: Placement) -> str:
 
 
 def check_binding_limits(layout: ModelPlan, plans: Sequence[Plan], device: Device) -> None:
-    """Sees, before a weight is read, that nothing is beyond what the device binds in one piece."""
-    most, texture = device.max_binding, device.max_texture
-    if (too_large := layout.adapter.beyond_a_binding(most)) is not None:
+    """Refuses, before weights are read, a tensor larger than the device's bindings or textures."""
+    limit, texture = device.max_binding, device.max_texture
+    if (too_large := layout.adapter.beyond_a_binding(limit)) is not None:
         name, nbytes = too_large
         what = f"the adapter of {name} with r {layout.adapter.config.r}"
         advice = "lower lora.r or leave it out of lora.target_modules"
-    elif beyond := beyond_a_binding(plans, most):
+    elif beyond := beyond_a_binding(plans, limit):
         what, nbytes, advice = beyond
     elif beyond := beyond_a_texture(plans, texture):
-        (what, nbytes, advice), most = beyond, texture
+        (what, nbytes, advice), limit = beyond, texture
     else:
         return
     raise OutOfMemoryError(
-        f"{what} takes {nbytes:,} bytes in one piece, and {device.name} allows {most:,}: {advice}"
+        f"{what} needs {nbytes:,} bytes in one piece, but {device.name} allows {limit:,}: {advice}"
     )
 
 
-def beyond_a_binding(plans: Sequence[Plan], most: int) -> tuple[str, int, str] | None:
-    """The largest buffer of some plans that no binding shows: what it is, its bytes, what to do.
+def beyond_a_binding(plans: Sequence[Plan], limit: int) -> tuple[str, int, str] | None:
+    """The largest buffer of some plans, if too large for a binding: its name, bytes, and advice.
 
-    Textures are not bound as buffers are, and what comes and goes has buffers of its own.
+    Textures are not bound like buffers, and offloaded tensors have buffers of their own.
     """
     wholes = (storage.whole for plan in plans for storage in plan.storages)
     buffers = (s for s in wholes if not s.texture and s.group is None and s.on_host is None)
     largest = max(buffers, key=lambda storage: storage.nbytes, default=None)
-    if largest is not None and largest.nbytes > most:
-        advice = "choose a GPU that allows as much (device.gpu), or a smaller model"
+    if largest is not None and largest.nbytes > limit:
+        advice = "choose a GPU with a higher limit (device.gpu), or a smaller model"
         if largest.kind == "kv cache":
-            advice = "ask for shorter texts, or fewer at once"
+            advice = "generate shorter sequences, or fewer at a time"
         return largest.label, largest.nbytes, advice
-    return _beyond(plans, most, texture=False)
+    return _beyond(plans, limit, texture=False)
 
 
-def beyond_a_texture(plans: Sequence[Plan], most: int) -> tuple[str, int, str] | None:
-    """The same of the largest intermediate that no texture holds; weights are cut to fit one."""
-    return _beyond(plans, most, texture=True)
+def beyond_a_texture(plans: Sequence[Plan], limit: int) -> tuple[str, int, str] | None:
+    """The largest intermediate, if too large for a texture; weights are split to fit one."""
+    return _beyond(plans, limit, texture=True)
 
 
-def _beyond(plans: Sequence[Plan], most: int, *, texture: bool) -> tuple[str, int, str] | None:
+def _beyond(plans: Sequence[Plan], limit: int, *, texture: bool) -> tuple[str, int, str] | None:
     tensors = (each for plan in plans for each in plan.slot_of if each.texture == texture)
-    made = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
-    if made is None or made.nbytes <= most:
+    largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
+    if largest is None or largest.nbytes <= limit:
         return None
     advice = "lower the batch size or data.max_seq_length"
-    return f"{made.name} of {made.rows:,} rows", made.nbytes, advice
+    return f"{largest.name} of {largest.rows:,} rows", largest.nbytes, advice

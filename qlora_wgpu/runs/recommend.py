@@ -1,4 +1,4 @@
-"""The settings of a first run, chosen for its model, its data and the device, each with its why."""
+"""Recommended settings of a first run for its model, data and device, each with a reason."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from qlora_wgpu.training import refuse_existing_run, training_options
 # ---- the data ------------------------------------------------------------------------------------
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_POSITIONS = 4096  # of a model that does not say how many it was made for
-_WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
+_POSITIONS = 4096  # of a model without max_position_embeddings
+_WINDOW, _LONG = 1024, 4096  # tokens of a window, and of the documents that are split
 
 
 @dataclass(frozen=True)
 class FirstData:
     """The data of a first run."""
 
-    dataset: Dataset  # its examples, uncut
-    objective: str  # what its rows are for
-    lengths: list[int]  # tokens of each row, rising; of a pair, those of the longer answer
-    are_documents: bool  # whether they are texts that are cut into windows
-    are_texts: bool  # whether each row is a text, which may be cut into several
-    length: int  # tokens of a row that nearly all fit in
-    limit: int  # the most that the model was made for
+    dataset: Dataset  # the examples, not truncated
+    objective: str  # train.objective for rows of this format
+    lengths: list[int]  # tokens of each row, ascending; of a pair, those of the longer answer
+    are_documents: bool  # whether it consists of documents, which are split into windows
+    are_texts: bool  # whether each row is plain text, which may be split into windows
+    length: int  # a row length that nearly all rows fit into
+    limit: int  # the model's maximum number of positions
 
     @classmethod
     def read(
@@ -65,12 +65,13 @@ class FirstData:
         template: str | None,
         columns: Sequence[Mapping[str, str]],
     ) -> FirstData:
-        """Reads and encodes it."""
+        """Reads and encodes the data."""
         objective = objective_of(paths, columns)
         each = PreprocessConfig(max_seq_length=1 << 20, chat_template=template, objective=objective)
-        hows = [replace(each, columns=names) for names in columns]
+        configs = [replace(each, columns=names) for names in columns]
         parts = [
-            load_dataset(path, tokenizer, 2, how=how) for path, how in zip(paths, hows, strict=True)
+            load_dataset(path, tokenizer, 2, how=config)
+            for path, config in zip(paths, configs, strict=True)
         ]
         dataset = parts[0] if len(parts) == 1 else ConcatDataset(parts, paths)
         lengths = dataset.lengths
@@ -82,18 +83,18 @@ class FirstData:
             exists(Path(path)) and holds_documents(data_files(Path(path))) for path in paths
         )
         texts = objective == "sft" and all(
-            row_format(path, tokenizer, how) == "text"
-            for path, how in zip(paths, hows, strict=True)
+            row_format(path, tokenizer, config) == "text"
+            for path, config in zip(paths, configs, strict=True)
         )
         common = rows[min(int(0.98 * len(rows)), len(rows) - 1)]
         length = next((b for b in _BUCKETS if b >= common), _BUCKETS[-1])
         if (texts or documents) and common > _LONG:
             length = _WINDOW
-        length = min(length, limit)  # nearly all rows fit in, if the model and most GPUs take it
+        length = min(length, limit)  # within what the model supports
         return cls(dataset, objective, rows, documents, texts and not documents, length, limit)
 
     def windows(self, length: int) -> list[int]:
-        """Tokens of the rows that are learnt from: documents and texts are cut into several."""
+        """Tokens of the rows after documents and plain text are split into windows."""
         if not (self.are_texts or self.are_documents):
             return self.lengths
         starts = [(n, begin) for n in self.lengths for begin in (0, *range(length, n - 1, length))]
@@ -101,20 +102,20 @@ class FirstData:
 
     @property
     def is_packable(self) -> bool:
-        """Whether rows may share one as they are: documents fill theirs, and pairs stay apart."""
+        """Whether packing makes sense: windows of documents fill their rows, pairs stay apart."""
         return not self.are_documents and self.objective == "sft"
 
     @property
-    def is_learnt_at_the_end(self) -> bool:
-        """Whether more rows have something to learn in their last tokens than in their first."""
+    def has_late_labels(self) -> bool:
+        """Whether more rows have labels in their last ``length`` tokens than in their first."""
         length = self.length
         first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
         last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
         return not (self.are_documents or self.are_texts) and last > first
 
 
-def files_apart(path: str) -> list[str]:
-    """A folder's files one by one, where their rows have not all the same keys; else the path."""
+def split_folder(path: str) -> list[str]:
+    """The files of a folder whose rows have different keys; otherwise the path itself."""
     place = Path(path)
     if not is_dir(place):
         return [path]
@@ -126,51 +127,51 @@ def files_apart(path: str) -> list[str]:
 
 
 def columns_by_path(paths: Sequence[str], columns: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Which of the named columns each data set has.
+    """The named columns that each data set has.
 
-    A column that none has is taken for all of them, so that reading says what is wrong.
+    A column that no data set has is kept for all, so that reading reports it.
     """
     rows = [first_row(path) or {} for path in paths]
-    nowhere = {name for name in columns.values() if not any(name in row for row in rows)}
+    missing = {name for name in columns.values() if not any(name in row for row in rows)}
     return [
-        {key: name for key, name in columns.items() if name in row or name in nowhere}
+        {key: name for key, name in columns.items() if name in row or name in missing}
         for row in rows
     ]
 
 
 def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
-    """What the data's rows are for, whose columns may have names of their own."""
+    """The train.objective that all data sets' rows fit; ``columns`` rename their keys."""
     objectives = [infer_objective(path, names) for path, names in zip(paths, columns, strict=True)]
     for path, objective in zip(paths, objectives, strict=True):
         if objective != objectives[0]:
             raise ConfigError(
-                f"{path} has rows for train.objective: {objective}, and {paths[0]} for "
-                f"{objectives[0]}: a run has one objective, so name those of one kind"
+                f"{path} has rows for train.objective: {objective}, but {paths[0]} for "
+                f"{objectives[0]}: a run has one objective, so use data sets of one kind"
             )
     return objectives[0]
 
 
 # ---- batches -------------------------------------------------------------------------------------
 
-EXAMPLES_OF_A_STEP = 16  # neither noisy nor slow to begin with
-_LEAST_STEPS = 100  # of a run; fewer teach little, however large they are
-_EPOCHS = ((5000, 1), (2000, 2), (300, 3), (100, 5), (0, 10))  # by the least number of examples
-_PACKED_LENGTH = 512  # that short examples share; attention costs more in longer rows
-_BUSY = {True: 1024, False: 16_384}  # tokens of a micro-batch, past which none is faster: is_cpu
-_ENOUGH = 1024  # tokens of a micro-batch that are worth more than a longer one, checkpointed
+EXAMPLES_PER_STEP = 16  # a step that is neither noisy nor slow
+_MIN_STEPS = 100  # of a run; fewer train little, however large they are
+_EPOCHS = ((5000, 1), (2000, 2), (300, 3), (100, 5), (0, 10))  # by the minimum number of examples
+_PACKED_LENGTH = 512  # of rows that short examples share; attention costs more in longer ones
+_BUSY = {True: 1024, False: 16_384}  # tokens of a micro-batch that fill the device, by is_cpu
+_ENOUGH = 1024  # tokens of a micro-batch, above which checkpointing costs more than it gains
 
 Fits = Callable[[int, int, bool], bool]
-"""Whether so many rows of so many tokens fit, checkpointed or not."""
+"""Whether a number of rows of a number of tokens fit, with checkpointing or without."""
 
 
 @dataclass(frozen=True)
 class FirstBatches:
-    """How a first run cuts its data."""
+    """The batches of a first run."""
 
     epochs: int  # passes over the data
-    packing: bool  # whether examples share rows
+    packing: bool  # whether examples are packed
     length: int  # tokens of a row
-    examples_per_row: float  # about how many examples share one
+    examples_per_row: float  # mean number of examples in a row
     rows: int  # rows of a micro-batch
     micro_batches: int  # micro-batches of a step
     checkpointing: bool  # whether layers are recomputed in the backward pass
@@ -182,17 +183,17 @@ def first_batches(
     lengths: Sequence[int], length: int, limit: int, fits: Fits, *, is_cpu: bool, packable: bool,
     is_bounded: bool = False,
 ) -> FirstBatches:  # fmt: skip
-    """Chooses them."""
-    epochs = next(epochs for least, epochs in _EPOCHS if len(lengths) >= least)
-    examples = examples_of_a_step(len(lengths) * epochs)
+    """Chooses the batches of a first run for rows of these ``lengths``."""
+    epochs = next(epochs for minimum, epochs in _EPOCHS if len(lengths) >= minimum)
+    examples = examples_per_step(len(lengths) * epochs)
     packed = packed_length(lengths, length, limit, examples) if packable else None
-    cut = np.minimum(np.array(lengths, np.int64), packed or length)
-    num_rows = len(pack(cut, packed)) if packed else len(lengths)
+    truncated = np.minimum(np.array(lengths, np.int64), packed or length)
+    num_rows = len(pack(truncated, packed)) if packed else len(lengths)
     per_row = len(lengths) / num_rows
-    rows_of_a_step = max(1, round(examples / per_row))
-    longest = packed or bucket_length(int(cut.max()), length)
+    rows_per_step = max(1, round(examples / per_row))
+    longest = packed or bucket_length(int(truncated.max()), length)
     rows, checkpointing, has_room = _micro_batch(
-        rows_of_a_step, longest, fits, _BUSY[is_cpu], is_bounded=is_bounded
+        rows_per_step, longest, fits, _BUSY[is_cpu], is_bounded=is_bounded
     )
     return FirstBatches(
         epochs=epochs,
@@ -200,23 +201,23 @@ def first_batches(
         length=packed or length,
         examples_per_row=per_row,
         rows=rows,
-        micro_batches=rows_of_a_step // rows,
+        micro_batches=rows_per_step // rows,
         checkpointing=checkpointing,
-        steps=epochs * -(-num_rows // rows_of_a_step),
+        steps=epochs * -(-num_rows // rows_per_step),
         has_room=has_room,
     )
 
 
-def examples_of_a_step(seen: int) -> int:
-    """Sixteen, or fewer where a run would have too few steps: a power of two."""
-    examples = EXAMPLES_OF_A_STEP
-    while examples > 1 and seen < _LEAST_STEPS * examples:
+def examples_per_step(total: int) -> int:
+    """Sixteen, or a smaller power of two if a run over ``total`` examples has too few steps."""
+    examples = EXAMPLES_PER_STEP
+    while examples > 1 and total < _MIN_STEPS * examples:
         examples //= 2
     return examples
 
 
 def packed_length(lengths: Sequence[int], length: int, limit: int, examples: int) -> int | None:
-    """Tokens of rows that short examples share; None where too few would."""
+    """Tokens of packed rows; None if examples are too long to be packed."""
     mean = sum(lengths) / len(lengths)
     room = min(limit, max(length, _PACKED_LENGTH), int(mean * examples))
     while length < room and 2 * length <= room:
@@ -227,16 +228,16 @@ def packed_length(lengths: Sequence[int], length: int, limit: int, examples: int
 def _micro_batch(
     rows: int, length: int, fits: Fits, busy: int, *, is_bounded: bool
 ) -> tuple[int, bool, bool]:
-    """Rows of a micro-batch, whether it is checkpointed, and whether it fits at all."""
+    """Rows of a micro-batch, whether to checkpoint, and whether it fits at all."""
     divisors = [n for n in range(rows, 0, -1) if rows % n == 0]
     sizes = [n for n in divisors if n * length <= busy] or [1]
     enough = min(sizes[0] * length, _ENOUGH)
     plain = next((n for n in sizes if fits(n, length, False)), 0)
     if plain * length >= enough:
         return plain, False, True
-    if is_bounded:  # what more rows would take, layers have that are not computed twice
-        least = min(n for n in sizes if n * length >= enough)
-        sizes = [n for n in sizes if n <= least]
+    if is_bounded:  # memory is better spent on layers that are not recomputed than on more rows
+        smallest = min(n for n in sizes if n * length >= enough)
+        sizes = [n for n in sizes if n <= smallest]
     checkpointed = next((n for n in sizes if fits(n, length, True)), 0)
     if plain >= checkpointed and plain:
         return plain, False, True
@@ -245,34 +246,34 @@ def _micro_batch(
 
 # ---- the settings --------------------------------------------------------------------------------
 
-_UNKNOWN = 8 << 30  # bytes of a card that is not there to be asked
-_SPARE = 0.8  # of a card's memory, that is planned with: drivers and screens take some
-_RUNS = 1000  # of one name in a folder, at most
-_SHARE = 0.5  # of the machine's memory, which others need, too
+_UNKNOWN = 8 << 30  # bytes of memory that are assumed if they are unknown
+_CARD_SHARE = 0.8  # of a card's memory: drivers and screens use some
+_HOST_SHARE = 0.5  # of the machine's memory, which other programs need as well
+_MAX_RUNS = 1000  # of one name in a folder
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory that a run is planned for."""
+    """The memory for which a run is planned."""
 
     target: DeviceSpec  # the device
-    nbytes: int  # bytes of its memory that are planned with
-    words: str  # what that is, in a comment
-    is_bounded: bool = False  # whether training will know it, too
+    nbytes: int  # bytes of its memory that may be used
+    words: str  # the same in words, for a comment
+    is_bounded: bool = False  # whether training will know the limit, too
 
     @classmethod
     def here(cls) -> MemoryBudget:
-        """The memory of the GPU that a run would take; of a common one where there is none."""
+        """The memory of the GPU that a run would use; of a typical one if there is none."""
         try:
             device = Device()
         except QLoRAError:
-            return cls(DeviceSpec(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here")
+            return cls(DeviceSpec(), int(_CARD_SHARE * _UNKNOWN), "8 GiB, since no GPU was found")
         target, size = DeviceSpec.of(device), memory.memory_size(device)
         if size is None:
-            words = f"8 GiB, since {device.name} does not tell its memory"
-            return cls(target, int(_SPARE * _UNKNOWN), words)
+            words = f"8 GiB, since the memory of {device.name} is unknown"
+            return cls(target, int(_CARD_SHARE * _UNKNOWN), words)
         of = "free memory" if device.is_cpu else device.name
-        share = _SHARE if device.is_cpu else _SPARE
+        share = _HOST_SHARE if device.is_cpu else _CARD_SHARE
         words = f"{share:.0%} of the {size / 2**30:,.0f} GiB of {of}"
         is_bounded = memory.room(device) is not None
         return cls(target, int(share * size), words, is_bounded)
@@ -285,13 +286,13 @@ def recommend_config(
     room: MemoryBudget | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> tuple[str, list[Setting]]:
-    """Chooses the settings of a first run; returns a title and them.
+    """The title and the settings of a first run.
 
-    Several data sets make a mixture. The memory to plan for is by default that of the GPU here;
-    ``columns`` are the rows' own names by their format's, as ``data.columns`` has them.
+    Several data sets make a mixture. ``room`` is by default the memory of the GPU here; ``columns``
+    are those of ``data.columns``.
     """
     named = [train] if isinstance(train, str) else list(train)
-    paths = [file for path in named for file in files_apart(path)]
+    paths = [file for path in named for file in split_folder(path)]
     room = room or MemoryBudget.here()
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
@@ -329,9 +330,9 @@ def recommend_config(
     title = f"{Path(model).name}, {layers} layers, on {rows:,} rows of {of}."
     settings = [
         Setting("model.path", model),
-        Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
-        Setting("lora.r", 16, "rank: more can learn more, and takes more memory"),
-        Setting("lora.lora_alpha", 32, "the adapter counts lora_alpha / r times"),
+        Setting("quant.scheme", "nf4", "4 bits per weight; none keeps frozen layers as they are"),
+        Setting("lora.r", 16, "rank: a higher one can learn more, but needs more memory"),
+        Setting("lora.lora_alpha", 32, "the adapter is scaled by lora_alpha / r"),
         Setting("lora.lora_dropout", 0.0),
         Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
         *_data(data, batches, paths, held_out, template, by_path),
@@ -351,34 +352,36 @@ def _data(
     for source, own in zip(sources, columns, strict=True):
         if own and not alike:
             source["columns"] = dict(own)
-    all_rows = "each gives all rows; add weight: or rows: to take a share"
+    all_rows = "all rows of each; add weight: or rows: to use a share"
     settings = [
         Setting("data.train", paths[0])
         if len(paths) == 1
         else Setting("data.sources", sources, all_rows),
-        Setting("data.eval", held_out, "loss on it is measured")
+        Setting("data.eval", held_out, "the held-out loss is measured on it")
         if held_out is not None
-        else Setting("data.eval_split", 0.05, "a part to measure the loss on", is_active=False),
+        else Setting("data.eval_split", 0.05, "a share to measure the loss on", is_active=False),
     ]
     if alike and columns[0]:
-        settings.append(Setting("data.columns", dict(columns[0]), "what the rows' columns are"))
+        settings.append(Setting("data.columns", dict(columns[0]), "the rows' own column names"))
     if template is not None:
         settings.append(
-            Setting("data.chat_template", template, "fits the tokenizer, which has none")
+            Setting("data.chat_template", template, "fits the tokenizer, which has no template")
         )
     longest = f"tokens; the longest row has {data.lengths[-1]:,}"
     settings.append(Setting("data.max_seq_length", batches.length, longest))
     if data.are_texts and data.lengths[-1] > batches.length:
-        whole = "longer texts are learnt whole, in several rows"
-        settings.append(Setting("data.truncation", "windows", whole))
-    if data.is_learnt_at_the_end:
-        settings.append(Setting("data.truncation", "keep_end", "longer rows keep what is learnt"))
+        split = "longer text is split into several rows"
+        settings.append(Setting("data.truncation", "windows", split))
+    if data.has_late_labels:
+        settings.append(Setting("data.truncation", "keep_end", "longer rows keep their labels"))
     mean = sum(data.lengths) / len(data.lengths)
-    why = "each row of the data has one of its own"
+    why = "each example has a row of its own"
     if data.objective == "dpo":
         why = "each answer of a pair has a row of its own"
     if batches.packing:
-        why = f"rows have {mean:,.0f} tokens: {batches.examples_per_row:.1f} of them share one"
+        why = (
+            f"examples have {mean:,.0f} tokens: {batches.examples_per_row:.1f} of them share a row"
+        )
     return [*settings, Setting("data.packing", batches.packing, why)]
 
 
@@ -386,15 +389,15 @@ def _train(batches: FirstBatches, room: MemoryBudget, objective: str) -> list[Se
     rows = batches.rows * batches.micro_batches
     step = f"a step has {rows} row{'s' if rows > 1 else ''}"
     if batches.packing:
-        step += f" with about {rows * batches.examples_per_row:.0f} of the data's"
+        step += f" with about {rows * batches.examples_per_row:.0f} examples"
     fitting = f"fits into {room.words}"
     if not batches.has_room:
-        fitting = f"more than {room.words}: see `qlora-wgpu estimate`"
-    recomputes, why = batches.checkpointing, "activations fit: nothing is computed twice"
+        fitting = f"needs more than {room.words}: see `qlora-wgpu estimate`"
+    recomputes, why = batches.checkpointing, "activations fit: nothing is recomputed"
     if recomputes and room.is_bounded:
-        recomputes, why = False, "layers are kept as far as they fit; the others are computed twice"
+        recomputes, why = False, "layers that fit are kept; the others are recomputed"
     elif recomputes:
-        why = "recomputes layers: slower, much less memory"
+        why = "layers are recomputed: slower, but much less memory"
     epochs = f"about {batches.steps:,} steps"
     return [
         *_objective(objective),
@@ -406,20 +409,20 @@ def _train(batches: FirstBatches, room: MemoryBudget, objective: str) -> list[Se
 
 
 def _objective(objective: str) -> list[Setting]:
-    """What is learnt, where it is not the rows as they are."""
+    """The settings of preference training; none for supervised rows."""
     if objective == "sft":
         return []
-    why = "pairs of answers; orpo does without the reference"
+    why = "pairs of answers; orpo needs no reference model"
     if objective == "kto":
-        why = "answers that are good or bad"
-    beta = Setting("train.beta", 0.1, "how close to the reference the model stays")
+        why = "desirable and undesirable answers"
+    beta = Setting("train.beta", 0.1, "how close the model stays to the reference model")
     return [Setting("train.objective", objective, why), beta]
 
 
 def _optim(hidden_size: int, objective: str) -> list[Setting]:
-    rate, why = first_learning_rate(hidden_size), "smaller ones take more"
+    rate, why = first_learning_rate(hidden_size), "smaller models need a higher one"
     if objective != "sft":
-        rate, why = rate / 10, "a tenth of what rows by themselves take"
+        rate, why = rate / 10, "a tenth of that of supervised training"
     return [
         Setting("optim.learning_rate", rate, f"for a model of width {hidden_size:,}: {why}"),
         Setting("optim.lr_scheduler_type", "cosine"),
@@ -437,8 +440,8 @@ def _output(batches: FirstBatches, name: str) -> list[Setting]:
 
 
 def _free_run(name: str) -> str:
-    """The folder of a run that is not there yet: this, or this with a number."""
-    for folder in (name, *(f"{name}-{number}" for number in range(2, _RUNS))):
+    """A folder without a run: ``name``, or ``name`` with a number."""
+    for folder in (name, *(f"{name}-{number}" for number in range(2, _MAX_RUNS))):
         try:
             refuse_existing_run(Path(folder))
         except ConfigError:
@@ -450,8 +453,8 @@ def _free_run(name: str) -> str:
 def first_learning_rate(hidden_size: int) -> float:
     """A peak learning rate for LoRA on all linear layers.
 
-    The rule of "LoRA Without Regret" (Schulman et al., 2025), ten times full fine-tuning's rate
-    and falling with the model's width as its fit to Llamas has it, rounded to 1, 2, 3 or 5.
+    The rule of "LoRA Without Regret" (Schulman et al., 2025): ten times the rate of full
+    fine-tuning, falling with the model's width as fitted to Llamas, rounded to 1, 2, 3 or 5.
     """
     rate = 5e-4 * (2000 / hidden_size) ** 0.78
     power = 10.0 ** math.floor(math.log10(rate))

@@ -1,38 +1,147 @@
-"""report.html, loss.png and result.json of a run: for who looks at it, and for programs."""
+"""A run for its readers: its log and state, report.html, loss.png and result.json."""
 
+from __future__ import annotations
+
+import importlib
 import json
 import math
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.errors import CheckpointError, command
+from qlora_wgpu.errors import CheckpointError, ConfigError, command
 from qlora_wgpu.files import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
-from qlora_wgpu.runs.history import RunHistory
-from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
-from qlora_wgpu.training.observers import Row
-from qlora_wgpu.training.result import Written, as_json
+from qlora_wgpu.report.page import inline
+from qlora_wgpu.supervision.processes import is_running
+from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult
+from qlora_wgpu.training.observers import Row, Written, as_json
+from qlora_wgpu.training.run_folder import read_rows
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
-_SELDOM = 5.0  # seconds between two pages of a run that goes on, at least
-_SHARE = 100  # of the time that writing one takes, so that it costs the run one percent
-_LARGEST_EXPONENT = 20.0  # of a perplexity that says anything
+
+class RunHistory:
+    """What a run has logged; a notebook shows its curves.
+
+    Attributes:
+        rows: The rows of ``metrics.jsonl``, one per logged step and evaluation.
+        samples: The rows of ``samples.jsonl``: the texts that the model has generated.
+    """
+
+    def __init__(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
+        """Takes the rows of both files."""
+        self.rows, self.samples = list(rows), list(samples)
+
+    @property
+    def steps(self) -> list[Row]:
+        """The rows of steps."""
+        return [row for row in self.rows if "eval_loss" not in row]
+
+    @property
+    def evaluations(self) -> list[Row]:
+        """The rows of evaluations with a loss."""
+        return [row for row in self.rows if row.get("eval_loss") is not None]
+
+    def __repr__(self) -> str:
+        last = self.rows[-1]["step"] if self.rows else 0
+        return f"RunHistory({len(self.rows):,} rows up to step {last:,})"
+
+    def _repr_html_(self) -> str:
+        return inline(self.rows)
+
+    def to_pandas(self) -> Any:
+        """A ``DataFrame`` with one row per step, which includes its evaluation.
+
+        Raises:
+            ConfigError: If pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise ConfigError("pandas is not installed: pip install pandas") from None
+        steps: dict[int, Row] = {}
+        for row in self.rows:
+            steps.setdefault(row["step"], {}).update(row)
+        table = pandas.DataFrame([steps[step] for step in sorted(steps)])
+        return table.set_index("step") if steps else table
+
+
+def read_log(run: str | PathLike[str]) -> RunHistory:
+    """Reads the log of the run in a folder, also while it is running.
+
+    Raises:
+        ConfigError: If the folder contains no run.
+        CheckpointError: If the log cannot be read.
+    """
+    paths = RunPaths(run)
+    if not exists(paths.metrics):
+        raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist")
+    return RunHistory(read_rows(paths.metrics), read_rows(paths.samples))
+
+
+class RunStatus(RunHistory):
+    """The log of a run and its state; another process may be running it."""
+
+    def __init__(self, run: str | PathLike[str]) -> None:
+        """Reads a run's folder."""
+        paths = RunPaths(run)
+        if not exists(paths.metrics):
+            raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist (yet)")
+        super().__init__(read_rows(paths.metrics), read_rows(paths.samples))
+        self.path = paths.path
+        progress: Row = {}
+        with suppress(CheckpointError):
+            progress = read_json_object(paths.progress) if exists(paths.progress) else {}
+        total = progress.get("total_steps")
+        self.total_steps = total if isinstance(total, int) else 0  # 0 if unknown
+        pid, self.is_running = progress.get("pid"), None  # None if unknown
+        if not isinstance(pid, int) or pid <= 0:
+            self.is_running = False
+        elif progress.get("host") == socket.gethostname():
+            self.is_running = is_running(pid)
+
+    @property
+    def step(self) -> int:
+        """The number of steps done, of those that are logged."""
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def state(self) -> str:
+        """The run's state, in words."""
+        if self.is_running is None:
+            return "unknown: it runs on another machine, or the system does not report processes"
+        if self.is_running:
+            return "the run is in progress"
+        is_complete = 0 < self.total_steps <= self.step
+        return "the run has ended" if is_complete else "no process is running it"
+
+    @property
+    def latest_samples(self) -> list[Row]:
+        """The texts that were generated last."""
+        return [row for row in self.samples if row["step"] == self.samples[-1]["step"]]
+
+
+_INTERVAL = 5.0  # minimum seconds between two pages during a run
+_SHARE = 100  # times the time that writing a page takes: at most one percent of the run
+_LARGEST_EXPONENT = 20.0  # of a perplexity worth showing
 _IN_PYTHON = "qlora_wgpu.train(...), from Python"
 
 
 class Reporter(Observer):
-    """Writes a run's page at its start, while it goes on, and when it has ended.
+    """Writes a run's page at its start, during the run, and at its end.
 
-    A page of a run that goes on is read again by the browser that shows it. What cannot be written
-    does not matter to the run.
+    The page of a running run reloads itself. Failing to write it does not end the run.
     """
 
     def __init__(self, settings: Config, observer: Observer) -> None:
@@ -48,59 +157,59 @@ class Reporter(Observer):
         self._samples: Sequence[Sample] = ()
         self._next_page = -math.inf
 
-    # -- what a run tells --------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Keeps it for the page."""
+        """Keeps the text for the page."""
         self._warnings.append(text)
 
     warning = note
 
     def setup(self, setup: RunSetup) -> None:
-        """Keeps it for the page."""
+        """Keeps the setup for the page."""
         self._setup = setup
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        """Writes the first page: the run's folder is its own now."""
+        """Writes the first page, now that the run owns its folder."""
         self._total_steps, self._memory = total_steps, memory
         with suppress(OSError):
-            self._paths.result.unlink()  # an earlier part's
+            self._paths.result.unlink()  # of the run that is resumed
         self._refresh()
 
     def step(self, row: Row) -> None:
-        """Writes the page anew, now and then."""
+        """Updates the page from time to time."""
         self._refresh()
 
     evaluation = step
 
     def saved(self, folder: Path) -> None:
-        """Writes the page anew."""
+        """Updates the page."""
         self._refresh()
 
     def written(self, step: int, texts: Sequence[Written]) -> None:
-        """Writes the page anew."""
+        """Updates the page."""
         self._refresh()
 
     def take_samples(self, samples: Sequence[Sample]) -> None:
-        """Keeps the texts for the page."""
+        """Keeps the samples for the page."""
         self._samples = samples
 
     # -- pages -------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         if self._memory is not None and time.monotonic() >= self._next_page:
-            self._write_page("the run goes on", is_finished=False)
+            self._write_page("the run is in progress", is_finished=False)
 
     def failed(self, error: BaseException) -> None:
-        """Writes the page of a run that ended with an error, if it had begun."""
+        """Writes the page of a run that ended with an error after its start."""
         if self._memory is not None:
             name = str(error) or type(error).__name__
             self._write_page(f"the run ended with an error: {without_secrets(name)}")
 
     def ended(self, result: TrainResult) -> tuple[Path, ...]:
-        """Writes the last page, and with matplotlib a picture of the loss.
+        """Writes the last page, and with matplotlib a picture of the loss; returns their paths.
 
-        Those of a run that had been finished before stay as they are; what is missing is written.
+        Existing files of a run that was already finished are kept.
         """
         page, picture = self._paths.report, self._paths.plot
         written: list[Path] = []
@@ -115,7 +224,7 @@ class Reporter(Observer):
         return tuple(written)
 
     def keep(self, result: TrainResult) -> None:
-        """Writes ``result.json``; a run that had been finished before keeps its own."""
+        """Writes ``result.json``; a run that was already finished keeps its own."""
         path = self._paths.result
         if result.was_finished and exists(path):
             return
@@ -138,11 +247,11 @@ class Reporter(Observer):
             return False
         finally:
             now = time.monotonic()
-            self._next_page = now + max(_SELDOM, _SHARE * (now - began))
+            self._next_page = now + max(_INTERVAL, _SHARE * (now - began))
         return True
 
     def _texts_between(self) -> dict[str, list[tuple[int, str]]]:
-        """What was written between the first step and the last, in earlier parts, too."""
+        """The texts generated after the first step, by prompt, also before the run was resumed."""
         between: dict[str, list[tuple[int, str]]] = {}
         for row in read_rows(self._paths.samples):
             prompt, text = row.get("prompt"), row.get("text")
@@ -171,7 +280,7 @@ class Reporter(Observer):
         )
 
     def _figures(self, rows: Sequence[Row], result: TrainResult | None) -> dict[str, str]:
-        """The values at the top of the page: a result's, or until then the log's latest."""
+        """The values at the top of the page: the result's, or the latest ones in the log."""
         log = RunHistory(rows)
         steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
         hits = [h for row in rows if (h := row.get("eval_mean_token_accuracy")) is not None]
@@ -195,7 +304,7 @@ class Reporter(Observer):
         }
         if rewards := [row for row in rows if "rewards/margins" in row]:
             figures = {n: value for n, value in figures.items() if not n.startswith("perplexity")}
-            figures["margin of rewards"] = f"{rewards[-1]['rewards/margins']:.3f}"
+            figures["reward margin"] = f"{rewards[-1]['rewards/margins']:.3f}"
         if result is not None:
             figures["seconds"] = f"{result.seconds:,.0f}"
             figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
@@ -212,17 +321,17 @@ def _ending(result: TrainResult) -> str:
         reason = f" ({result.stop_reason})" if result.stop_reason else ""
         return f"stopped after step {result.steps}{reason}; it can be resumed"
     if result.stopped_early:
-        return f"finished after step {result.steps}: evaluations got no better"
+        return f"finished after step {result.steps}: evaluations stopped improving"
     return f"finished after step {result.steps}"
 
 
 def _workers(steps: Sequence[Row]) -> dict[str, str]:
-    """The workers of a cluster: each one's mean share of the logged steps."""
-    told = [row["workers"] for row in steps if isinstance(row.get("workers"), dict)]
+    """Each cluster worker's mean share of the tokens of the logged steps."""
+    logged = [row["workers"] for row in steps if isinstance(row.get("workers"), dict)]
     shares: dict[str, float] = {}
-    for workers in told:
+    for workers in logged:
         for name, figures in workers.items():
-            shares[name] = shares.get(name, 0.0) + figures["share"] / len(told)
+            shares[name] = shares.get(name, 0.0) + figures["share"] / len(logged)
     return {f"share of worker {name}": f"{share:.0%}" for name, share in shares.items()}
 
 
@@ -239,7 +348,7 @@ def _perplexity(loss: float | None) -> str:
 
 
 def _legible(sample: Sample, between: Mapping[str, Sequence[tuple[int, str]]]) -> TextSample:
-    """A sample for the page; what was written after the last step is its end."""
+    """A sample for the page; the text after the last step is not repeated in ``between``."""
     texts = {name: without_empty_lines(text) for name, text in vars(sample).items()}
-    told = [(step, without_empty_lines(text)) for step, text in between.get(sample.prompt, ())]
-    return TextSample(**texts, between=told[:-1] if sample.after else told)
+    logged = [(step, without_empty_lines(text)) for step, text in between.get(sample.prompt, ())]
+    return TextSample(**texts, between=logged[:-1] if sample.after else logged)

@@ -1,6 +1,6 @@
-"""A base and an adapter, found by what a user names: a run, an adapter or a model."""
+"""Finds a base and an adapter from what a user names: a run, an adapter or a model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from os import PathLike
@@ -8,21 +8,17 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
-from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import config_of_run, find_run, without_none
 from qlora_wgpu.config.paths import RunPaths, path_hint
-from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, command, option
-from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.files import exists, is_dir, is_file, is_there
+from qlora_wgpu.files import exists, is_dir, is_file
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.qlora_model import ComputeDtype
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
-from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
+from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.training import Observer, checkpoint_folders
-from qlora_wgpu.training.data import prompt_of_data
 from qlora_wgpu.training.observers import Unwatched
 
 # ---- what a user names ---------------------------------------------------------------------------
@@ -30,7 +26,7 @@ from qlora_wgpu.training.observers import Unwatched
 
 @dataclass(frozen=True)
 class ModelRef:
-    """What is to be opened."""
+    """A base, and the adapter to open on it."""
 
     model: str  # folder or hub name of the base
     adapter: str | None  # folder of the adapter, or None for the base alone
@@ -39,7 +35,7 @@ class ModelRef:
 def resolve_model(
     place: str | None, model: str | None = None, adapter: str | None = None
 ) -> ModelRef:
-    """What is meant by a run's folder, an adapter's, or a model; options say what it does not."""
+    """The base and adapter of a run, an adapter or a model, completed by the two options."""
     if place is not None and adapter is not None:
         raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
     if place is not None and (own := adapter_in(place)) is not None:
@@ -51,7 +47,7 @@ def resolve_model(
     if model is not None:
         return ModelRef(model, adapter)
     if adapter is None:
-        raise ConfigError("name a run's folder, such as runs/first, or a model with --model")
+        raise ConfigError("a run's folder, such as runs/first, or a model (--model) is required")
     return ModelRef(existing_base(adapter), adapter)
 
 
@@ -60,53 +56,53 @@ def adapter_of_run(run: Path) -> str:
     final = RunPaths(run).adapter
     if _holds_adapter(final):
         return str(final)
-    whole = [folder for folder in checkpoint_folders(run) if _holds_adapter(folder)]
-    if not whole:
+    checkpoints = [folder for folder in checkpoint_folders(run) if _holds_adapter(folder)]
+    if not checkpoints:
         raise ConfigError(f"the run in {run} has no adapter and no checkpoint yet")
-    return str(whole[-1])
+    return str(checkpoints[-1])
 
 
 def base_of(adapter: str) -> str:
-    """The base that an adapter's run, or else the adapter itself, names."""
+    """The base named by an adapter's run, or else by the adapter itself."""
     if (run := find_run(adapter)) is not None:
         return config_of_run(run).model.path
     name = load_adapter(adapter, biases=True)[1].base_model_name_or_path
     if name is None:
-        raise ConfigError(f"{adapter} names no base model: name it with {option('model', ...)}")
+        raise ConfigError(f"{adapter} names no base model: set it with {option('model', ...)}")
     return name
 
 
 def existing_base(adapter: str) -> str:
-    """``base_of`` an adapter, where that is there."""
+    """``base_of`` an adapter; an error if it does not exist."""
     base = base_of(adapter)
     if is_nowhere(base):
         raise ConfigError(
-            f"{adapter} was trained on the model {base}, which is not there: name it with "
+            f"{adapter} was trained on the model {base}, which does not exist: set it with "
             f"{option('model', ...)}"
         )
     return base
 
 
 def base_in(settings: Config) -> str:
-    """The base that a configuration names."""
+    """The base of a configuration; an error with a hint if it does not exist."""
     path = settings.model.path
     if is_nowhere(path):
         if is_file(Path(path).expanduser()):
             raise ConfigError(
-                f"model.path is the file {path}: name the folder that it lies in, or a .gguf file"
+                f"model.path is the file {path}: set it to the file's folder, or to a .gguf file"
             )
         set_it = "add model.path=FOLDER" if command() else "set model.path to its folder"
-        hint = path_hint(Path(path).expanduser()) or _model_like(Path(path))
+        hint = path_hint(Path(path).expanduser()) or _similar_model(Path(path))
         if not hint:
-            hint = f"if it lies elsewhere now, {set_it}"
+            hint = f"if it has moved, {set_it}"
             if wanted := owner_wanted(path):
                 hint += f"; {wanted}"
-        raise ConfigError(f"there is no model folder {path}: {hint}")
+        raise ConfigError(f"model folder {path} does not exist: {hint}")
     return path
 
 
 def adapter_in(place: str) -> str | None:
-    """The adapter of a run's or an adapter's folder; None where a model is named."""
+    """The adapter in a run's or an adapter's folder; None if ``place`` is a model."""
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
@@ -114,37 +110,37 @@ def adapter_in(place: str) -> str | None:
         return None
     if _is_run(folder):
         return adapter_of_run(folder)
-    run = _meant(folder)
+    run = _similar_run(folder)
     hint = "" if run is None else f": did you mean {run}?"
     named = place or "''"
     raise ConfigError(f"there is no run, adapter or model in {named}{hint}")
 
 
 def _is_on_the_hub(place: str) -> bool:
-    """Whether a name can be the hub's: ``runs/frist`` beside ``runs/first`` is none."""
+    """Whether a name can be on the hub; ``runs/frist`` next to ``runs/first`` cannot."""
     folder = Path(place).expanduser()
     if is_hub_file(place):
         return not exists(folder)
     return is_hub_model(place) and not exists(folder) and not _runs_in(folder.parent)
 
 
-def _meant(place: Path) -> Path | None:
-    """The run of a configuration, around or within a folder, or of almost that name."""
-    around = [folder for folder in place.parents if _is_run(folder)]
-    near = around or _runs_of(place) or _runs_in(place)
-    if not near:
+def _similar_run(place: Path) -> Path | None:
+    """The run of a configuration file, above or in a folder, or of a similar name."""
+    parents = [folder for folder in place.parents if _is_run(folder)]
+    found = parents or _run_of_config(place) or _runs_in(place)
+    if not found:
         names = [run.name for run in _runs_in(place.parent)]
         close = get_close_matches(place.name, names, cutoff=0.5)
-        near = [place.with_name(name) for name in close]
-    return near[0] if near else None
+        found = [place.with_name(name) for name in close]
+    return found[0] if found else None
 
 
-def _runs_of(config: Path) -> list[Path]:
+def _run_of_config(config: Path) -> list[Path]:
     if not is_file(config):
         return []
     try:
         run = Path(load_config(config).output.dir)
-    except ConfigError:  # it is some other file
+    except ConfigError:  # not a configuration
         return []
     return [run] if _is_run(run) else []
 
@@ -161,8 +157,8 @@ def _holds_adapter(folder: Path) -> bool:
     return is_file(folder / "adapter_config.json")
 
 
-def _model_like(path: Path) -> str:
-    """A question for the model of almost that name beside it, or nothing."""
+def _similar_model(path: Path) -> str:
+    """A hint at a model of a similar name in the same folder; may be empty."""
     folder = path.expanduser().parent
     if not is_dir(folder):
         return ""
@@ -172,7 +168,7 @@ def _model_like(path: Path) -> str:
 
 
 def is_nowhere(base: str) -> bool:
-    """Whether a base is neither a folder, nor a GGUF file, nor has a name of the hub."""
+    """Whether a base is neither a folder nor a GGUF file nor a name on the hub."""
     path = Path(base).expanduser()
     return not (is_dir(path) or _is_gguf(path) or is_hub_model(base) or is_hub_file(base))
 
@@ -181,69 +177,11 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix == GGUF and is_file(path)
 
 
-# ---- how prompts are written ---------------------------------------------------------------------
-
-
-def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
-    """How prompts are written for what a run learns from."""
-    objective = settings.train.objective
-    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
-
-
-def run_prompts(
-    settings: Config, source: OpenedModel, written: PromptFormat, data: Dataset
-) -> tuple[Prompt, ...]:
-    """The prompts of ``eval.sample_prompts``, written as the run's rows are, or of the data."""
-    most = longest_text(source.pretrained.config)
-    own, most_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
-    if not own:
-        return tuple(replace(prompt, most=most_new) for prompt in sample_prompts(data))
-    more = most_new or OWN_TOKENS
-    prompts = []
-    for number, text in enumerate(own, 1):
-        ids = written.ids([{"role": "user", "content": text}])
-        if not ids:
-            raise ConfigError(f"eval.sample_prompts: prompt {number} has no token")
-        if most is not None and len(ids) + more > most:
-            raise ConfigError(
-                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens, and with the "
-                f"{more:,} of an answer it is longer than the {most:,} that the model takes"
-            )
-        prompts.append(Prompt(ids, [], more))
-    return tuple(prompts)
-
-
-def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
-    """The base's tokenizer; what is kept beside the adapter where that has more tokens."""
-    has_none = not is_there(source.path / "tokenizer.json")
-    kept = None if adapter is None else tokenizer_folder(adapter)
-    own = None if kept is None else Tokenizer.from_folder(kept)
-    if own is not None and (has_none or own.vocab_size > source.tokenizer.vocab_size):
-        return own
-    return source.tokenizer
-
-
-def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
-    """How prompts are written for a base, or for an adapter as it was trained.
-
-    What is kept beside the adapter counts, else the chat template that its run names, else the
-    base's own.
-    """
-    folder = source.path if adapter is None else tokenizer_folder(adapter)
-    if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):
-        return read_prompt_files(folder)
-    run = None if adapter is None else find_run(adapter)
-    if run is None:
-        return read_prompt_files(folder or source.path)
-    setting = config_of_run(run).data.chat_template
-    return PromptFormat("chat", source.tokenizer, find_chat_template(setting, source.tokenizer))
-
-
 # ---- opening -------------------------------------------------------------------------------------
 
 
 def _checked(memory: str | int | None) -> str | int | None:
-    """A size as the configuration takes it."""
+    """A size as ``device.memory`` parses it."""
     if memory is None:
         return None
     settings = {"model": {"path": "."}, "device": {"memory": memory}}
@@ -261,18 +199,18 @@ def open_adapter(
     backend: str | None = None,
     memory: str | int | None = None,
 ) -> QLoRAModel:
-    """Opens an adapter on its base as it was trained: by its run's config.yaml, where it has one.
+    """Opens an adapter on its base as it was trained: with the settings of its run, if it has one.
 
     Args:
         adapter: Folder of a run, or of a PEFT adapter such as one of a run's checkpoints.
-        model: Folder or hub name of the base; by default what the run or the adapter names.
-        observer: Is told what goes on, and if it is not known how the adapter was trained.
-        quant: How the base's linear layers are stored, whatever the run says.
-        compute_dtype: Element type of matmul operands, likewise.
-        gpu: The GPU, likewise.
-        backend: The WebGPU implementation, likewise.
-        memory: Memory of the device that may be taken, such as ``"8GiB"``, likewise; what has no
-            room waits in host memory.
+        model: Folder or hub name of the base; by default the one named by the run or the adapter.
+        observer: Gets notes and progress; a note if the training settings are unknown.
+        quant: How the base's linear layers are stored, instead of the run's setting.
+        compute_dtype: Element type of matmul operands, instead of the run's.
+        gpu: The GPU, instead of the run's.
+        backend: The WebGPU implementation, instead of the run's.
+        memory: Device memory to use, such as ``"8GiB"``, instead of the run's; layers that do not
+            fit are offloaded to host memory.
     """
     observer = observer or Unwatched()
     adapter = adapter_in(str(adapter)) or str(adapter)

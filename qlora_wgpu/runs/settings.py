@@ -1,4 +1,4 @@
-"""A configuration in whichever form it was given, also of a run that has moved."""
+"""Configurations in any form, also of a run that has moved, and the adapter a run starts from."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from qlora_wgpu.training import Observer, checkpoint_folders
 # ---- configurations in any form ------------------------------------------------------------------
 
 TRUSTED = "QLORA_WGPU_TRUSTED_CONFIGS"
-"""The environment's name of files that may name other machines, apart as in PATH."""
+"""Environment variable: files that may name other machines, separated as in PATH."""
 
 AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 
@@ -38,7 +38,7 @@ AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
     """Reads and checks a ``Config``, a YAML file, a run's folder, or a mapping of sections.
 
-    Overrides are values by key, dotted key or section; or, for a YAML file, texts such as
+    Overrides are values by key, dotted key or section, or for a YAML file strings such as
     ``"train.max_steps=10"``.
     """
     if isinstance(config, str | PathLike):
@@ -48,21 +48,21 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
         return load_config(config, overrides)
     if not isinstance(config, Config | Mapping):
         raise ConfigError(
-            "a configuration is a Config, the path of a YAML file or a mapping with its sections, "
-            f"got {brief(config)}"
+            "a configuration must be a Config, the path of a YAML file or a mapping with its "
+            f"sections, got {brief(config)}"
         )
     if isinstance(overrides, Mapping) or not overrides:
         return with_settings(config, overrides if isinstance(overrides, Mapping) else {})
     raise ConfigError(
-        f"overrides such as {overrides[0]!r} belong to a YAML file: change the "
+        f"overrides such as {overrides[0]!r} need a YAML file: change the "
         f"{type(config).__name__} itself"
     )
 
 
 def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides = ()) -> None:
-    """Refuses a scheduler on another machine that a file alone names: it may run code here.
+    """Refuses a scheduler on another machine that only a file names, since it may run code here.
 
-    It counts where the user has named it: in an override, in Python, or in a file that
+    The user must name it in an override, in Python, or in a file that
     ``QLORA_WGPU_TRUSTED_CONFIGS`` lists.
     """
     scheduler = settings.cluster.scheduler
@@ -74,21 +74,20 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
     file = Path(config).expanduser().resolve()
     if address.is_loopback or not trusted.isdisjoint((file, RunPaths(file).config)):
         return
-    named = _overridden(overrides)
-    asks = ["scheduler"] + ["allow_plain_tcp"] * (address.protocol == "tcp")
-    for key in asks:
+    overridden = _overridden(overrides)
+    for key in ["scheduler"] + ["allow_plain_tcp"] * (address.protocol == "tcp"):
         value = getattr(settings.cluster, key)
-        if value and ("cluster", key) not in named:
+        if value and ("cluster", key) not in overridden:
             text = f"cluster.{key}={json.dumps(value) if value is True else value}"
             raise ConfigError(
-                f"{config} alone says {text}, and whoever is at {address} could run code on this "
-                f"machine: if you trust it, say {text} in an override, or name the file in "
+                f"{config} sets {text}, and whoever controls {address} could run code on this "
+                f"machine: if you trust it, pass {text} as an override, or list the file in "
                 f"{TRUSTED}"
             )
 
 
 def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
-    """The keys that overrides give."""
+    """The section and key of each override."""
     if isinstance(overrides, Mapping):
         return set(located(overrides))
     keys = (text.partition("=")[0].strip().partition(".") for text in overrides)
@@ -96,7 +95,7 @@ def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
 
 
 def _of_run(run: Path, overrides: Overrides) -> Config:
-    """The settings of a run, wherever its folder is now, with the chat template that it keeps."""
+    """The settings of a run in its present folder; a missing chat template is its own copy."""
     settings = load_config(RunPaths(run).config, overrides)
     changes: dict[str, dict[str, Any]] = {}
     if ("output", "dir") not in _overridden(overrides):
@@ -108,7 +107,7 @@ def _of_run(run: Path, overrides: Overrides) -> Config:
 
 
 def is_lost_template(template: str | None) -> bool:
-    """Whether a chat template is a file that is not there any more."""
+    """Whether a chat template is a file that does not exist."""
     if template is None or template in BUILT_IN_CHAT_TEMPLATES or is_inline_template(template):
         return False
     return not exists(Path(template))
@@ -120,42 +119,42 @@ _MARKS = {"model.path": "config.json", "lora.init_from": "adapter_config.json"}
 _DATA = ("data.train", "data.eval", "data.sources")
 
 
-def found_again(settings: Config, observer: Observer) -> Config:
-    """The settings of a run that goes on, with each path that is not there where it is now.
+def relocate_paths(settings: Config, observer: Observer) -> Config:
+    """The settings of a run to resume, with each missing path replaced by where it is now.
 
-    The end of a path is looked for in the folders around the run and in the current one: of
+    The end of a path is searched in the folders above the run and in the current one: of
     ``/home/ann/poems/data/train.jsonl`` first ``data/train.jsonl``, say, and then ``train.jsonl``.
-    That is a guess by name, told to the observer: the run's checkpoints hold hashes of the base,
-    the data and the adapter that it began from, so anything else under that name is refused later.
+    That is a guess by name, which the observer gets as a note: other contents under that name are
+    refused later, by the hashes in the run's checkpoints.
     """
     run = Path(settings.output.dir)
     if not checkpoint_folders(run):
         return settings
-    places = (*run.absolute().parents, Path.cwd())
+    folders = (*run.absolute().parents, Path.cwd())
     missing: dict[str, str] = {}
 
-    def settled(name: str, path: str) -> str:
+    def located_path(name: str, path: str) -> str:
         if not _is_missing(name, path):
             return path
-        found = _found(name, path, places)
+        found = _search(name, path, folders)
         if found is None:
             missing[name] = path
             return path
-        observer.note(f"{name}: {path} is not there, so {found} is used if its contents match")
+        observer.note(f"{name}: {path} does not exist, so {found} is used if its contents match")
         return found
 
     changes: dict[str, dict[str, Any]] = {}
     for section, key in PATH_KEYS:
         path = getattr(getattr(settings, section), key)
         if path is not None and (section, key) != ("output", "dir"):
-            changes.setdefault(section, {})[key] = settled(f"{section}.{key}", path)
+            changes.setdefault(section, {})[key] = located_path(f"{section}.{key}", path)
     if settings.data.sources is not None:
         changes.setdefault("data", {})["sources"] = [
-            source.model_copy(update={"path": settled("data.sources", source.path)})
+            source.model_copy(update={"path": located_path("data.sources", source.path)})
             for source in settings.data.sources
         ]
     if missing:
-        raise ConfigError(_sentence(run, missing))
+        raise ConfigError(_missing_paths(run, missing))
     return changed(settings, changes)
 
 
@@ -165,58 +164,60 @@ def _is_missing(name: str, path: str) -> bool:
     if name == "data.chat_template":
         return is_lost_template(path)
     place = place_of(path).path if name in _DATA else path
-    return Path(place).is_absolute() and not exists(Path(place))  # others are names on the hub
+    return Path(place).is_absolute() and not exists(
+        Path(place)
+    )  # relative ones are names on the hub
 
 
-def _found(name: str, path: str, places: tuple[Path, ...]) -> str | None:
-    """Where the longest end of a path is."""
+def _search(name: str, path: str, folders: tuple[Path, ...]) -> str | None:
+    """Where the longest possible end of a path exists."""
     place = DataPlace.parse(path) if name in _DATA else DataPlace(path)
-    parts = re.split(r"[\\/]+", place.path)  # of Windows, too
+    parts = re.split(r"[\\/]+", place.path)  # also of Windows
     for begin in range(1, len(parts)):
-        for folder in places:
+        for folder in folders:
             candidate = folder.joinpath(*parts[begin:])
-            if _is_such(name, candidate):
+            if _may_be(name, candidate):
                 return f"{candidate}{place.ending}"
     return None
 
 
-def _is_such(name: str, candidate: Path) -> bool:
-    """Whether something may be what a setting names, by what a folder of that kind holds."""
+def _may_be(name: str, candidate: Path) -> bool:
+    """Whether a path may be what a setting names, by the file that such a folder contains."""
     try:
         if name not in _MARKS:
             return exists(candidate)
         return is_file(candidate / _MARKS[name]) or (
             candidate.suffix == GGUF and is_file(candidate)
         )
-    except OSError:  # a folder that may not be looked into
+    except OSError:  # a folder that cannot be read
         return False
 
 
-def _sentence(run: Path, missing: dict[str, str]) -> str:
+def _missing_paths(run: Path, missing: dict[str, str]) -> str:
     named = " and ".join(f"{name} {path}" for name, path in missing.items())
-    verb, pronoun = ("is", "it was") if len(missing) == 1 else ("are", "they were")
+    verb, pronoun = ("does", "it has") if len(missing) == 1 else ("do", "they have")
     if command():
         advice = f"add {' '.join(f'{name}=PATH' for name in missing)}"
     else:
         advice = f"set {' and '.join(missing)}"
     return (
-        f"the run in {run} was trained with {named}, which {verb} not there: if {pronoun} moved, "
+        f"the run in {run} was trained with {named}, which {verb} not exist: if {pronoun} moved, "
         f"{advice}; the contents must be the same"
     )
 
 
-# ---- the adapter that a run goes on from ---------------------------------------------------------
+# ---- lora.init_from ------------------------------------------------------------------------------
 
 
 def require_init_from(lora: LoraConfig) -> None:
-    """Makes sure that the adapter is there, before anything takes time."""
+    """Checks that the adapter exists, before anything takes time."""
     if lora.init_from is not None:
         with named_init_from():
             require_adapter_files(lora.init_from)
 
 
 def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
-    """Makes sure that the adapter fits, before data and weights are read."""
+    """Checks that the adapter fits the base, before data and weights are read."""
     if lora.init_from is not None:
         own = AdapterLayout.of(base.architecture, lora)
         with named_init_from():
@@ -225,7 +226,7 @@ def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
 
 
 def load_init_from(model: AdapterModel, lora: LoraConfig) -> None:
-    """Gives a model the adapter, where the run has one to go on from."""
+    """Loads the adapter into a model, if there is one."""
     if lora.init_from is not None:
         with named_init_from():
             model.load_adapter(lora.init_from)
@@ -233,7 +234,7 @@ def load_init_from(model: AdapterModel, lora: LoraConfig) -> None:
 
 @contextmanager
 def named_init_from() -> Iterator[None]:
-    """While it is entered, errors about an adapter say which setting named it."""
+    """While it is entered, errors about an adapter name the setting lora.init_from."""
     try:
         yield
     except CheckpointError as err:

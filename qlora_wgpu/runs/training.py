@@ -1,4 +1,4 @@
-"""A whole training run: from a configuration to an adapter and its report."""
+"""A whole training run, from a configuration to an adapter and its report."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +19,22 @@ from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
 from qlora_wgpu.runs.placement import Placement
+from qlora_wgpu.runs.prompts import (
+    SampleTexts,
+    Writer,
+    longest_sample,
+    prompt_of_run,
+    run_prompts,
+    writer_of,
+)
 from qlora_wgpu.runs.reporting import Reporter
-from qlora_wgpu.runs.resolve import base_in, prompt_of_run, run_prompts
-from qlora_wgpu.runs.samples import SampleTexts, Writer, longest_sample, writer_of
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import (
     AnyConfig,
     as_config,
     check_init_from,
-    found_again,
     load_init_from,
+    relocate_paths,
     require_init_from,
     require_own_peers,
 )
@@ -37,13 +44,14 @@ from qlora_wgpu.training.batching import sorted_by_length
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_figures
+from qlora_wgpu.training.evaluation import log_texts
 from qlora_wgpu.training.executor import Executor
+from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
-from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.start import check_output, refuse_both
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -58,9 +66,9 @@ def train(
     overrides: Overrides = (),
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> TrainResult:
-    """Fine-tunes a model: all that ``qlora_wgpu.train`` does, without a word.
+    """Fine-tunes a model as ``qlora_wgpu.train`` does, without printing anything.
 
-    An observer that is an ``Events`` is the run's own hub.
+    An ``Events`` as observer becomes the run's own.
     """
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
@@ -68,7 +76,7 @@ def train(
     events = Events.of(observer)
     events.forget_stop()
     if resume:
-        settings = found_again(settings, events)
+        settings = relocate_paths(settings, events)
     page = Reporter(settings, events)
     events.subscribe(page)
     try:
@@ -86,31 +94,31 @@ def _train(
     check_output(settings, overwrite=overwrite, resume=resume)
     require_init_from(settings.lora)
     base = base_in(settings)
-    device = open_device(settings.device, events)  # says that there is none before data is read
-    source = OpenedModel.open(base, settings.model)  # and what is not supported
+    device = open_device(settings.device, events)  # an error before data is read if there is none
+    source = OpenedModel.open(base, settings.model)  # also if it is not supported
     for text in source.notes:
         events.note(text)
     check_init_from(source.pretrained, settings.lora)
     data = read_run_data(settings, source, events)
-    prompt = prompt_of_run(settings, source)  # now that the data is there
+    prompt = prompt_of_run(settings, source)  # once the data has been read
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
     data = replace(data, prompts=prompts)
     events.check()
     shapes = run_shapes(settings, data)
     workload = TrainingWorkload.of(settings, source.pretrained, data.length, shapes)
-    opening = _computing(settings, source, workload, data, device, events, resume=resume)
+    opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
-        own = bool(settings.eval.sample_prompts)  # whose answers end where a turn does
+        own = bool(settings.eval.sample_prompts)  # whose answers end with the turn
         texts = SampleTexts(
             write, source.tokenizer, data.prompts, ends=prompt.stop_ids if own else (),
             all_of_them=own,
         )  # fmt: skip
-        events.activity("writing texts before training")
+        events.activity("generating samples before training")
         samples = texts.before()
-        _tell_samples(samples, page, events)
-        output, shown = Path(settings.output.dir), settings.model_dump()
-        for service in services(settings.log.report_to, output, shown, resume=resume):
+        _report_samples(samples, page, events)
+        output, dumped = Path(settings.output.dir), settings.model_dump()
+        for service in services(settings.log.report_to, output, dumped, resume=resume):
             events.subscribe(service, on_error="drop")
         run = Run(
             model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
@@ -122,9 +130,9 @@ def _train(
             events.close()
         keep_prompt(settings, source.path, prompt, result, events)
         if not result.interrupted:
-            events.activity("writing texts after training")
+            events.activity("generating samples after training")
             samples = _after(texts, samples, result, events)
-            _tell_samples(samples, page, events)
+            _report_samples(samples, page, events)
     result = replace(result, sample=samples[0], samples=samples)
     reports = page.ended(result)
     events.reported(reports)
@@ -134,7 +142,7 @@ def _train(
     return result
 
 
-def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
+def _report_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
     events.activity("")
     page.take_samples(samples)
     events.sampled(samples[0])
@@ -143,7 +151,7 @@ def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -
 def _after(
     texts: SampleTexts, samples: Sequence[Sample], result: TrainResult, observer: Observer
 ) -> tuple[Sample, ...]:
-    """The texts after training; ``samples.jsonl`` gets them, too."""
+    """The samples with the texts after training, which are also logged to ``samples.jsonl``."""
     written = list(texts.write())
     if not result.was_finished:
         log_texts(RunLog(RunPaths(result.run_dir).samples, observer.warning), result.steps, written)
@@ -152,11 +160,11 @@ def _after(
 
 
 @contextmanager
-def _computing(
+def _opened_model(
     settings: Config, source: OpenedModel, workload: TrainingWorkload, data: RunData,
     device: Device, observer: Observer, *, resume: bool,
 ) -> Iterator[tuple[Config, AdapterModel, Executor | None, Writer]]:  # fmt: skip
-    """The settings as they fit, the model, who computes if not it itself, and who writes texts."""
+    """The settings as placed, the model, the cluster if there is one, and the text generator."""
     if settings.cluster.scheduler is not None:
         from qlora_wgpu.runs.cluster import opened_cluster
 
@@ -165,21 +173,21 @@ def _computing(
         return
     placed = place_training(settings, workload, data.computed_tokens, device, observer)
     settings = _as_placed(settings, placed)
-    if resume and settings.lora.changes_base:  # it need not be found again
+    if resume and settings.lora.changes_base:  # the checkpoint has it, so it is not recomputed
         start = start_of(checkpoint_folders(Path(settings.output.dir)))
         adapter = placed.layout.adapter
         adapter.start = None if start is None else adapter.join(start)
     model = load_training(settings, placed, device, observer, observer)
     load_init_from(model, settings.lora)
-    # The largest plan first, so that the smaller ones find room in its slots.
+    # The largest plan first, since smaller ones reuse its slots.
     model.prepare(settings.rows_at_once, data.length)
     yield settings, model, None, writer_of(model)
 
 
 def _as_placed(settings: Config, placed: Placement) -> Config:
-    """The settings of a run whose layers are recomputed, if they have to be."""
+    """The settings, with gradient checkpointing if the placement needs it."""
     assert isinstance(placed.workload, TrainingWorkload)
-    if placed.workload.checkpointing == settings.train.gradient_checkpointing:
+    if placed.workload.step.checkpointing == settings.train.gradient_checkpointing:
         return settings
     train = settings.train.model_copy(update={"gradient_checkpointing": True})
     return settings.model_copy(update={"train": train})
@@ -205,15 +213,15 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
     )
 
 
-# ---- the shapes of all that a run computes -------------------------------------------------------
+# ---- the shapes of everything that a run computes ------------------------------------------------
 
-STEPS_LOOKED_AT = 2000  # for the lengths of their batches
+_PLANNED_STEPS = 2000  # whose batch lengths are planned
 
 _Lengths = npt.NDArray[np.int64]
 
 
 def run_shapes(settings: Config, data: RunData) -> RunShapes:
-    """What a run computes beside its longest step, from which its memory is planned."""
+    """What a run computes in addition to its longest step, to plan its memory."""
     longest = max(settings.data.max_seq_length, data.plan.longest)
     rows, held_out = settings.rows_at_once, data.held_out
     preference = preference_of(settings.train)
@@ -222,10 +230,10 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     if preference is not None:
         measured, answers = _answer_shapes(data, preference, rows, longest)
     elif held_out is not None:
-        most = max(longest, held_out.longest)
+        limit = max(longest, held_out.longest)
         chunks = sorted_by_length(held_out, rows)
         measured = dict.fromkeys(
-            bucket_length(max(len(example) for row in chunk for example in row), most)
+            bucket_length(max(len(example) for row in chunk for example in row), limit)
             for chunk in chunks
         )
     trained = _lengths(_training_blocks(data), data.train.lengths, longest)
@@ -241,36 +249,36 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
 def _answer_shapes(
     data: RunData, preference: Preference, batch_size: int, longest: int
 ) -> tuple[Iterable[int], Iterable[tuple[StepKind, int]]]:
-    """Lengths of batches whose loss is measured, and kinds and lengths of the others, in order."""
+    """Lengths of evaluation batches, and kinds and lengths of the other steps, in order."""
     measured: dict[int, None] = {}
     others: dict[tuple[StepKind, int], None] = {}
     for dataset in (data.train, data.held_out):
         if dataset is None:
             continue
-        most = max(longest, dataset.longest)
+        limit = max(longest, dataset.longest)
         blocks = in_blocks(dataset, preference, batch_size)
-        own = _lengths(blocks, dataset.lengths, most)
-        asked = list(own) if preference.has_reference else []
+        own = _lengths(blocks, dataset.lengths, limit)
+        reference = list(own) if preference.has_reference else []
         if preference.has_divergence:
-            examples = KLPairs(dataset, most)  # each prompt with another's answer
+            examples = KLPairs(dataset, limit)  # each prompt with another's answer
             lengths = np.array([len(examples[i]) for i in range(len(dataset))], np.int64)
-            asked += _lengths(blocks, lengths, most)
+            reference += _lengths(blocks, lengths, limit)
             steps = blocks if dataset is not data.train else _training_blocks(data)
-            compared = _lengths(steps, lengths, most)
+            compared = _lengths(steps, lengths, limit)
             others |= dict.fromkeys(("divergence", length) for length in compared)
-        others |= dict.fromkeys(("sums", length) for length in asked)
+        others |= dict.fromkeys(("sums", length) for length in reference)
         if dataset is data.held_out:
             measured |= dict.fromkeys(own)
     return measured, others
 
 
 def _training_blocks(data: RunData) -> list[Block]:
-    steps = range(min(data.plan.total_steps, STEPS_LOOKED_AT))
+    steps = range(min(data.plan.total_steps, _PLANNED_STEPS))
     return [block for step in steps for block in data.plan.blocks(step)]
 
 
 def _lengths(blocks: Iterable[Block], lengths: _Lengths, longest: int) -> list[int]:
-    """Tokens of blocks' rows, padding included, each once."""
+    """The distinct padded lengths of some micro-batches."""
     found: dict[int, None] = {}
     for block in blocks:
         tokens = max(int(lengths[list(row)].sum()) for row in block)

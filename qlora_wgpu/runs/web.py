@@ -1,4 +1,4 @@
-"""A run's model as a page that trains it in a browser, and a server to try it."""
+"""A page that trains a run's model in a browser, and a local server for it."""
 
 import functools
 import http
@@ -25,8 +25,8 @@ from qlora_wgpu.web.site import put_page
 
 _HOSTS = ("127.0.0.1", "localhost")
 _CONNECTIONS = 32  # at a time
-_SILENCE = 30.0  # seconds that a client may say nothing
-_SAMPLES = (".jsonl", ".json", ".csv", ".txt")  # what a page reads
+_TIMEOUT = 30.0  # seconds that a client may be silent
+_SAMPLES = (".jsonl", ".json", ".csv", ".txt")  # formats that the page reads
 
 
 def write_page(
@@ -37,13 +37,13 @@ def write_page(
     with_data: bool = False,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Site:
-    """Writes a folder for any web server, in place of a site that is there, once it is whole.
+    """Writes a folder for any web server; an existing site is replaced once it is complete.
 
-    ``with_data`` takes ``data.train`` along, as an example to take.
+    ``with_data`` includes ``data.train`` as an example.
     """
     out = Path(out)
     if exists(out) and not is_file(out / MANIFEST):
-        raise ConfigError(f"{out} is there already and is not a site: choose another --out")
+        raise ConfigError(f"{out} already exists and is not a site: choose another --out")
     options = options or SiteOptions()
     sample = _sample(settings) if with_data else None
     source = OpenedModel.open(base_in(settings))
@@ -64,20 +64,20 @@ def _sample(settings: Config) -> Path:
     path = Path(settings.data.train or "data.train")
     if not is_file(path) or path.suffix not in _SAMPLES:
         raise DataError(
-            f"{path} cannot go along: a page reads a file that ends in {', '.join(_SAMPLES)}"
+            f"{path} cannot be included: the page reads files that end in {', '.join(_SAMPLES)}"
         )
     return path
 
 
 def _check_rows(settings: Config, source: OpenedModel, sample: Path, longest: int) -> None:
-    """Refuses an example that the page would refuse whoever takes it."""
+    """Refuses an example that the page would refuse."""
     length = longest or settings.data.max_seq_length
     data = settings.data.model_copy(update={"max_seq_length": length})
     load_dataset(sample, source.tokenizer, length, how=preparation(data))
 
 
 class SiteServer(socketserver.ThreadingTCPServer):
-    """Serves a site on the loopback address, for this machine alone."""
+    """Serves a site on the loopback address, for this machine only."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -85,7 +85,7 @@ class SiteServer(socketserver.ThreadingTCPServer):
     _free = threading.BoundedSemaphore(_CONNECTIONS)
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        """Binds a port; nothing is served yet."""
+        """Binds a port without serving yet."""
         folder = Path(folder)
         try:
             json.loads(file_bytes(folder / MANIFEST, OWN_JSON_BYTES))
@@ -99,11 +99,11 @@ class SiteServer(socketserver.ThreadingTCPServer):
             )
         except (OSError, OverflowError) as err:
             raise ConfigError(
-                f"port {port} cannot be used ({reason(err)}): choose another --port"
+                f"cannot use port {port} ({reason(err)}): choose another --port"
             ) from err
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in a thread of its own, where not too many are at work; others wait."""
+        """Answers in a new thread, once fewer than the maximum are running."""
         self._free.acquire()
         try:
             super().process_request(request, client_address)
@@ -112,18 +112,18 @@ class SiteServer(socketserver.ThreadingTCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """What that thread does."""
+        """Answers, then releases the thread's place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of clients that leave."""
+        """Ignores clients that disconnect."""
 
     @property
     def url(self) -> str:
-        """Where a browser finds it."""
+        """The address of the site."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
 
@@ -134,13 +134,13 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         ".plan": "application/octet-stream",
     }
 
-    timeout = _SILENCE
+    timeout = _TIMEOUT
 
     def send_head(self) -> Any:
-        """Answers only who means this machine, and only with files of the site."""
+        """Answers only requests to this machine, and only with files of the site."""
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        if host not in _HOSTS:  # a page of another site, whose name leads here
-            self.send_error(http.HTTPStatus.FORBIDDEN, "this server is for 127.0.0.1 alone")
+        if host not in _HOSTS:  # DNS rebinding: another site's name resolves to here
+            self.send_error(http.HTTPStatus.FORBIDDEN, "this server is for 127.0.0.1 only")
             return None
         try:
             inside = Path(self.translate_path(self.path)).resolve()
@@ -153,9 +153,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         return super().send_head()
 
     def end_headers(self) -> None:
-        """Adds that a browser asks again: a site may have been written anew."""
+        """Disables caching, since the site may be rewritten."""
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""

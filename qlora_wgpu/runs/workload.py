@@ -1,4 +1,4 @@
-"""What a command computes of a model: all its programs, as the plans of a layout."""
+"""The workload of a command: all programs that it runs on a model, as plans of a layout."""
 
 from __future__ import annotations
 
@@ -39,75 +39,75 @@ from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 
 
 class Workload(ABC):
-    """Something that is computed of a model."""
+    """Programs that a command runs on a model."""
 
-    measures = False  # whether rows are measured, whose micro-batches dequantize the weights
-    writes = False  # whether texts are, which may read copies of the weights
+    measures = False  # whether it computes losses, whose micro-batches dequantize the weights
+    generates = False  # whether it generates text, which may read copies of the weights
 
     @abstractmethod
     def plans(self, layout: ModelPlan) -> Sequence[Plan]:
-        """Plans of all of it; those with the largest slots come first."""
+        """The plans of all programs; those with the largest slots come first."""
 
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
-        """Bytes on the device by kind at the peak, of these ``plans``."""
+        """Peak bytes on the device by kind, with these ``plans``."""
         return reading_memory(plans, layout)
 
 
 # ---- training ------------------------------------------------------------------------------------
 
-_LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
-_VERIFIED_TEXT = 64  # tokens: the shaders of a text do not depend on its length
+_LARGEST_BINDING = (1 << 31) - 1  # of most cards
+_VERIFIED_TEXT = 64  # tokens: shaders do not depend on the length of the text
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """For what a training is planned: an open GPU, or a common one where none is there."""
+    """The GPU that a workload is planned for: an open one, or a typical one if there is none."""
 
     name: str = "a GPU"  # the GPU's name
     max_binding: int = _LARGEST_BINDING  # bytes of its largest binding
-    profile: Profile = GPU_PROFILE  # how kernels are cut for it
-    nbytes: int | None = None  # bytes of its memory, where they are known
+    profile: Profile = GPU_PROFILE  # the tiling of its kernels
+    nbytes: int | None = None  # bytes of its memory, if known
     is_cpu: bool = False  # whether its memory is the host's
 
     @classmethod
     def of(cls, device: Device) -> DeviceSpec:
-        """An open GPU."""
+        """The properties of an open GPU."""
         nbytes = memory_size(device)
         return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
 
 
 @dataclass(frozen=True)
 class RunShapes:
-    """What a run computes beside its longest step, by its data, in the order of the run."""
+    """What a run computes in addition to its longest step, from its data, in order."""
 
-    prompts: tuple[int, ...]  # tokens of the texts that are continued
-    longest_sample: int  # most tokens of such a text
-    held_out: tuple[int, ...]  # lengths of the batches whose loss is measured
-    training: tuple[int, ...]  # lengths of the batches that are trained on, the longest first
-    # Kinds and lengths of what else an objective over answers computes
+    prompts: tuple[int, ...]  # tokens of the sample prompts
+    longest_sample: int  # maximum number of tokens of a prompt with its continuation
+    held_out: tuple[int, ...]  # lengths of evaluation batches
+    training: tuple[int, ...]  # lengths of training batches, the longest first
+    # Kinds and lengths of the other steps of DPO, ORPO and KTO
     answers: tuple[tuple[StepKind, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class TrainingWorkload(Workload):
-    """A training: its longest step, the updates, and what its data makes it compute beside."""
+    """Training: the longest step, the updates, and the other programs that its data requires."""
 
-    pretrained: Pretrained  # the base model, of which config.json is known
+    pretrained: Pretrained  # the base model; weights are not needed
     step: StepOptions  # its longest step
     lora: LoraConfig = field(default_factory=LoraConfig)  # the adapter
     quant: QuantConfig = field(default_factory=QuantConfig)  # how linear layers are stored
     compute_dtype: str = "bfloat16"  # type of matmul operands
     accumulation: int = 1  # micro-batches of a step
-    forms: AdapterDtypes = FLOAT32  # in which types the adapter's gradient and moments are kept
-    sides: int = 1  # rows of a micro-batch for each that the settings count: two of a pair
+    forms: AdapterDtypes = FLOAT32  # the types of the adapter's gradient and moments
+    sides: int = 1  # rows of a micro-batch per row of the batch size: two for pairs
     optim: OptimConfig = field(default_factory=OptimConfig)
-    shapes: RunShapes | None = None  # None where the data is not known
+    shapes: RunShapes | None = None  # None if the data is unknown
 
     @classmethod
     def of(
         cls, settings: Config, base: Pretrained, length: int, shapes: RunShapes | None = None
     ) -> TrainingWorkload:
-        """A run's, whose longest row has so many tokens."""
+        """The workload of a run whose longest row has ``length`` tokens."""
         train, rows = settings.train, settings.rows_at_once
         options = training_options(train, weighted=settings.data.has_weights)
         return cls(
@@ -117,23 +117,8 @@ class TrainingWorkload(Workload):
         )  # fmt: skip
 
     @property
-    def batch(self) -> int:
-        """Rows of a micro-batch."""
-        return self.step.batch
-
-    @property
-    def seq(self) -> int:
-        """Tokens of a row."""
-        return self.step.seq
-
-    @property
-    def checkpointing(self) -> bool:
-        """Whether layers are recomputed in the backward."""
-        return self.step.checkpointing
-
-    @property
     def on_worker(self) -> TrainingWorkload:
-        """A cluster worker's, which gives float32 gradients of micro-batches and never updates."""
+        """A cluster worker's part: float32 gradients of micro-batches, without updates."""
         return replace(self, forms=AdapterDtypes(self.optim.name, updates=False))
 
     def layout(self, device: Device | DeviceSpec, *, keep: bool = False) -> ModelPlan:
@@ -144,7 +129,7 @@ class TrainingWorkload(Workload):
         )  # fmt: skip
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
-        """The plans of all programs, in the order in which they are made ready."""
+        """The plans of all programs, in the order in which they are compiled."""
         if self.shapes is None:
             return [layout.step(self.step).plan]
         shapes = self.shapes
@@ -161,23 +146,23 @@ class TrainingWorkload(Workload):
         return list({id(plan): plan for plan in (*first, *others, *training)}.values())
 
     def _other(self, layout: ModelPlan, kind: StepKind, length: int) -> Plan:
-        """A step without a gradient."""
+        """The plan of a step without a gradient."""
         options = TrainingOptions(objective=self.step.objective)
         return layout.step(options.step(kind, self.step.batch, length)).plan
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
-        most = shapes.longest_sample
-        first, *others = (max(bucket_length(each, most), 2) for each in shapes.prompts)
+        longest = shapes.longest_sample
+        first, *others = (max(bucket_length(each, longest), 2) for each in shapes.prompts)
         sizes = [(1, tokens) for tokens in dict.fromkeys([first, 1, *others])]
-        yield from text_plans(layout, KVCache(most), sizes)
+        yield from text_plans(layout, KVCache(longest), sizes)
 
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
-        """Bytes on the device by kind at a run's peak."""
-        first = list(_first_plans(layout))  # what they leave is weights and slots
+        """Peak bytes of a run on the device by kind."""
+        first = list(_first_plans(layout))  # only their weights and slots stay
         memory = reading_memory([*first, *plans])
         memory["uniforms"] -= reading_memory(first)["uniforms"]
         if layout.adapter.forms.updates:
-            memory["inputs"] += _sums_for_the_log(layout)
+            memory["inputs"] += _readback_bytes(layout)
         if layout.adapter.forms.updates and layout.offload.host_moments:
             moments = layout.adapter.moments
             memory["optimizer"] -= moments.nbytes
@@ -187,7 +172,7 @@ class TrainingWorkload(Workload):
         return +memory
 
     def launches(self, layout: ModelPlan) -> Iterator[Launch]:
-        """Launches of all kinds of programs: steps, evaluations, updates and texts."""
+        """The launches of all kinds of programs: steps, evaluations, updates and generation."""
         preference = self.step.objective.preference
         kinds: list[StepKind] = ["loss"]
         if preference is not None and preference.has_reference:
@@ -206,11 +191,11 @@ class TrainingWorkload(Workload):
 
 
 Total = Callable[..., int | None]
-"""Bytes with this ``batch``, ``seq`` or ``checkpointing``; None if beyond counting."""
+"""Bytes with this ``batch``, ``seq`` or ``checkpointing``; None if too many to count."""
 
 
 def totals(layout: ModelPlan, step: StepOptions) -> Total:
-    """All bytes of a training step in other sizes, each planned once."""
+    """All bytes of a training step of other sizes, each planned once."""
     known = cache(layout.total)
     return lambda **sizes: known(replace(step, **sizes))
 
@@ -224,47 +209,47 @@ def update_plan(layout: ModelPlan, optim: OptimConfig) -> Plan:
 
 
 def zeroing(layout: ModelPlan) -> Graph:
-    """Zeroes the gradient, which a worker of a cluster does before each micro-batch."""
+    """Zeroes the gradient, as a cluster worker does before each micro-batch."""
     graph = layout.new_graph()
     fill_zero(graph, layout.adapter.gradient)
     return graph
 
 
 def owner_memory(layout: ModelPlan, optim: OptimConfig) -> Counter[str]:
-    """Bytes on a cluster's owner by kind: no base, no activations, a gradient that came."""
+    """Bytes on a cluster's owner by kind: the adapter, its moments and a received gradient."""
     layout = layout.changed(forms=layout.adapter.forms)
-    layout.make_room_for_counts()  # of workers whose kernels have such a type
+    layout.make_room_for_counts()  # of workers whose kernels saturate
     graph = layout.new_graph()
     add_to(graph, layout.adapter.gradient, received_gradient(layout.adapter))
     memory = reading_memory([compile_plan(graph), update_plan(layout, optim)])
-    memory["inputs"] += _sums_for_the_log(layout)
+    memory["inputs"] += _readback_bytes(layout)
     return memory
 
 
-def _sums_for_the_log(layout: ModelPlan) -> int:
-    """Bytes of the copies that are read for the log while later steps run."""
+def _readback_bytes(layout: ModelPlan) -> int:
+    """Bytes of the copies from which metrics are read while later steps run."""
     assert layout.stats.storage is not None
     return READ_AHEAD * layout.stats.storage.nbytes
 
 
 def _first_plans(layout: ModelPlan) -> Iterator[Plan]:
-    """Plans that run once, before all others, and whose parameters do not stay."""
+    """Plans that run once, before all others, and whose parameters are freed."""
     if layout.dequantize_plan is not None:
         yield layout.dequantize_plan
     yield from _norms_plans(layout)
 
 
 def _norms_plans(layout: ModelPlan) -> Iterator[Plan]:
-    """Those of DoRA's magnitudes."""
+    """The plans of DoRA's magnitudes."""
     for name in layout.adapter.loras if layout.adapter.config.use_dora else ():
         graph, norms = norms_graph(layout, name)
         yield compile_plan(graph, (norms,))
 
 
 def _strip_plans(own: ModelPlan) -> Iterator[Plan]:
-    """New tokens with copies of the weights, and what fills those.
+    """Plans for new tokens with packed copies of the weights, and the plan that fills these.
 
-    The layout is one of its own: what the plans ask of its copies is never filled.
+    ``own`` must be a layout of its own, since its copies are never filled.
     """
     yield from text_plans(own, KVCache(_VERIFIED_TEXT, packs_weights=True), ((1, 1),))
     graph = own.new_graph()
@@ -272,31 +257,31 @@ def _strip_plans(own: ModelPlan) -> Iterator[Plan]:
     yield compile_plan(graph)
 
 
-# ---- what is computed without a gradient ---------------------------------------------------------
+# ---- generation and evaluation -------------------------------------------------------------------
 
-_PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
+_PROMPT, _ANSWER = 1024, 256  # default numbers of tokens
 
 
 @dataclass(frozen=True)
 class GenerationWorkload(Workload):
-    """Texts that grow."""
+    """Text generation."""
 
     prompt: int  # tokens of the longest prompt
-    capacity: int  # most tokens of a text
-    count: int = 1  # how many grow at a time
-    others: tuple[LoraConfig, ...] = ()  # adapters that they may have instead of the model's own
-    writes = True
+    capacity: int  # maximum number of tokens of a sequence
+    count: int = 1  # maximum number of sequences in a batch
+    others: tuple[LoraConfig, ...] = ()  # adapters that may be used instead of the model's own
+    generates = True
 
     @classmethod
     def of(
         cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
     ) -> GenerationWorkload:
-        """Texts of so many tokens, at most as many as a model takes."""
+        """Generation of ``answer`` tokens after ``prompt`` tokens, within the model's maximum."""
         limit = longest_text(base.config) or prompt + answer
         return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
-        """The largest prompts, and a token after them, with each shape of adapter."""
+        """Prefill of the largest prompts and decoding, with each shape of adapter."""
         prompts = largest_batch(self.prompt, self.capacity, self.count)
         sizes = [prompts, *((rows, 1) for rows in batch_sizes(self.count))]
         cache = KVCache(self.capacity, self.count)
@@ -308,36 +293,36 @@ class GenerationWorkload(Workload):
 
 @dataclass(frozen=True)
 class LossWorkload(Workload):
-    """Rows whose loss is measured."""
+    """Evaluation of a loss."""
 
     count: int  # rows of a micro-batch
-    length: int  # tokens of the longest
-    objective: Objective = PLAIN  # what is measured
+    length: int  # tokens of the longest row
+    objective: Objective = PLAIN  # the loss
     measures = True
 
     @classmethod
     def of(cls, settings: Config, rows: Dataset) -> LossWorkload:
-        """A data set's."""
+        """The evaluation of a data set."""
         longest = max(settings.data.max_seq_length, rows.longest)
         length = bucket_length(rows.longest, longest)
         return cls(settings.rows_at_once, length, training_options(settings.train).objective)
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
-        """The longest micro-batch; shorter ones take its slots."""
+        """The longest micro-batch; shorter ones reuse its slots."""
         options = TrainingOptions(objective=self.objective)
         return [layout.step(options.step("loss", self.count, self.length)).plan]
 
 
 class CombinedWorkload(Workload):
-    """Several of them, one after the other."""
+    """Several workloads, one after the other."""
 
     def __init__(self, parts: Sequence[Workload]) -> None:
         self._parts = parts
         self.measures = any(part.measures for part in parts)
-        self.writes = any(part.writes for part in parts)
+        self.generates = any(part.generates for part in parts)
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
-        """All their plans, those with the largest slots first."""
+        """The plans of all parts, those with the largest slots first."""
         plans = [plan for part in self._parts for plan in part.plans(layout)]
         return sorted(plans, key=lambda plan: -plan.activation_bytes)
 
@@ -345,7 +330,7 @@ class CombinedWorkload(Workload):
 def text_plans(
     layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[Plan]:
-    """The plans of an engine's programs, two of each, in the order in which they are made ready."""
+    """The plans of a generation engine, two per size, in the order in which they are compiled."""
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
         graphs = layout.token_graphs(texts, tokens, cache, seen)

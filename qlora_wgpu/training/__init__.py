@@ -1,9 +1,8 @@
 """Training an adapter."""
 
 from qlora_wgpu.training.callbacks import Step
-from qlora_wgpu.training.observers import Observer, RunSetup, WorkerFigures
+from qlora_wgpu.training.observers import Observer, RunSetup, Sample, TrainResult, WorkerFigures
 from qlora_wgpu.training.preferences import training_options
-from qlora_wgpu.training.result import Sample, TrainResult
 from qlora_wgpu.training.run_folder import (
     checkpoint_folders,
     read_rows,

@@ -1,4 +1,4 @@
-"""Which rows make which micro-batch: a function of (seed, step) alone, with no state to resume."""
+"""Which rows form which micro-batch: a function of (seed, step), so there is no state to resume."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from qlora_wgpu.limits import STEPS
 class BatchSampler:
     """The division of a data set into optimizer steps."""
 
-    # The examples of each row: one, several where rows are packed, or the two of a pair
+    # The examples of each row: one, several if packed, or the two of a pair
     rows: PackedRows
-    lengths: npt.NDArray[np.int64]  # tokens of each row, of a pair's the longer one's
+    lengths: npt.NDArray[np.int64]  # tokens of each row; of a pair, those of the longer answer
     batch_size: int  # rows of a micro-batch
     accumulation: int  # micro-batches of a step
     seed: int  # seed of the order
-    grouped: bool  # whether the micro-batches of a step get rows of about one length each
-    steps_per_epoch: int  # optimizer steps of a pass over the data; the last may be short
+    grouped: bool  # whether each micro-batch of a step has rows of similar length
+    steps_per_epoch: int  # optimizer steps per epoch; the last may be shorter
     total_steps: int  # optimizer steps of the run
     _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
     sides: int = 1  # rows of a micro-batch for each of ``rows``
@@ -37,11 +37,11 @@ class BatchSampler:
     def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchSampler:
         """Counts steps as Hugging Face's Trainer does; ``max_steps`` overrides the epochs.
 
-        Pairs of examples, where the objective compares them, stay together: in one row where rows
-        are packed, else one below the other.
+        The two answers of a pair stay together: in one row with packing, otherwise in two
+        consecutive rows.
         """
         train, data = config.train, config.data
-        rows = _units(lengths, config)
+        rows = _rows(lengths, config)
         sizes = rows.sums(lengths)
         sides = config.rows_at_once // train.per_device_train_batch_size
         if data.packing:
@@ -78,14 +78,14 @@ class BatchSampler:
         return int(self.lengths.max())
 
     def blocks(self, step: int) -> list[list[tuple[int, ...]]]:
-        """The rows of each micro-batch of a step, counted from 0, as numbers of examples."""
+        """The rows of each micro-batch of a step, as example indices; steps count from 0."""
         epoch, within = divmod(step, self.steps_per_epoch)
         order = self._order(epoch)
         size = self.batch_size // self.sides
         first = within * self.accumulation * size
         chosen = order[first : first + self.accumulation * size]
         if self.grouped:
-            # Within a step, so that how a step is cut does not decide what it learns.
+            # Only within a step, so that batch sizes do not change which rows a step has.
             chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
         groups = (chosen[first : first + size] for first in range(0, len(chosen), size))
         if self.sides == 1:
@@ -93,7 +93,7 @@ class BatchSampler:
         return [[(i,) for pair in group for i in self.rows[pair]] for group in groups]
 
     def examples_until(self, step: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """What the first steps have learnt: whole epochs, and examples of one that has begun."""
+        """The complete epochs of the first steps, and the examples of an incomplete one."""
         epochs, within = divmod(step, self.steps_per_epoch)
         rows = self._order(epochs)[: within * self.accumulation * self.batch_size // self.sides]
         counts = np.diff(self.rows.ends, prepend=0)[rows]
@@ -102,19 +102,19 @@ class BatchSampler:
         return epochs, self.rows.members[np.repeat(begins, counts) + inside]
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of an epoch's rows; the last one that was asked for is kept."""
+        """The order of an epoch's rows; the latest is cached."""
         if epoch not in self._orders:
             self._orders.clear()
             self._orders[epoch] = epoch_order(len(self.rows), self.seed, epoch)
         return self._orders[epoch]
 
     def dropout_key(self, step: int, block: int) -> int:
-        """The key of a micro-batch's dropout masks, 32 bits."""
+        """The 32-bit key of a micro-batch's dropout masks."""
         return zlib.crc32(np.array([self.seed, step, block], np.uint64).tobytes())
 
 
-def _units(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
-    """The examples that belong together."""
+def _rows(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
+    """The examples of each row before packing."""
     if config.train.has_pairs:
         return PackedRows(np.arange(len(lengths)), np.arange(2, len(lengths) + 1, 2))
     if config.train.objective == "kto":
@@ -124,27 +124,27 @@ def _units(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
 
 
 def weight_unit(examples: Iterable[Example]) -> float:
-    """What the weights of a step's examples are divided by, so that the largest is in [1, 2).
+    """A power of two that scales the largest weight of a step's examples into [1, 2).
 
-    A step's gradient is divided by the sum of its weights, so that what is common to all of them
-    cancels; but squares of it could leave float32. It is a power of two, which changes no bit.
+    A step's gradient is divided by the sum of its weights, so a common factor cancels, but its
+    square could overflow float32. Powers of two are exact.
     """
     largest = max((e.weight for e in examples if e.num_label_tokens), default=0.0)
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0
 
 
 def padded_batch(rows: Sequence[Sequence[Example]], batch_size: int, max_length: int) -> Batch:
-    """Collates rows into a batch of fixed size and of one of few lengths.
+    """Collates rows into a batch of fixed size and of one of a few lengths.
 
-    Rows that are missing from the last batch of an epoch become padding, which has no label and
-    no weight, so that no shape of its own has to be compiled.
+    Missing rows in the last batch of an epoch become padding, which has no labels, so no other
+    shape has to be compiled.
     """
     length = bucket_length(max(sum(map(len, row)) for row in rows), max_length)
     return collate([*rows, *[[]] * (batch_size - len(rows))], 0, length)
 
 
 def sorted_by_length(rows: Sequence[Example], batch_size: int) -> Iterator[list[list[Example]]]:
-    """All examples, a row each, the longest first, so that those of a batch are about as long."""
+    """Batches of all examples, the longest first, so that those of a batch have similar lengths."""
     known = rows.lengths if isinstance(rows, Dataset) else np.array([len(row) for row in rows])
     order = np.argsort(-known, kind="stable").tolist()
     for first in range(0, len(order), batch_size):

@@ -1,4 +1,4 @@
-"""What users' own code sees of a run between two steps, and what it may do there."""
+"""Callbacks: what a user's code sees and may do between two steps of a run."""
 
 from __future__ import annotations
 
@@ -22,79 +22,79 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.observers import Events, Row, failure_of
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.step_log import StepFigures
+from qlora_wgpu.training.step_log import StepMetrics
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
 
 class Step:
-    """A step that has been done, and what may be done before the next one.
+    """A finished step, and the actions available before the next one.
 
     Attributes:
         step: Its number; 0 before the first.
-        total_steps: Steps of the whole run.
-        learning_rate: The one that it had.
-        saved: What was written, in ``on_save``: a checkpoint's folder, or the final adapter's.
+        total_steps: The number of steps of the whole run.
+        learning_rate: The learning rate of this step.
+        saved: In ``on_save``, the folder that was written: a checkpoint or the final adapter.
     """
 
     def __init__(self, handler: CallbackHandler, step: int, learning_rate: float) -> None:
-        """Made by the trainer."""
+        """Is created by the trainer."""
         self.step = step
         self.total_steps = handler.run.total_steps
         self.learning_rate = learning_rate
         self.saved: Path | None = None
         self._handler = handler
-        self._figures: StepFigures | None = None
+        self._metrics: StepMetrics | None = None
 
     def __repr__(self) -> str:
         return f"Step({self.step} of {self.total_steps})"
 
-    def take(self, figures: StepFigures) -> None:
-        """Its figures have arrived."""
-        self._figures = figures
+    def take(self, metrics: StepMetrics) -> None:
+        """Stores the step's metrics, once they have arrived from the device."""
+        self._metrics = metrics
 
     @property
     def model(self) -> AdapterModel:
-        """The model, as it is after this step."""
+        """The model after this step."""
         return self._handler.run.model
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of its labels; waits for the device. None before the first step."""
+        """Mean loss of its label tokens; waits for the device. None before the first step."""
         return self._arrived().loss
 
     @property
     def mean_token_accuracy(self) -> float | None:
-        """Share of its labels that were the likeliest token; waits."""
+        """Share of its label tokens that were the most likely ones; waits for the device."""
         return self._arrived().accuracy
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm of its gradient, before clipping; waits."""
+        """Norm of its gradient before clipping; waits for the device."""
         return self._arrived().norm
 
     @property
     def eval_loss(self) -> float | None:
-        """The latest held-out loss; None while there is none."""
+        """The latest held-out loss; None before the first evaluation."""
         return self._handler.run.state.eval_loss
 
     @property
     def eval_mean_token_accuracy(self) -> float | None:
-        """The share of the held-out labels that was predicted then."""
+        """The token accuracy of the latest evaluation."""
         return self._handler.latest.get("eval_mean_token_accuracy")
 
     def stop(self, reason: str = "the program stopped it") -> None:
-        """Ends the run after this step, with its state saved.
+        """Ends the run after this step and saves its state.
 
         Args:
-            reason: Why; kept as ``TrainResult.stop_reason``.
+            reason: Becomes ``TrainResult.stop_reason``.
         """
         self._require_latest()
         self._handler.run.events.stop_run(reason)
 
     def evaluate(self) -> float:
-        """Measures and logs the held-out loss of the model as it is, once a step at most.
+        """Measures and logs the held-out loss of the current model, at most once per step.
 
         Raises:
             ConfigError: If there is no held-out data.
@@ -107,7 +107,7 @@ class Step:
         return run.state.eval_loss
 
     def save(self) -> Path | None:
-        """Writes a checkpoint and returns its folder; None, with a warning, if it cannot."""
+        """Writes a checkpoint and returns its folder; None, with a warning, if that fails."""
         run = self._settled()
         if run.saved_at != run.state.step and not self._handler.is_over and not run.save():
             return None
@@ -116,7 +116,7 @@ class Step:
     def set_learning_rate(self, rate: float) -> None:
         """Sets the next step's rate; later ones follow the schedule in the same proportion.
 
-        It is kept in checkpoints, so a resumed run has it.
+        Checkpoints store it, so a resumed run keeps it.
 
         Raises:
             ConfigError: If it is out of range, or the schedule's next rate is 0.
@@ -132,13 +132,13 @@ class Step:
         planned = schedule.planned(following)
         if planned == 0:
             raise ConfigError(
-                f"the schedule's learning rate of step {following} is 0, which has no proportion "
-                "to another one: set it after a later step"
+                f"the schedule's learning rate of step {following} is 0, so it cannot be scaled to "
+                "another one: set it after a later step"
             )
         self._multiply(float(rate) / planned)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiplies the learning rates of all steps that follow, likewise.
+        """Multiplies the learning rates of all following steps; checkpoints store the factor.
 
         Raises:
             ConfigError: If the factor is out of range.
@@ -159,22 +159,22 @@ class Step:
             f"{factor:.3g} times the schedule's"
         )
         if run.saved_at == step:
-            run.save()  # the checkpoint of this step does not know of it
+            run.save()  # the checkpoint of this step lacks the factor
 
     def _require_latest(self) -> None:
         if self._handler.present is not self:
-            raise ConfigError(f"step {self.step} is over: only the latest step can do that")
+            raise ConfigError(f"step {self.step} is over: use the latest step")
 
     def _settled(self) -> Run:
-        """The run, once nothing is on its way any more."""
+        """The run, after all queued steps have finished."""
         self._require_latest()
         self._handler.drain()
         return self._handler.run
 
-    def _arrived(self) -> StepFigures:
-        if self._figures is None and self.step > 0:
+    def _arrived(self) -> StepMetrics:
+        if self._metrics is None and self.step > 0:
             self._handler.drain()
-        return self._figures or StepFigures(None, None, None)
+        return self._metrics or StepMetrics(None, None, None)
 
 
 Callback = Callable[[Step], object]
@@ -186,8 +186,8 @@ class Callbacks:
 
     Attributes:
         on_step: After each step.
-        on_evaluate: After each evaluation; the first is before the first step.
-        on_save: After a checkpoint or the adapter was written.
+        on_evaluate: After each evaluation, including the one before the first step.
+        on_save: After a checkpoint or the adapter is written.
     """
 
     on_step: Callback | None = None
@@ -195,7 +195,7 @@ class Callbacks:
     on_save: Callback | None = None
 
     def check(self) -> None:
-        """Raises a ConfigError if one cannot be called."""
+        """Raises a ConfigError if one is not callable."""
         for name, function in vars(self).items():
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} must be a function of a step, got {brief(function)}")
@@ -205,40 +205,40 @@ NO_CALLBACKS = Callbacks()
 
 
 class CallbackHandler:
-    """Calls the callbacks, and has what they ask for."""
+    """Calls the callbacks, and performs what they request."""
 
     def __init__(
         self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer
     ) -> None:
-        """Begins with the step that the run's state is at."""
+        """Starts at the step of the run's state."""
         self.run, self.evaluator, self.optimizer = run, evaluator, optimizer
-        # Waits for all steps that are on their way
+        # Waits for all queued steps
         self.drain: Callable[[], None] = lambda: None
-        self.latest: Row = {}  # the latest evaluation's
-        # Whether no step follows: what is asked for then has been done, or does nothing
+        self.latest: Row = {}  # the latest evaluation's metrics
+        # Whether no step follows: requests are then ignored
         self.is_over = False
         self._callbacks = callbacks
         self._is_calling = False
-        self._kept: Step | None = None
+        self._latest_step: Step | None = None
         self.submitted(run.state.step, run.state.learning_rate)
 
     def submitted(self, step: int, learning_rate: float) -> None:
-        """A step is on its way."""
-        self._kept = Step(self, step, learning_rate)
-        self._present = weakref.ref(self._kept)
+        """A step was queued."""
+        self._latest_step = Step(self, step, learning_rate)
+        self._present = weakref.ref(self._latest_step)
 
     @property
     def present(self) -> Step:
-        """The step that was done last."""
+        """The latest step."""
         step = self._present()
-        assert step is not None  # it is kept while the run goes on, and then by who asks
+        assert step is not None  # the handler holds it during the run, its user afterwards
         return step
 
-    def let_go(self) -> None:
-        """The run is over: nothing leads back to it any more, so that its model can be freed."""
+    def release(self) -> None:
+        """Drops all references to a run that is over, so that its model can be freed."""
         self.drain = lambda: None
         self.run.events, self.run.callbacks = Events(), None
-        self._kept = None
+        self._latest_step = None
 
     def on_evaluate(self, row: Row) -> None:
         """The held-out loss was measured."""
@@ -251,7 +251,7 @@ class CallbackHandler:
         self.call("on_save")
 
     def call(self, name: str) -> None:
-        """Calls a function; what it brings about itself does not call another one."""
+        """Calls a callback; evaluations and checkpoints that it requests call no other."""
         function = getattr(self._callbacks, name)
         if function is None or self._is_calling:
             return
@@ -259,7 +259,7 @@ class CallbackHandler:
         try:
             function(self.present)
         except (DeviceError, ClusterError, WeightFileError, TrainingError):
-            raise  # which say by themselves what becomes of the run
+            raise  # these already say what happens to the run
         except Exception as err:
             raise failure_of(name, err, f" after step {self.present.step}") from err
         finally:
@@ -267,8 +267,8 @@ class CallbackHandler:
 
 
 def _check(name: str, value: object) -> None:
-    """Raises a ConfigError if something is no learning rate, and no factor of one."""
-    least, most = LEARNING_RATES
+    """Raises a ConfigError if a learning rate, or a factor of one, is out of range."""
+    minimum, maximum = LEARNING_RATES
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:  # type: ignore[operator]
-        raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {brief(value)}")
+    if not is_number or not minimum <= value <= maximum:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be from {minimum:g} to {maximum:g}, got {brief(value)}")

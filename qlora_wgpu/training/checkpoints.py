@@ -1,4 +1,4 @@
-"""A run's state on disk: the adapter as PEFT reads it, its moments, the figures, and the best."""
+"""A run's state on disk: checkpoints with adapter, moments and metrics, and the best adapter."""
 
 from __future__ import annotations
 
@@ -30,61 +30,61 @@ from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
-from qlora_wgpu.training.divergence import Plateau
+from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.run_folder import step_of
 
-# ---- a run's figures -----------------------------------------------------------------------------
+# ---- the state of a run --------------------------------------------------------------------------
 
 
 @dataclass
 class RunState:
-    """Figures of a run so far."""
+    """The progress and metrics of a run (``trainer_state.json``)."""
 
     step: int = 0  # steps done
-    num_tokens: int = 0  # tokens trained on, padding not counted
-    logged_step: int = 0  # the last step that metrics.jsonl has a row of
+    num_tokens: int = 0  # tokens trained on, without padding
+    logged_step: int = 0  # the last step with a row in metrics.jsonl
     # Of each step since the last logged one: loss sum, label tokens, hits (None from an older
-    # version), and the sum of the losses that balance experts
+    # version), and the sum of the load-balancing losses of experts
     window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
-    # Sums of an objective over answers in these steps (``ops/preference.py``)
+    # Sums of DPO, ORPO or KTO metrics in these steps (``ops/preference.py``)
     metrics: list[float] = field(default_factory=list)
     learning_rate: float = 0.0  # the last step's
     grad_norm: float = 0.0  # the last step's
     last_loss: float | None = None  # mean loss of the last logged steps
     eval_loss_before: float | None = None  # held-out loss before the first step
-    eval_loss: float | None = None  # the latest one, after ``eval_step`` steps
-    eval_step: int = -1  # when it was measured
+    eval_loss: float | None = None  # the latest held-out loss
+    eval_step: int = -1  # the step of its evaluation
     best_loss: float | None = None  # held-out loss of the best evaluation
-    best_step: int = -1  # when it was measured
-    # The figure that made it the best; None from an older version, where it was the loss
+    best_step: int = -1  # the step of that evaluation
+    # Its metric_for_best_model; None from an older version, which used the loss
     best_figure: float | None = None
-    aim: str = EvalConfig().aim  # what makes an evaluation the best: ``EvalConfig.aim``
-    without_gain: int = 0  # evaluations in a row that were not better by the user's threshold
-    finished: bool = False  # whether the run has ended, with all that belongs to its end
-    seconds: float = 0.0  # time that its parts have taken, from each one's first step on
-    total_steps: int = 0  # steps that the run was to have; 0 where an older version did not say
-    plateau: Plateau | None = None  # the schedule's, where it follows evaluations
-    # What the user's program has the schedule's learning rates multiplied by
+    aim: str = EvalConfig().aim  # the criterion of the best evaluation: ``EvalConfig.aim``
+    without_gain: int = 0  # consecutive evaluations that did not improve by the threshold
+    finished: bool = False  # whether the run has ended and its adapter is written
+    seconds: float = 0.0  # time since the first step, without interruptions
+    total_steps: int = 0  # planned number of steps; 0 from an older version
+    plateau: Plateau | None = None  # the state of reduce_lr_on_plateau
+    # The factor of the schedule's learning rates, set by a callback
     rate_factor: float = 1.0
-    # A hash of the rows in metrics.jsonl; None where an older version kept none
+    # A hash of the rows in metrics.jsonl; None from an older version
     log_digest: str | None = None
 
     def add_metrics(self, sums: Sequence[float]) -> None:
-        """Adds a step's sums of an objective over answers; an older version kept fewer."""
+        """Adds a step's sums of DPO, ORPO or KTO metrics; older versions stored fewer."""
         both = zip_longest(self.metrics, sums, fillvalue=0.0)
         self.metrics = [before + own for before, own in both]
 
     def to_json(self) -> str:
-        """The state as text, from which floats come back bit by bit."""
+        """The state as JSON, which keeps floats bit-exact."""
         return json.dumps(asdict(self), allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> RunState:
-        """Reads it back."""
+        """Reads a state; ``where`` names it in errors."""
         try:
             values: dict[str, Any] = json.loads(text)
             state = cls(**values)
-            state.window = [_figures(*figures) for figures in state.window]
+            state.window = [_sums(*sums) for sums in state.window]
             state.metrics = [float(value) for value in state.metrics]
             state.plateau = Plateau(**values["plateau"]) if values.get("plateau") else None
             if state.best_figure is None and state.aim == EvalConfig().aim:
@@ -96,30 +96,30 @@ class RunState:
             raise CheckpointError(f"{where} is damaged: step {step}")
         return state
 
-    def evaluated(self, loss: float, figure: float, step: int, settings: EvalConfig) -> bool:
-        """Notes an evaluation by the figure that is to be best; whether it is."""
+    def evaluated(self, loss: float, metric: float, step: int, settings: EvalConfig) -> bool:
+        """Records an evaluation with its metric_for_best_model; whether it is the best."""
         self.eval_loss, self.eval_step = loss, step
         gain = math.inf
         if self.best_figure is not None:
             sign = 1.0 if settings.more_is_better else -1.0
-            gain = sign * (figure - self.best_figure)
+            gain = sign * (metric - self.best_figure)
         counts = gain > settings.early_stopping_threshold
         self.without_gain = 0 if counts else self.without_gain + 1
         if gain <= 0:
             return False
-        self.best_loss, self.best_figure, self.best_step = loss, figure, step
+        self.best_loss, self.best_figure, self.best_step = loss, metric, step
         return True
 
     def forget_best(self) -> None:
-        """The next evaluation is the best one."""
+        """Makes the next evaluation the best one."""
         self.best_loss, self.best_figure, self.best_step = None, None, -1
         self.without_gain = 0
 
 
-def _figures(
+def _sums(
     loss: Any, count: Any, hits: Any = None, balance: Any = 0.0
 ) -> tuple[float, float, float | None, float]:
-    """A step's sums, as JSON has them."""
+    """A step's sums, from JSON."""
     return float(loss), float(count), None if hits is None else float(hits), float(balance)
 
 
@@ -128,32 +128,32 @@ def _figures(
 
 @dataclass(frozen=True, eq=False)
 class BestAdapter:
-    """An adapter's parameters, the held-out figures with them, and the steps done."""
+    """The parameters of the adapter with the best evaluation, and its metrics."""
 
     step: int  # the steps done
     loss: float  # the held-out loss
-    figure: float  # what it is the best by
-    aim: str  # what is best: ``EvalConfig.aim``
+    metric: float  # its metric_for_best_model
+    aim: str  # the criterion: ``EvalConfig.aim``
     parameters: FloatArray  # in their order on the device
-    is_saved: bool = False  # whether it is on the disk
+    is_saved: bool = False  # whether it is on disk
 
 
 def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapter:
-    """Writes an adapter; the model has its own again afterwards."""
-    present = model.read_flat(model.adapter.parameters).copy()
+    """Writes the best adapter; the model's parameters are unchanged."""
+    current = model.read_flat(model.adapter.parameters).copy()
     model.write_parameters(best.parameters)
     try:
         with atomic_folder(folder) as unfinished:
             model.save_adapter(unfinished)
             known = {"step": best.step, "eval_loss": best.loss}
-            write_manifest(unfinished, {**known, "figure": best.figure, "aim": best.aim})
+            write_manifest(unfinished, {**known, "figure": best.metric, "aim": best.aim})
     finally:
-        model.write_parameters(present)
+        model.write_parameters(current)
     return replace(best, is_saved=True)
 
 
 def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None:
-    """The adapter that a folder holds; None without one, or with one of another aim."""
+    """The best adapter in a folder; None if there is none, or one by another criterion."""
     if not exists(folder):
         return None
     manifest = read_manifest(folder)
@@ -162,10 +162,10 @@ def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None
             read_started(folder, *load_adapter(folder), model.adapter)[0]
         )
         step, loss = int(manifest["step"]), float(manifest["eval_loss"])
-        figure, its_aim = manifest.get("figure", loss), manifest.get("aim", EvalConfig().aim)
-        best = BestAdapter(step, loss, float(figure), str(its_aim), parameters, True)
+        metric, its_aim = manifest.get("figure", loss), manifest.get("aim", EvalConfig().aim)
+        best = BestAdapter(step, loss, float(metric), str(its_aim), parameters, True)
     except (KeyError, TypeError, ValueError) as err:
-        raise CheckpointError(f"{folder / MANIFEST} is of no best adapter") from err
+        raise CheckpointError(f"{folder / MANIFEST} does not describe a best adapter") from err
     return best if best.aim == aim else None
 
 
@@ -177,9 +177,9 @@ _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"
 def save_checkpoint(
     folder: Path, model: AdapterModel, state: RunState, identity: Mapping[str, Any]
 ) -> None:
-    """Writes everything that a run needs to go on; the folder appears whole or not at all.
+    """Writes everything that a run needs to continue; the folder appears complete or not at all.
 
-    Data order and dropout follow from the seed and the step, so they need no state.
+    Data order and dropout depend on the seed and the step only, so they need no state.
     """
     adapter = model.adapter
     with atomic_folder(folder) as unfinished:
@@ -193,16 +193,16 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: AdapterModel, refuse_other: Callable[[Mapping[str, Any]], None]
 ) -> RunState:
-    """Puts a checkpoint's adapter and moments onto the device."""
+    """Loads a checkpoint's adapter and moments onto the device; returns the run's state."""
     manifest = read_manifest(folder)
     refuse_other(manifest)
     path = folder / _STATE
     try:
         state = RunState.from_json(file_text(path, OWN_JSON_BYTES), str(path))
     except (OSError, ValueError) as err:
-        raise CheckpointError(f"{path} cannot be read: {reason(err)}") from err
+        raise CheckpointError(f"cannot read {path}: {reason(err)}") from err
     if not state.step == manifest["step"] == step_of(folder):
-        raise CheckpointError(f"{folder} holds the state after step {state.step}")
+        raise CheckpointError(f"{folder} contains the state after step {state.step}")
     adapter = model.adapter
     parameters = adapter.join(read_started(folder, *load_adapter(folder), adapter)[0])
     with SafetensorsFile(folder / _MOMENTS) as file:
@@ -214,7 +214,7 @@ def load_checkpoint(
 
 
 def start_of(folders: list[Path]) -> Mapping[str, npt.NDArray[np.float32]] | None:
-    """What a run's adapter began as, if that is a part of its base; by one of its checkpoints."""
+    """The initial adapter, if it is part of the base (PiSSA, OLoRA); from a checkpoint."""
     for folder in reversed(folders):
         with suppress(CheckpointError):
             started = started_in(folder, *load_adapter(folder))
@@ -225,14 +225,14 @@ def start_of(folders: list[Path]) -> Mapping[str, npt.NDArray[np.float32]] | Non
 def load_newest(
     folders: list[Path], model: AdapterModel, refuse_other: Callable[[Mapping[str, Any]], None]
 ) -> tuple[Path, RunState, list[str]]:
-    """Loads the newest checkpoint that is whole."""
-    passed: list[str] = []
+    """Loads the newest complete checkpoint; also returns why others were skipped."""
+    skipped: list[str] = []
     for folder in reversed(folders):
         try:
-            return folder, load_checkpoint(folder, model, refuse_other), passed
+            return folder, load_checkpoint(folder, model, refuse_other), skipped
         except CheckpointError as err:
-            passed.append(f"{folder.name} is passed over: {err}")
+            skipped.append(f"{folder.name} is skipped: {err}")
     raise CheckpointError(
-        f"no checkpoint can be loaded ({'; '.join(passed) or 'there is none'}): train without "
+        f"no checkpoint can be loaded ({'; '.join(skipped) or 'there is none'}): train without "
         f"{option('resume')}, into another output.dir or with {option('overwrite')}"
     )

@@ -1,4 +1,4 @@
-"""The data of a run, as files, rows or token ids, and what a user is told of it."""
+"""The data of a run, from files, rows or token ids, and warnings about it."""
 
 from __future__ import annotations
 
@@ -39,140 +39,144 @@ from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.observers import Observer, SourceFigures
 from qlora_wgpu.training.run_folder import checkpoint_folders
 
-_SHARES = (1.0, 1.33)  # of good to bad, weights times numbers: equation 8 of arXiv 2402.01306
+# Desirable to undesirable, weights times numbers: equation 8 of arXiv 2402.01306
+_SHARES = (1.0, 1.33)
 
 
 def check_unpaired_balance(rows: Dataset, settings: TrainConfig, observer: Observer) -> None:
-    """Says what ``kto`` does not learn from, and which weights would balance what is unbalanced."""
+    """Warns of answers with weight 0, and of weights that KTO's authors advise against."""
     if settings.objective != "kto":
         return
-    good, bad = _good_and_bad(rows)
+    desirable, undesirable = _answer_counts(rows)
     sides = (
-        (good, settings.desirable_weight, "desirable_weight", "good"),
-        (bad, settings.undesirable_weight, "undesirable_weight", "bad"),
+        (desirable, settings.desirable_weight, "desirable"),
+        (undesirable, settings.undesirable_weight, "undesirable"),
     )
-    if all(not number or not weight for number, weight, _, _ in sides):
-        names = " and ".join(f"train.{key}" for number, _, key, _ in sides if number)
-        raise ConfigError(f"{names} is 0 for all answers there are: nothing would be learnt")
-    for number, weight, key, kind in sides:
+    if all(not number or not weight for number, weight, _ in sides):
+        names = " and ".join(f"train.{kind}_weight" for number, _, kind in sides if number)
+        raise ConfigError(f"{names} is 0 for all answers: there would be nothing to train on")
+    for number, weight, kind in sides:
         if number and not weight:
             observer.warning(
-                f"train.{key} is 0: nothing is learnt from the {number:,} {kind} answers, which "
-                "count in the loss's mean and, with loss_type kto, in its KL term"
+                f"train.{kind}_weight is 0: the {number:,} {kind} answers are not trained on, but "
+                "count in the mean of the loss and, with loss_type kto, in its KL term"
             )
-    if not all(number and weight for number, weight, _, _ in sides) or good == bad:
+    if not all(number and weight for number, weight, _ in sides) or desirable == undesirable:
         return
-    found = good * settings.desirable_weight / (bad * settings.undesirable_weight)
-    least, most = _SHARES
-    if not least - 0.005 <= found <= most + 0.005:
-        one = bad * settings.undesirable_weight / good
-        other = good * settings.desirable_weight / bad
+    ratio = desirable * settings.desirable_weight / (undesirable * settings.undesirable_weight)
+    low, high = _SHARES
+    if not low - 0.005 <= ratio <= high + 0.005:
+        one = undesirable * settings.undesirable_weight / desirable
+        other = desirable * settings.desirable_weight / undesirable
         observer.warning(
-            f"{good:,} good and {bad:,} bad answers: KTO's authors advise train.desirable_weight "
-            f"from {least * one:.3g} to {most * one:.3g}, or train.undesirable_weight from "
-            f"{other / most:.3g} to {other / least:.3g}"
+            f"{desirable:,} desirable and {undesirable:,} undesirable answers: KTO's authors "
+            f"advise train.desirable_weight from {low * one:.3g} to {high * one:.3g}, or "
+            f"train.undesirable_weight from {other / high:.3g} to {other / low:.3g}"
         )
 
 
 def require_both_kinds(held_out: Dataset | None, config: Config) -> None:
-    """Refuses to look for the best by a figure that comes of answers which are not there."""
+    """Refuses a metric_for_best_model that needs answers which the held-out rows lack."""
     if held_out is None or config.train.objective != "kto":
         return
     name = config.eval.metric_for_best_model
-    good, bad = _good_and_bad(held_out)
-    for number, kind, side in ((good, "good", "chosen"), (bad, "bad", "rejected")):
+    desirable, undesirable = _answer_counts(held_out)
+    for number, kind, side in (
+        (desirable, "desirable", "chosen"),
+        (undesirable, "undesirable", "rejected"),
+    ):
         if not number and name.endswith((f"/{side}", "/margins")):
             raise ConfigError(
-                f"eval.metric_for_best_model is {name}, but there is no {kind} answer among the "
-                "held-out rows to measure it on: hold out some, or name another figure"
+                f"eval.metric_for_best_model is {name}, but the held-out rows have no {kind} "
+                "answer to measure it on: hold out some, or choose another metric"
             )
 
 
-def _good_and_bad(rows: Dataset) -> tuple[int, int]:
-    good, bad = (rows.lengths.reshape(-1, 2) > 0).sum(axis=0)
-    return int(good), int(bad)
+def _answer_counts(rows: Dataset) -> tuple[int, int]:
+    """The numbers of desirable and undesirable answers."""
+    desirable, undesirable = (rows.lengths.reshape(-1, 2) > 0).sum(axis=0)
+    return int(desirable), int(undesirable)
 
 
-def warn_of_learnt_rows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
-    """Tells where the held-out loss would say nothing, since its rows are learnt from."""
+def warn_of_shared_rows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
+    """Warns of held-out rows that are also trained on."""
     shared, of = rows_in_both(train, held_out), held_out.num_rows
     if shared == of:
         observer.warning(
-            "all rows of data.eval stand in data.train, too, so the held-out loss does not show "
-            "what the model learns for others: data.eval_split holds rows of data.train out"
+            "all rows of data.eval are also in data.train, so the held-out loss does not measure "
+            "generalization: hold out rows of data.train with data.eval_split"
         )
     elif shared:
         observer.warning(
-            f"{shared:,} of {of:,} {_units(held_out)} of data.eval stand in data.train, too, so "
-            "the held-out loss is lower than it should be: take them out of one of the two"
+            f"{shared:,} of {of:,} {_units(held_out)} of data.eval are also in data.train, so the "
+            "held-out loss is too low: remove them from one of the two"
         )
 
 
-def warn_of_learnt_windows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
-    """Tells what a split has on both sides: texts that differ may have equal windows.
+def warn_of_shared_windows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
+    """Warns of windows on both sides of a split, since different documents may have equal ones.
 
-    Equal rows, and the windows of one text, are on one side.
+    Equal rows, and the windows of one document, are always on the same side.
     """
     if not (train.has_windows or held_out.has_windows):
         return
     if shared := rows_in_both(train, held_out):
         observer.warning(
             f"{shared:,} of the {held_out.num_rows:,} {_units(held_out)} that data.eval_split "
-            "holds out stand in other texts of data.train, too, so the held-out loss is lower than "
-            "it should be: take out what these texts repeat"
+            "holds out are also in other documents of data.train, so the held-out loss is too low: "
+            "remove what these documents repeat"
         )
 
 
 def warn_of_other_split(adapter: str, held_out: Dataset, observer: Observer) -> None:
-    """Tells where rows that are held out now were learnt by the run of an adapter.
+    """Warns if the held-out rows differ from those in the run of an adapter.
 
-    Its checkpoints know which rows it was measured on; the data, or what chooses rows of it, has
-    changed since where these are others.
+    They differ if the data or the settings of its rows have changed since that run.
     """
     run = find_run(adapter)
     folders = [] if run is None else checkpoint_folders(run)
     if not folders:
         return
     try:
-        measured = read_manifest(folders[-1])["held_out_data"]
-    except (CheckpointError, KeyError):  # nothing is known of it
+        fingerprint = read_manifest(folders[-1])["held_out_data"]
+    except (CheckpointError, KeyError):  # unknown
         return
-    if measured != held_out.fingerprint:
+    if fingerprint != held_out.fingerprint:
         observer.warning(
-            "data.eval_split holds other rows out than when the adapter was trained, so it may "
-            "have learnt some of them: data.train or the settings of its rows have changed since"
+            "data.eval_split holds out other rows than when the adapter was trained, so it may "
+            "have been trained on some of them: data.train or its settings have changed since"
         )
 
 
 def warn_of_long_rows(
     path: str, dataset: Dataset, positions: int | None, observer: Observer
 ) -> None:
-    """Tells of rows beyond what a model was made for."""
+    """Warns of rows that are longer than the model supports."""
     if positions is None or dataset.longest <= positions:
         return
     count = int((dataset.lengths > positions).sum())
     observer.warning(
-        f"{Path(path).name}: {count:,} of {len(dataset):,} rows are longer than the {positions:,} "
-        "tokens that the model was made for (max_position_embeddings in config.json); set "
+        f"{Path(path).name}: {count:,} of {len(dataset):,} rows are longer than the model's "
+        f"maximum of {positions:,} tokens (max_position_embeddings in config.json); set "
         f"data.max_seq_length: {positions}"
     )
 
 
-def tell_left_out(
+def warn_of_left_out(
     settings: DataConfig, path: str, dataset: Dataset, observer: Observer, *, held_out: bool
 ) -> None:
-    """Tells which files of a folder are not read, unless a split is asked for by its name."""
+    """Warns of a folder's files that are not read, unless the path names a split."""
     splits = {} if DataPlace.parse(path).split else {**dataset.left_out}
     if held_out:
         splits.pop(TRAIN, None)
-    elif settings.eval is not None:  # what it leaves out in turn is told there
+    elif settings.eval is not None:  # reading data.eval warns of what it leaves out
         splits = {name: files for name, files in splits.items() if not name}
     if not splits:
         return
     names = in_words([file for files in splits.values() for file in files])
     use, advice = ("measured on", "") if held_out else ("trained on", _how_to_measure(path, splits))
     observer.warning(
-        f"{DataPlace.parse(path).name}: of other splits, and so not {use}: {names}{advice}"
+        f"{DataPlace.parse(path).name}: files of other splits are not {use}: {names}{advice}"
     )
 
 
@@ -182,7 +186,7 @@ def _how_to_measure(path: str, splits: Iterable[str]) -> str:
         return ""
     place = Path(DataPlace.parse(path).path)
     short = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
-    return f"; data.eval: {short.as_posix()}:{split} measures on what is held out"
+    return f"; data.eval: {short.as_posix()}:{split} evaluates on the held-out split"
 
 
 def _units(dataset: Dataset) -> str:
@@ -191,31 +195,31 @@ def _units(dataset: Dataset) -> str:
 
 # ---- data sets as token ids ----------------------------------------------------------------------
 
-# What is read of a row of token ids, and what tokenizers add that says nothing more.
+# The keys that are read from a row of token ids, and redundant ones that tokenizers add.
 _READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
          "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
 Rows = str | PathLike[str] | Sequence[Any]
-"""A data set as a trainer takes it: a path, rows of a format that files have, or token ids."""
+"""A data set as a trainer takes it: a path, rows in any format of files, or token ids."""
 
 
 def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
     objective: str = "sft",
 ) -> Sequence[Any]:  # fmt: skip
-    """Rows of a format that files have as token ids; token ids stay as they are."""
+    """Encodes rows in any format of files; token ids are returned unchanged."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
         return encode_rows(dataset, tokenizer(), preparation(settings, objective), name)
     if "weight" in settings.columns:
         raise DataError(
-            f"{name} holds token ids, for which data.columns.weight names no column: leave it out"
+            f"{name} has token ids, for which data.columns.weight is not supported: leave it out"
         )
     return dataset
 
 
 def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfig:
-    """Settings of how rows become examples of an objective, from the ``data`` section."""
+    """The preprocessing of rows for an objective, from the ``data`` section."""
     return PreprocessConfig(
         max_seq_length=settings.max_seq_length,
         chat_template=settings.chat_template,
@@ -231,9 +235,9 @@ def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfi
 def prompt_of_data(
     settings: DataConfig, tokenizer: Tokenizer, objective: str = "sft"
 ) -> PromptFormat:
-    """How prompts are written for the training data that a ``data`` section names.
+    """The prompt format of the training data in a ``data`` section.
 
-    Of several sources the first with chats decides, else the first.
+    Of several sources, it is that of the first with chats, or else of the first.
     """
     kinds = [
         row_format(part.train, tokenizer, preparation(part, objective))
@@ -245,18 +249,18 @@ def prompt_of_data(
 
 
 def _is_listed(dataset: Any) -> bool:
-    """Whether it can be gone through, as a list or by number."""
+    """Whether a data set can be iterated or indexed."""
     return hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
 
 
 def is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    """Whether the rows are to be encoded: mappings that hold no token ids."""
+    """Whether rows have to be encoded: mappings without token ids."""
     first = next(iter(dataset), None)
     return isinstance(first, Mapping) and bool(first) and "input_ids" not in first
 
 
 def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
-    """Checks a data set, all of whose ids must be below ``vocab_size``, and gives it one form.
+    """Checks a data set, whose ids must all be below ``vocab_size``, and converts it.
 
     Items have ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as attributes or keys;
     ``labels`` default to the ids, and an ``attention_mask`` removes the positions where it is 0.
@@ -277,7 +281,7 @@ def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= vocab_size:
             raise DataError(
-                f"{name}[{i}] holds the token id {low if low < 0 else high}, but the "
+                f"{name}[{i}] contains the token id {low if low < 0 else high}, but the "
                 f"model's vocab_size is {vocab_size}: use the model's own tokenizer"
             )
     return Dataset(examples)
@@ -288,14 +292,14 @@ def _as_example(item: Any, where: str) -> Example:
         return item
     if not isinstance(item, Mapping) or "input_ids" not in item:
         raise DataError(
-            f"{where} must have input_ids and labels, or be a row as files have it, such as "
+            f"{where} must have input_ids and labels, or be a row in a format of files, such as "
             f'{{"text": "..."}}, got {type(item).__name__}'
         )
     unread = sorted(key for key in item if key not in _READ and is_numeric(item[key]))
     if unread:
         raise DataError(
-            f"{where} has {unread[0]}, which is not read: give labels (-100 where nothing is "
-            "learnt) or an attention_mask instead, or leave it out"
+            f"{where} has {unread[0]}, which is not supported: use labels (-100 to mask the "
+            "loss) or an attention_mask instead, or leave it out"
         )
     ids = _integers(item["input_ids"], f"{where}.input_ids")
     labels = _integers(item.get("labels", ids), f"{where}.labels")
@@ -317,7 +321,7 @@ def _integers(value: Any, where: str) -> Any:
         raise DataError(f"{where} must be a list of integers")
     numbers = np.iinfo(np.int32)
     if array.size and not (numbers.min <= array.min() and array.max() <= numbers.max):
-        raise DataError(f"{where} holds a number that is no token id: it is beyond 32 bits")
+        raise DataError(f"{where} contains a number beyond 32 bits, which is not a token id")
     return array.astype(np.int32)
 
 
@@ -326,24 +330,24 @@ def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None
     if dataset.unit == 1:
         if objective != "sft":
             raise DataError(
-                f"train.objective: {objective} learns from answers: give a path, or rows with "
+                f"train.objective: {objective} requires answers: pass a path, or rows with "
                 "chosen and rejected answers, not token ids"
             )
         return
-    alone = (dataset.lengths.reshape(-1, 2) == 0).any(axis=1)  # KTO judges each by itself
-    made_for = "kto" if alone.all() else "dpo and orpo"
+    unpaired = (dataset.lengths.reshape(-1, 2) == 0).any(axis=1)
+    made_for = "kto" if unpaired.all() else "dpo and orpo"
     if objective not in made_for.split(" and "):
         raise DataError(
-            f"{name} was prepared for train.objective {made_for}, not for {objective}: give the "
-            "rows themselves"
+            f"{name} was prepared for train.objective {made_for}, not for {objective}: pass the "
+            "original rows"
         )
 
 
-def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -> Dataset:
-    """A data set that has labels."""
+def require_labels(rows: Sequence[Any], name: str, vocabulary: int, consequence: str) -> Dataset:
+    """A checked data set, which must have labels."""
     dataset = as_dataset(rows, name, vocabulary)
     if not dataset.num_label_tokens:
-        raise DataError(f"{name} has no label at all: {otherwise}")
+        raise DataError(f"{name} has no labels at all: {consequence}")
     return dataset
 
 
@@ -353,7 +357,7 @@ def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -
 def _mixed(
     parts: Sequence[Dataset], settings: DataConfig, seed: int, observer: Observer
 ) -> Dataset:
-    """The data sets that a ``data`` section names, as the one that it makes of them."""
+    """The data set of a ``data`` section, which may be a mixture."""
     if settings.sources is None:
         return parts[0]
     portions = [MixtureSource(source.weight, source.rows) for source in settings.sources]
@@ -362,36 +366,36 @@ def _mixed(
     for each in source_figures(mixture):
         if each.rows > each.of:
             observer.note(
-                f"{each.name} has {each.of:,} rows and gives {each.rows:,} an epoch: they are "
-                f"learnt {each.rows / each.of:.3g} times"
+                f"{each.name} has {each.of:,} rows and gives {each.rows:,} per epoch: they are "
+                f"trained on {each.rows / each.of:.3g} times"
             )
     return mixture
 
 
 class SourceCounter:
-    """Counts the rows that each source of a mixture has given to a run.
+    """Counts the rows of each source of a mixture that a run has trained on.
 
-    What is learnt follows from the plan and the step alone, so nothing of it is kept.
+    They depend on the plan and the step only, so there is no state.
     """
 
     def __init__(self, dataset: Dataset, plan: BatchSampler) -> None:
-        """Counts nothing where the data set is no mixture."""
+        """Counts nothing if the data set is not a mixture."""
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
         self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
 
     def until(self, step: int) -> dict[str, int]:
-        """The rows of each source, by its name, that so many steps have learnt."""
+        """The number of rows of each source, by name, in the first ``step`` steps."""
         if self._sources is None:
             return {}
-        epochs, begun = self._plan.examples_until(step)
+        epochs, rest = self._plan.examples_until(step)
         size = len(self._names)
         rows = epochs * np.bincount(self._sources, self._shares, size)
-        rows += np.bincount(self._sources[begun], self._shares[begun], size)
+        rows += np.bincount(self._sources[rest], self._shares[rest], size)
         return dict(zip(self._names, map(round, rows.tolist()), strict=True))
 
 
 def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
-    """What each source gives; none of a data set that is no mixture."""
+    """The rows and tokens of each source of a mixture; empty for other data sets."""
     names, sources = dataset.source_names, dataset.source_of
     if sources is None:
         return ()
@@ -404,7 +408,7 @@ def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
 
 
 def _shares_of_rows(dataset: Dataset) -> npt.NDArray[np.float64]:
-    """Which part of its row each example is: half of a pair, all of an answer that stands alone."""
+    """The share of its row that each example has: half for a paired answer, otherwise all."""
     if dataset.unit == 1:
         return np.ones(len(dataset))
     present = dataset.lengths.reshape(-1, dataset.unit) > 0
@@ -421,21 +425,20 @@ def _name(path: str) -> str:
 
 
 def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
-    """Refuses a tokenizer that makes ids which the model does not have."""
+    """Refuses token ids beyond the model's vocabulary."""
     if dataset.max_token_id < vocabulary:
         return
     for number, example in enumerate(dataset, 1):
         largest = int(example.input_ids.max(initial=-1))
         if largest >= vocabulary:
             raise DataError(
-                f"{path}: example {number} has the token id {largest}, but the model knows only "
-                f"{vocabulary} (vocab_size in config.json): put the model's own tokenizer.json "
-                "into its folder"
+                f"{path}: example {number} has the token id {largest}, but the model's vocab_size "
+                f"(config.json) is {vocabulary}: put the model's own tokenizer.json into its folder"
             )
 
 
 class DataReader:
-    """Reads the data of a run: what its configuration names, or what a program hands over."""
+    """Reads the data of a run, from its configuration or from a program."""
 
     def __init__(
         self, config: Config, tokenizer: Callable[[], Tokenizer], observer: Observer, *,
@@ -444,14 +447,8 @@ class DataReader:
     ) -> None:  # fmt: skip
         """Reads nothing yet.
 
-        Args:
-            config: The settings.
-            tokenizer: Gives the tokenizer, where one is needed.
-            observer: Told what a user should know of the data.
-            vocabulary: Every token id must be below it; None where there is no model.
-            positions: Tokens that the model was made for, if that is known.
-            train: The training data; None for ``data.train``, and then for ``data.eval``, too.
-            held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
+        Token ids must be below ``vocabulary``, and rows should not exceed ``positions``. Without
+        ``train`` and ``held_out``, the data is that of the configuration.
         """
         self._config = config
         self._tokenizer = tokenizer
@@ -462,41 +459,41 @@ class DataReader:
             self._held_out = config.data.eval
 
     def read(self) -> tuple[Dataset, Dataset | None]:
-        """Reads what is learnt and what is measured."""
-        learnt = self._whole()
+        """Reads the training data and the held-out data, if there is any."""
+        train = self._whole()
         if self._held_out is not None:
-            measured = self._measured(self._held_out)
-            warn_of_learnt_rows(learnt, measured, self._observer)
-            return learnt, measured
+            held_out = self._read_held_out(self._held_out)
+            warn_of_shared_rows(train, held_out, self._observer)
+            return train, held_out
         if self._config.data.eval_split is None:
-            return learnt, None
-        learnt, measured = self._split(learnt, self._config.data.eval_split)
-        warn_of_learnt_windows(learnt, measured, self._observer)
-        return learnt, measured
+            return train, None
+        train, held_out = self._split(train, self._config.data.eval_split)
+        warn_of_shared_windows(train, held_out, self._observer)
+        return train, held_out
 
     def read_one(self, *, held_out: bool) -> Dataset:
-        """Reads what is learnt, or what is measured, by itself."""
+        """Reads only the training data, or only the held-out data."""
         if held_out and self._held_out is not None:
-            return self._measured(self._held_out)
+            return self._read_held_out(self._held_out)
         whole, split = self._whole(), self._config.data.eval_split
         return whole if split is None else self._split(whole, split)[held_out]
 
     def _whole(self) -> Dataset:
-        """What is learnt, together with what is held out of it."""
+        """The training data before rows are held out."""
         if self._train is not None:
             return self._dataset(self._train, "train_dataset", self._config.data)
         settings = self._config.require_train()
         parts = [self._dataset(str(each.train), "", each) for each in settings.parts()]
         return _mixed(parts, settings, self._config.train.seed, self._observer)
 
-    def _measured(self, rows: Rows) -> Dataset:
+    def _read_held_out(self, rows: Rows) -> Dataset:
         return self._dataset(rows, "eval_dataset", self._config.data, held_out=True)
 
     def _split(self, whole: Dataset, size: float) -> tuple[Dataset, Dataset]:
         return train_test_split(whole, size, self._config.train.seed)
 
     def prompt(self) -> PromptFormat | None:
-        """How prompts are written for what is learnt; None of token ids, which do not say it."""
+        """The prompt format of the training data; None for token ids."""
         settings, objective = self._config.data, self._config.train.objective
         train = self._train
         if train is None:
@@ -509,7 +506,7 @@ class DataReader:
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
-        """A data set whose ids the model has."""
+        """A data set whose ids are within the vocabulary."""
         objective = self._config.train.objective
         if isinstance(rows, str | PathLike):
             name = fspath(rows)
@@ -519,7 +516,7 @@ class DataReader:
         else:
             tokens = encoded(rows, name, self._tokenizer, settings, objective)
             dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
-            if tokens is rows:  # who has made token ids of it has been told
+            if tokens is rows:  # token ids: whoever encoded them got the warnings
                 return dataset
             for text in dataset.warnings:
                 self._observer.warning(text)
@@ -527,7 +524,7 @@ class DataReader:
         return dataset
 
     def _of_files(self, path: str, settings: DataConfig, *, held_out: bool) -> Dataset:
-        """Reads and encodes files, or takes what an earlier run prepared."""
+        """Reads and encodes files, or reads the cache of an earlier run."""
         name, observer = Path(path).name, self._observer
         observer.activity(f"preparing {name}")
         dataset = load_dataset(
@@ -542,5 +539,5 @@ class DataReader:
         observer.activity("")
         for text in dataset.warnings:
             observer.warning(text)
-        tell_left_out(settings, path, dataset, observer, held_out=held_out)
+        warn_of_left_out(settings, path, dataset, observer, held_out=held_out)
         return dataset

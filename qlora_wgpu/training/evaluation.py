@@ -1,13 +1,17 @@
-"""The held-out loss: when it is measured, how, and what follows from it."""
+"""Held-out loss and sample texts, which a run computes between two steps.
+
+``samples.jsonl`` has a row for each text: ``step, prompt, expected, text``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Protocol
 
 from qlora_wgpu.config import EvalConfig
-from qlora_wgpu.config.values import LOSS
+from qlora_wgpu.config.values import AT_EVALUATIONS, LOSS
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
@@ -16,9 +20,11 @@ from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
-from qlora_wgpu.training.divergence import Plateau
 from qlora_wgpu.training.executor import Executor, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.observers import Written
+from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
+from qlora_wgpu.training.run_folder import RunLog
 from qlora_wgpu.training.step_log import answer_metrics
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ def held_out_loss(
     max_length: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LossSums:
-    """The loss summed over all labels of a data set, their number and hits."""
+    """The loss summed over all label tokens of a data set, their number and hits."""
     longest = max(max_length, rows.longest)
 
     def batches() -> Iterator[Batch]:
@@ -55,7 +61,7 @@ def answer_sums(
     batch_size: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[float]:
-    """Loss, number of pairs or answers, and metrics, summed over all answers of a data set."""
+    """Loss, number of pairs or answers, and metrics, each summed over a data set."""
     preference = model.options.objective.preference
     assert preference is not None
 
@@ -72,30 +78,30 @@ class Evaluator:
     """Measures a run's held-out loss, and keeps the best adapter."""
 
     def __init__(self, run: Run) -> None:
-        """Without held-out data it never measures."""
+        """Without held-out data, nothing is ever measured."""
         self._run = run
         self._rows = run.held_out
         self._every = steps_between(run.config.eval.eval_steps, run.total_steps)
 
     @property
     def is_pending(self) -> bool:
-        """Whether the adapter as it is has not been measured."""
+        """Whether the current adapter has not been evaluated."""
         return self._rows is not None and self._run.state.eval_step != self._run.state.step
 
     def is_due(self, step: int) -> bool:
-        """Whether the held-out loss is measured after a step."""
+        """Whether an evaluation follows a step."""
         return self._rows is not None and self._every > 0 and step % self._every == 0
 
     @property
     def has_stalled(self) -> bool:
-        """Whether no evaluation was better for as long as the user had patience."""
+        """Whether no evaluation improved for ``early_stopping_patience`` evaluations."""
         settings, state = self._run.config.eval, self._run.state
         patience = settings.early_stopping_patience
-        is_same = state.aim == settings.aim  # else it is another figure that was no better
+        is_same = state.aim == settings.aim  # otherwise the count is of another metric
         return is_same and patience is not None and state.without_gain >= patience
 
     def measure(self, step: int) -> float | None:
-        """The mean loss per label token, or per pair or answer, logged; None without data."""
+        """Measures and logs the mean loss per label token, pair or answer; None without data."""
         if self._rows is None:
             return None
         with self._run.throughput.paused():
@@ -105,12 +111,12 @@ class Evaluator:
         run = self._run
         if (answers := run.held_out_answers) is not None:
             given = run.model, run.executor, answers, rows, run.config.rows_at_once
-            loss, count, *metrics = answer_sums(*given, self._tell)
+            loss, count, *metrics = answer_sums(*given, self._progress)
             found = {"eval_loss": loss / count}
             found |= answer_metrics(run.config.train, metrics, "eval_")
         else:
             size = run.config.train.per_device_train_batch_size
-            sums = held_out_loss(run.executor, rows, size, run.longest, self._tell)
+            sums = held_out_loss(run.executor, rows, size, run.longest, self._progress)
             accuracy = sums.correct / sums.tokens
             found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
         run.events.activity("")
@@ -119,36 +125,36 @@ class Evaluator:
             if step == 0:
                 raise run.failure_at_start("the held-out loss is not finite")
             raise run.failure(f"the held-out loss is not finite after step {step}")
-        name = run.config.eval.metric_for_best_model  # the figure that says what is best
-        figure = found[f"eval_{name}"]
-        if not math.isfinite(figure):
+        name = run.config.eval.metric_for_best_model
+        metric = found[f"eval_{name}"]
+        if not math.isfinite(metric):
             raise run.failure(f"the held-out {name} is not finite after step {step}")
         row = {"step": step, **found}
         run.folder.log.append(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
-            self._follow_plateau(run.state.plateau, figure, step)
-        best = run.state.evaluated(loss, figure, step, run.config.eval)
+            self._follow_plateau(run.state.plateau, metric, step)
+        best = run.state.evaluated(loss, metric, step, run.config.eval)
         if best and run.keeps_best:
-            self._keep_best(step, loss, figure)
-        run.evaluated(row)  # who is told may stop or save the run: all is noted by now
+            self._keep_best(step, loss, metric)
+        run.evaluated(row)  # last, since observers may stop or save the run
         return loss
 
-    def _follow_plateau(self, plateau: Plateau, figure: float, step: int) -> None:
+    def _follow_plateau(self, plateau: Plateau, metric: float, step: int) -> None:
         before, settings = plateau.rate, self._run.config.eval
-        if plateau.measured(figure, self._run.config.optim, more_is_better=settings.more_is_better):
+        if plateau.measured(metric, self._run.config.optim, more_is_better=settings.more_is_better):
             self._run.events.note(
-                f"step {step}: {plateau_message(settings)}, so the learning rate goes from "
+                f"step {step}: {plateau_message(settings)}, so the learning rate is reduced from "
                 f"{before:.3g} to {plateau.rate:.3g}"
             )
 
-    def _tell(self, done: int, total: int) -> None:
+    def _progress(self, done: int, total: int) -> None:
         self._run.events.activity(f"held-out loss: {done:,} of {total:,} rows")
 
-    def _keep_best(self, step: int, loss: float, figure: float) -> None:
-        """Keeps the adapter in memory, and on the disk if that takes it."""
+    def _keep_best(self, step: int, loss: float, metric: float) -> None:
+        """Keeps the adapter in memory, and on disk if it can be written."""
         run = self._run
         parameters = run.model.read_flat(run.model.adapter.parameters).copy()
-        run.best = BestAdapter(step, loss, figure, run.config.eval.aim, parameters)
+        run.best = BestAdapter(step, loss, metric, run.config.eval.aim, parameters)
         try:
             run.save_best()
         except CheckpointError as err:
@@ -158,7 +164,7 @@ class Evaluator:
 
 
 def plateau_message(settings: EvalConfig) -> str:
-    """Words for evaluations that are no better than those before."""
+    """That evaluations no longer improve, in words."""
     name = settings.metric_for_best_model
     if name == LOSS:
         return "the held-out loss no longer falls"
@@ -166,7 +172,66 @@ def plateau_message(settings: EvalConfig) -> str:
 
 
 def steps_between(eval_steps: float, total: int) -> int:
-    """Whole numbers are steps, 0 is the end only, and a fraction is of all steps."""
+    """The interval of evaluations: steps, 0 for the end only, or a share of all steps below 1."""
     if eval_steps >= 1 or eval_steps == 0:
         return int(eval_steps)
     return max(1, round(total * eval_steps))
+
+
+class SampleGenerator(Protocol):
+    """Generates the sample texts of a run."""
+
+    @property
+    def first(self) -> Sequence[Written]:
+        """The texts generated before the first step."""
+
+    def write(self) -> Iterator[Written]:
+        """Continues one prompt after another with the current model."""
+
+
+class SampleLogger:
+    """Generates and logs a run's sample texts between two steps."""
+
+    def __init__(self, run: Run, texts: SampleGenerator | None, evaluator: Evaluator) -> None:
+        """Without texts, nothing is ever generated."""
+        self._run = run
+        self._texts = texts
+        self._evaluator = evaluator
+        every = run.config.eval.sample_steps
+        self._every: int | None = None
+        if every != AT_EVALUATIONS:
+            self._every = steps_between(float(every), run.total_steps)
+
+    def is_due(self, step: int) -> bool:
+        """Whether texts are generated after a step."""
+        if self._texts is None:
+            return False
+        if self._every is None:
+            return self._evaluator.is_due(step)
+        return self._every > 0 and step % self._every == 0
+
+    def keep_first(self) -> None:
+        """Logs the texts generated before the first step."""
+        if self._texts is not None:
+            log_texts(self._run.folder.texts, 0, self._texts.first)
+
+    def write(self, step: int) -> None:
+        """Generates and logs all texts, or logs none if the run is stopped meanwhile."""
+        assert self._texts is not None
+        run, written = self._run, list[Written]()
+        run.events.activity("generating samples")
+        with run.throughput.paused():
+            for text in self._texts.write():
+                written.append(text)
+                if run.stop.requested:
+                    break
+        run.events.activity("")
+        if not run.stop.requested:
+            log_texts(run.folder.texts, step, written)
+            run.events.written(step, written)
+
+
+def log_texts(log: RunLog, step: int, texts: Sequence[Written]) -> None:
+    """Appends texts to ``samples.jsonl``."""
+    for text in texts:
+        log.append({"step": step, **asdict(text)})

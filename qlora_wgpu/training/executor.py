@@ -1,4 +1,4 @@
-"""Where micro-batches are computed, on the run's own device or elsewhere, and how fast."""
+"""Executors of micro-batches, on the run's own device or a cluster, and their throughput."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerFigures
 from qlora_wgpu.training.preferences import PreferenceBatch
 
-# ---- how fast ------------------------------------------------------------------------------------
+# ---- throughput ----------------------------------------------------------------------------------
 
 _WINDOW = 10  # steps
 
 
 class ThroughputMeter:
-    """Measures over a window of steps: figures of two steps may arrive together."""
+    """Tokens per second over a window of steps, since the metrics of two may arrive together."""
 
     def __init__(self) -> None:
-        """Starts stopped at zero."""
+        """Starts at zero, stopped."""
         self._marks: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._tokens = 0
         self._paused = 0.0
@@ -34,12 +34,12 @@ class ThroughputMeter:
         return time.perf_counter() - self._paused
 
     def start(self) -> None:
-        """The first step begins."""
+        """Marks the start of the first step."""
         self._marks.append((self._now(), self._tokens))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While it is entered, time does not count."""
+        """While it is entered, time is not counted."""
         begin = time.perf_counter()
         try:
             yield
@@ -47,22 +47,22 @@ class ThroughputMeter:
             self._paused += time.perf_counter() - begin
 
     def add(self, tokens: int) -> None:
-        """A step with this many tokens has ended."""
+        """Marks the end of a step with this many tokens."""
         self._tokens += tokens
         self._marks.append((self._now(), self._tokens))
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the steps of the window."""
+        """The throughput over the window."""
         (t0, n0), (t1, n1) = self._marks[0], self._marks[-1]
         return (n1 - n0) / max(t1 - t0, 1e-9)
 
 
-# ---- micro-batches, and what computes them -------------------------------------------------------
+# ---- executors -----------------------------------------------------------------------------------
 
 Arrays = tuple[Any, Any, Any]
 Done = Callable[[int], None]
-"""Told how many micro-batches are done, before the next."""
+"""Called with the number of finished micro-batches before each one."""
 _QUEUED_BATCHES = 16
 
 
@@ -72,20 +72,20 @@ class MicroBatch:
 
     ids: IntArray  # token ids (batch, seq)
     targets: IntArray  # what each position predicts, (batch, seq)
-    mask: IntArray  # 0 for padding, else the number of the sample within its row, (batch, seq)
-    dropout_key: int | None  # the key of its dropout masks and noise; None without
-    tokens: int  # its tokens, padding not counted
-    # Each target's weight in the loss, float32 (batch, seq); None where all are one
+    mask: IntArray  # 0 for padding, otherwise the sample's number within its row, (batch, seq)
+    dropout_key: int | None  # the key of its dropout masks and noise, if any
+    tokens: int  # its tokens, without padding
+    # Each target's weight in the loss, float32 (batch, seq); None if all are one
     weights: FloatArray | None = None
-    samples: PreferenceInputs | None = None  # what an objective over answers knows of them
-    # Whether only its answers' divergence from the reference is added up
+    samples: PreferenceInputs | None = None  # the inputs of DPO, ORPO and KTO
+    # Whether only the divergence from the reference model is computed
     is_measured: bool = False
 
     @classmethod
     def of_answers(
         cls, model: AdapterModel, made: PreferenceBatch, dropout_key: int | None = None
     ) -> MicroBatch:
-        """One of answers, checked."""
+        """A checked micro-batch of answers."""
         batch = made.batch
         return cls(
             *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
@@ -97,30 +97,29 @@ class MicroBatch:
 
 
 class MeasuresLoss(Protocol):
-    """Base and adapter, wherever they are."""
+    """Computes held-out losses of base and adapter."""
 
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
-        """The loss summed over all labels of some batches, their number and hits; no gradient.
+        """The loss summed over all label tokens of some batches, their number and hits.
 
-        Args:
-            batches: Token ids, labels and mask, each (batch, seq).
+        Batches are token ids, labels and mask, each (batch, seq).
         """
 
 
 class Executor(MeasuresLoss, Protocol):
-    """Adds up what micro-batches give; the sums end on the device of the run's adapter.
+    """Computes micro-batches and sums their results on the device of the run's adapter.
 
-    Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
+    The sums of all executors are bit-identical: each micro-batch is one term, in order.
     """
 
     def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
-        """Makes ready what steps of this shape and kind need."""
+        """Compiles and allocates what steps of this shape and kind need."""
 
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing."""
+        """The flat parameters of an adapter that changes nothing."""
 
     def devices(self) -> list[tuple[str, str]]:
-        """Of whatever computes, or has so far: a device's name, and how its kernels are cut."""
+        """The name and kernel profile of each device used so far."""
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterable[FloatArray]:
         """The summed log probability of each answer of some micro-batches, float32."""
@@ -129,17 +128,17 @@ class Executor(MeasuresLoss, Protocol):
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
-        """Adds gradients, losses, label tokens and hits of a step; they may still be on the way."""
+        """Adds up a step's gradients, losses, label tokens and hits; may return before the end."""
 
     def figures(self) -> tuple[WorkerFigures, ...]:
-        """What each worker has done since the last call; none on the run's own device."""
+        """What each cluster worker has done since the last call."""
 
 
 class LocalExecutor:
-    """The device of the run's model."""
+    """Computes micro-batches on the device of the run's model."""
 
     def __init__(self, model: QLoRAModel, throughput: ThroughputMeter | None = None) -> None:
-        """Has compiled nothing yet."""
+        """Compiles nothing yet."""
         self._model = model
         self._throughput = throughput or ThroughputMeter()
         self._shapes: set[tuple[int, int]] = set()
@@ -149,7 +148,7 @@ class LocalExecutor:
         self._model.program(kind, batch, seq)
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
-        """Queues them, each before the next one is made; does not wait."""
+        """Queues each micro-batch before the next is encoded, without waiting for the device."""
         for batch in batches:
             if batch.is_measured:
                 given = batch.ids, batch.targets, batch.mask, batch.samples
@@ -163,30 +162,30 @@ class LocalExecutor:
         return True
 
     def _compile(self, shape: tuple[int, ...]) -> None:
-        """Compiles a shape that is met for the first time, off the clock."""
+        """Compiles a new shape; that time is not counted."""
         rows, length = shape
         if (rows, length) in self._shapes:
             return
         self._shapes.add((rows, length))
-        self._model.read_stats()  # waits: time in which the device works does count
+        self._model.read_stats()  # waits, since the time that the device computes is counted
         with self._throughput.paused():
             self._model.prepare(rows, length)
 
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
-        """The loss summed over all labels of some batches, their number and hits."""
+        """The loss summed over all label tokens of some batches, their number and hits."""
         return self._model.summed_loss(batches)
 
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing."""
+        """The flat parameters of an adapter that changes nothing."""
         return self._model.neutral
 
     def devices(self) -> list[tuple[str, str]]:
-        """The model's: its name, and how its kernels are cut."""
+        """The name and kernel profile of the model's device."""
         device = self._model.device
         return [(device.name, repr(device.profile))]
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
-        """The summed log probability of each answer, a micro-batch at a time."""
+        """The summed log probability of each answer, by micro-batch."""
         for number, batch in enumerate(batches):
             done(number)
             assert batch.samples is not None
@@ -209,5 +208,5 @@ class LocalExecutor:
         return stats
 
     def figures(self) -> tuple[WorkerFigures, ...]:
-        """None: the run's own figures say all."""
+        """There are no workers."""
         return ()

@@ -1,4 +1,4 @@
-"""A run's end: the last evaluation, the final adapter, and a checkpoint that knows it is over."""
+"""A run's end: the last evaluation, the final adapter with its prompt files, and the result."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.checkpoint import recover, remove, write_file
-from qlora_wgpu.errors import CallbackError, CheckpointError, option
-from qlora_wgpu.files import file_text
+from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
+from qlora_wgpu.data import PromptFormat, save_prompt_files
+from qlora_wgpu.errors import CallbackError, CheckpointError, QLoRAError, option
+from qlora_wgpu.files import exists, file_text
 from qlora_wgpu.limits import KIB
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.result import TrainResult
+from qlora_wgpu.training.observers import Observer, TrainResult
 from qlora_wgpu.training.step_log import log_window
 
 if TYPE_CHECKING:
@@ -27,14 +31,14 @@ if TYPE_CHECKING:
 
 
 def finish(run: Run, evaluator: Evaluator) -> None:
-    """Measures and writes what a run ends with; the model has the final adapter then.
+    """Evaluates and writes the final adapter, which the model then has.
 
-    A kill at any point leaves a run that goes on and ends in the same way: that it is finished is
-    written last.
+    That the run is finished is written last, so a run killed before can be resumed and ends in the
+    same way.
     """
     log_window(run)
     if run.saved_at != run.state.step:
-        run.save()  # measuring may take long, and an adapter alone cannot be gone on with
+        run.save()  # evaluation may take long, and an adapter alone cannot be resumed
     if evaluator.is_pending:
         evaluator.measure(run.state.step)
     _adopt_best(run)
@@ -44,86 +48,80 @@ def finish(run: Run, evaluator: Evaluator) -> None:
     if not run.save():
         run.state.finished = False
     for folder in forget_rescued(run.folder.path) if run.state.finished else ():
-        run.events.note(f"{folder} is removed: the run has ended, and its adapter is in place")
-    _put_best(run)
+        run.events.note(f"{folder} is removed: the run has ended, and its adapter is in its folder")
+    _load_best(run)
 
 
 def interrupt(run: Run) -> None:
-    """Writes what a stopped run goes on from."""
+    """Writes a checkpoint and the adapter of a stopped run."""
     run.model.zero_gradient()
     saved = run.saved_at == run.state.step or run.save()
     _save_adapter(run)
     if not saved:
         raise CheckpointError(
-            f"the run was stopped after step {run.state.step}, and its state could not be saved: "
-            f"{option('resume')} goes on from an older checkpoint, if there is one in "
+            f"the run was stopped after step {run.state.step}, but its state could not be saved: "
+            f"{option('resume')} continues from an older checkpoint, if there is one in "
             f"{run.folder.checkpoints}; its adapter is in {run.folder.adapter}"
         )
 
 
 def reopen_finished(run: Run) -> None:
-    """Makes sure that a finished run has its adapter, and gives it to the model."""
+    """Restores a finished run's adapter, on disk and in the model."""
     run.events.note(
-        f"the run in {run.folder.path} is finished, after {run.state.step} steps: nothing is left "
-        "to train"
+        f"the run in {run.folder.path} is finished after {run.state.step} steps: there is nothing "
+        "left to train"
     )
-    if not _is_whole(run):
+    try:
+        load_adapter(run.folder.adapter)
+    except CheckpointError:
         _adopt_best(run)
         with _final_parameters(run):
             _save_adapter(run)
-    _put_best(run)
+    _load_best(run)
 
 
 def check_ended(run: Run) -> None:
-    """Tells of an observer that has failed at a run's end."""
+    """Raises the error of an observer that has failed at a run's end."""
     failure = run.events.failure
     if failure is None:
         return
-    what = f"finished, and its adapter is in {run.folder.adapter}"
+    state = f"finished, and its adapter is in {run.folder.adapter}"
     if not run.state.finished:
-        what = f"saved after step {run.state.step}, and {option('resume')} goes on"
-    raise CallbackError(f"{failure}; the run is {what}") from failure.__cause__
+        state = f"saved after step {run.state.step}, and {option('resume')} continues it"
+    raise CallbackError(f"{failure}; the run is {state}") from failure.__cause__
 
 
 def _adopt_best(run: Run) -> None:
-    """The best adapter that is kept is the one that the result names."""
+    """Makes the best adapter the final one, with ``load_best_model_at_end``."""
     if not run.config.eval.load_best_model_at_end:
         return
     if run.best is None:
         if run.state.best_loss is not None and run.state.best_step != run.state.step:
-            run.events.warning("the best adapter was not kept: the last one is the final one")
+            run.events.warning("the best adapter was not kept: the final adapter is the last one")
         return
     state, best = run.state, run.best
     state.best_loss, state.best_figure, state.best_step = best.loss, best.figure, best.step
     if run.best.step == 0:
         run.events.warning(
-            "no evaluation was better than the one before training: the final adapter is the one "
-            "that the run began with"
+            "no evaluation was better than the one before training: the final adapter is the "
+            "initial one"
         )
 
 
 @contextmanager
 def _final_parameters(run: Run) -> Iterator[None]:
-    """While it is entered, the model has the final adapter; checkpoints keep the last one."""
+    """While it is entered, the model has the final adapter, afterwards the last one again."""
     last = run.model.read_flat(run.model.adapter.parameters).copy()
-    _put_best(run)
+    _load_best(run)
     try:
         yield
     finally:
         run.model.write_parameters(last)
 
 
-def _put_best(run: Run) -> None:
+def _load_best(run: Run) -> None:
     if run.config.eval.load_best_model_at_end and run.best is not None:
         run.model.write_parameters(run.best.parameters)
-
-
-def _is_whole(run: Run) -> bool:
-    try:
-        load_adapter(run.folder.adapter)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _save_adapter(run: Run) -> None:
@@ -132,15 +130,15 @@ def _save_adapter(run: Run) -> None:
         recover(run.folder.adapter)
         run.model.save_adapter(run.folder.adapter)
     except CheckpointError as err:
-        elsewhere = save_elsewhere(run.folder.path, run.model.save_adapter)
-        where = f"is in {elsewhere}" if elsewhere else "could not be saved anywhere else, either"
+        rescued = save_elsewhere(run.folder.path, run.model.save_adapter)
+        where = f"is in {rescued}" if rescued else "could not be saved anywhere else either"
         raise CheckpointError(f"{err}; the adapter after step {run.state.step} {where}") from err
     run.tidy()
     run.wrote(run.folder.adapter)
 
 
 def result_of(run: Run, *, was_finished: bool) -> TrainResult:
-    """The figures of a run that has ended."""
+    """The result of a run that has ended."""
     state, interrupted = run.state, run.stop.requested
     return TrainResult(
         steps=state.step,
@@ -164,13 +162,38 @@ def result_of(run: Run, *, was_finished: bool) -> TrainResult:
     )
 
 
-# ---- an adapter that its run's folder does not take ----------------------------------------------
+# ---- the prompt format of an adapter -------------------------------------------------------------
+
+
+def keep_prompt(
+    settings: Config, source: Path, prompt: PromptFormat, result: TrainResult, observer: Observer
+) -> None:
+    """Writes the tokenizer, the chat template and the prompt format into the adapter's folder.
+
+    Those of a run that was already finished are kept. A failure is a warning, not an error.
+    """
+    folder = result.adapter_dir
+    if result.was_finished and exists(folder / PROMPT_FORMAT):
+        return
+    try:
+        save_prompt(settings, source, prompt, folder)
+    except QLoRAError as err:
+        observer.warning(f"the adapter was saved, but its prompt format was not: {err}")
+
+
+def save_prompt(settings: Config, source: Path, prompt: PromptFormat, folder: Path) -> None:
+    """Writes the tokenizer, the chat template and the prompt format into a folder."""
+    name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
+    save_prompt_files(folder, source, prompt, name if name in BUILT_IN_CHAT_TEMPLATES else None)
+
+
+# ---- rescued adapters ----------------------------------------------------------------------------
 
 _RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
 
 
 def save_elsewhere(run: Path, save: Callable[[Path], None]) -> Path | None:
-    """Saves something in the first place that takes it; its folder, or None without one."""
+    """Saves an adapter in the first folder that can be written; None if there is none."""
     for place in _PLACES:
         try:
             folder = Path(tempfile.mkdtemp(prefix=f"{run.name}-", dir=place()))
@@ -183,7 +206,7 @@ def save_elsewhere(run: Path, save: Callable[[Path], None]) -> Path | None:
 
 
 def forget_rescued(run: Path) -> list[Path]:
-    """Removes what was rescued of a run that has ended well since; the folders."""
+    """Removes the rescued adapters of a run that has ended successfully; returns their folders."""
     removed = []
     for place in _PLACES:
         with suppress(OSError, CheckpointError, UnicodeError):
@@ -202,4 +225,4 @@ def _cache() -> Path:
 
 
 _PLACES: tuple[Callable[[], Path], ...] = (_cache, lambda: Path(tempfile.gettempdir()), Path.cwd)
-"""The user's cache, the system's temporary folder, the present one."""
+"""The user's cache, the system's temporary folder, the current one."""

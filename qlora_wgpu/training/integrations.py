@@ -24,17 +24,17 @@ _ID, _ID_BYTES = re.compile(r"[\w-]{1,128}"), 1024
 
 
 class Service(Observer):
-    """Gets the rows of metrics.jsonl, each value by a name such as ``train/loss``."""
+    """Logs the rows of metrics.jsonl to a service, by names such as ``train/loss``."""
 
     def step(self, row: Row) -> None:
-        """Passes the row on."""
-        self._pass_on("train", row)
+        """Logs a step."""
+        self._log_row("train", row)
 
     def evaluation(self, row: Row) -> None:
-        """Passes the row on."""
-        self._pass_on("eval", row)
+        """Logs an evaluation."""
+        self._log_row("eval", row)
 
-    def _pass_on(self, section: str, row: Row) -> None:
+    def _log_row(self, section: str, row: Row) -> None:
         self.log({f"{section}/{key}": value for key, value in flat(row).items()}, row["step"])
 
     def log(self, values: dict[str, Any], step: int) -> None:
@@ -42,11 +42,11 @@ class Service(Observer):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends what was begun there."""
+        """Ends the run at the service."""
 
 
 class TensorBoard(Service):
-    """Writes event files that ``tensorboard --logdir`` shows."""
+    """Writes event files for ``tensorboard --logdir``."""
 
     def __init__(self, folder: Path) -> None:
         """Writes nothing yet."""
@@ -58,34 +58,33 @@ class TensorBoard(Service):
         self._file: Path | None = None
 
     def log(self, values: dict[str, Any], step: int) -> None:
-        """Appends them to a file that is begun with the first."""
+        """Appends the values to a file that is created for the first ones."""
         named = [self._summary.Value(tag=k, simple_value=float(v)) for k, v in values.items()]
         if self._file is None:
-            self._file = self._begun()
+            self._file = self._new_file()
         self._append(self._file, self._event(step=step, summary=self._summary(value=named)))
 
-    def _begun(self) -> Path:
+    def _new_file(self) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
         self._append(self._folder / name, self._event(file_version="brain.Event:2"))
         return self._folder / name
 
     def _append(self, path: Path, event: Any) -> None:
-        """Without TensorBoard's thread, so that what cannot be written is an error here."""
+        """Writes without TensorBoard's thread, so that a failure raises an error here."""
         event.wall_time = time.time()
         with path.open("ab") as file:
             self._writer(file).write(event.SerializeToString())
 
 
 class WeightsAndBiases(Service):
-    """Logs to Weights & Biases, as its own settings and environment say.
+    """Logs to Weights & Biases, with its own settings and environment variables.
 
-    The run's folder keeps under which id it is known there, so that a run that goes on goes on
-    there, too.
+    The run's folder stores its id there, so that a resumed run continues there.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
-        """Begins a run there, or goes on with the one in the folder; shows its settings."""
+        """Starts a run with this configuration, or resumes the one in the folder."""
         wandb = _required("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         self._id_file = RunPaths(folder).wandb_id
@@ -94,46 +93,46 @@ class WeightsAndBiases(Service):
         try:
             self._run = wandb.init(dir=str(folder), name=folder.name, config=config, **same)
         except Exception as err:  # wandb's errors have no common base
-            raise ConfigError(f"Weights & Biases cannot begin a run: {err}") from err
+            raise ConfigError(f"Weights & Biases cannot start a run: {err}") from err
         self._has_kept_id = False
 
     def log(self, values: dict[str, Any], step: int) -> None:
-        """Logs them; the id is kept with the first, when the run's folder is its own."""
+        """Logs the values; the first time, when the run owns its folder, stores the id."""
         self._run.log(values, step=step)
         if not self._has_kept_id:
             self._has_kept_id = True
             write_file(self._id_file, f"{self._run.id}\n".encode())
 
     def close(self) -> None:
-        """Ends the run there, so that another one may begin in this process."""
+        """Ends the run, so that another one may start in this process."""
         self._run.finish()
 
 
 class Trackio(Service):
-    """Logs to trackio, on this machine or where its own environment variables say.
+    """Logs to trackio, on this machine or where its environment variables direct it.
 
-    A run has its folder's name there, in the project that ``TRACKIO_PROJECT`` names.
+    The run has the name of its folder, in the project ``TRACKIO_PROJECT``.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
-        """Begins a run there, or goes on with the one of that name; shows its settings."""
+        """Starts a run with this configuration, or resumes the one of that name."""
         self._trackio = _required("trackio")
         project = os.environ.get("TRACKIO_PROJECT") or "qlora-wgpu"
         try:
-            with redirect_stdout(StringIO()):  # it prints as if it were alone
+            with redirect_stdout(StringIO()):  # it prints to the terminal
                 self._run = self._trackio.init(
                     project=project, name=folder.name, config=config, embed=False,
                     resume="allow" if resume else "never",
                 )  # fmt: skip
         except Exception as err:  # its errors have no common base
-            raise ConfigError(f"trackio cannot begin a run: {err}") from err
+            raise ConfigError(f"trackio cannot start a run: {err}") from err
 
     def log(self, values: dict[str, Any], step: int) -> None:
-        """Logs them."""
+        """Logs the values."""
         self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Ends the run there; what it still has to write is written."""
+        """Ends the run after writing everything."""
         with redirect_stdout(StringIO()):
             self._trackio.finish()
 
@@ -149,7 +148,7 @@ def _required(package: str, module: str = "") -> Any:
 
 
 def _kept_id(path: Path) -> str | None:
-    """The id in a run's folder; None where there is none."""
+    """The id stored in a run's folder, if any."""
     try:
         text = file_text(path, _ID_BYTES).strip()
     except (OSError, ValueError):
@@ -158,7 +157,7 @@ def _kept_id(path: Path) -> str | None:
 
 
 def flat(row: Row) -> dict[str, Any]:
-    """A row's values without its step, each by itself, such as ``workers/0/share``."""
+    """A row's values without its step, flattened to names such as ``workers/0/share``."""
     values: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, dict):
@@ -171,13 +170,13 @@ def flat(row: Row) -> dict[str, Any]:
 def services(
     names: Sequence[str], folder: Path, config: dict[str, Any], *, resume: bool = False
 ) -> list[Service]:
-    """The services that ``log.report_to`` names, for the run in a folder that may go on."""
-    begun: list[Service] = []
+    """Starts the services that ``log.report_to`` names, for the run in a folder."""
+    started: list[Service] = []
     for name in names:
         if name == "tensorboard":
-            begun.append(TensorBoard(RunPaths(folder).tensorboard))
+            started.append(TensorBoard(RunPaths(folder).tensorboard))
         elif name == "trackio":
-            begun.append(Trackio(folder, config, resume=resume))
+            started.append(Trackio(folder, config, resume=resume))
         else:
-            begun.append(WeightsAndBiases(folder, config, resume=resume))
-    return begun
+            started.append(WeightsAndBiases(folder, config, resume=resume))
+    return started

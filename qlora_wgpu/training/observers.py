@@ -1,17 +1,127 @@
-"""The events of a run: who watches it is told of them, and may stop it."""
+"""Events of a run, their data, and the observers that get them and may stop the run."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
 from qlora_wgpu.errors import CallbackError, QLoRAError, QLoRAWarning
-from qlora_wgpu.training.result import Sample, TrainResult, Written, as_json
+from qlora_wgpu.visible import without_secrets
+
+
+def as_json(value: Any) -> Any:
+    """A value of an event as JSON, without secrets; dataclasses become objects."""
+    if is_dataclass(value):
+        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    return without_secrets(str(value)) if isinstance(value, str | Path) else value
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt that the model continues before and after training.
+
+    Attributes:
+        prompt: The text to continue.
+        expected: The continuation in the data.
+        before: The model's continuation before the first step.
+        after: The model's continuation at the end; empty if the run was interrupted.
+    """
+
+    prompt: str
+    expected: str
+    before: str
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A text that the model has generated.
+
+    Attributes:
+        prompt: The text to continue.
+        expected: The continuation in the data; empty if there is none.
+        text: The model's continuation.
+    """
+
+    prompt: str
+    expected: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a run.
+
+    Attributes:
+        steps: Number of optimizer steps done.
+        train_loss: Mean loss over the label tokens of the last logged steps, or None.
+        eval_loss_before: Held-out loss before the first step, if there is held-out data.
+        eval_loss: Held-out loss after the last step, if there is held-out data.
+        best_eval_loss: The held-out loss of the best evaluation: the lowest one, unless
+            ``eval.metric_for_best_model`` is another metric.
+        best_metric: The value of that metric in the best evaluation.
+        metric_for_best_model: The name of that metric.
+        best_step: The step of the best evaluation.
+        num_tokens: Tokens trained on, without padding.
+        seconds: Time from the first step to the end.
+        interrupted: Whether the user or an observer stopped the run; it can be resumed.
+        stopped_early: Whether the run ended because evaluations stopped improving.
+        was_finished: Whether a resumed run was already finished, so that nothing was trained.
+        run_dir: The run's folder.
+        adapter_dir: The folder of the final adapter.
+        peak_bytes: Maximum number of bytes allocated on the device.
+        stop_reason: The reason given by the observer or callback that stopped the run.
+        stop_signal: The number of the signal that stopped it, as with Ctrl-C, SIGTERM or SIGHUP.
+        sample: The first of ``samples``; None from a ``Trainer``, which generates none.
+        samples: Sample texts before and after training.
+        reports: The report and the loss curve that were written; none from a ``Trainer``.
+    """
+
+    steps: int
+    train_loss: float | None
+    eval_loss_before: float | None
+    eval_loss: float | None
+    best_eval_loss: float | None
+    best_step: int | None
+    num_tokens: int
+    seconds: float
+    interrupted: bool
+    stopped_early: bool
+    run_dir: Path
+    adapter_dir: Path
+    peak_bytes: int
+    was_finished: bool = False
+    best_metric: float | None = None
+    metric_for_best_model: str = "loss"
+    stop_reason: str | None = None
+    stop_signal: int | None = None
+    sample: Sample | None = None
+    samples: tuple[Sample, ...] = ()
+    reports: tuple[Path, ...] = ()
+
+    def __repr__(self) -> str:
+        """Steps, losses and folder in a line."""
+        steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
+        parts = [steps, f"{self.num_tokens:,} tokens in {self.seconds:,.0f} s"]
+        if self.eval_loss is not None:
+            before = self.eval_loss_before
+            start = "" if before is None else f"{before:.4f} before, "
+            parts.append(f"held-out loss {start}{self.eval_loss:.4f} after")
+        elif self.train_loss is not None:
+            parts.append(f"loss {self.train_loss:.4f}")
+        if self.interrupted:
+            parts.append(f"stopped: {self.stop_reason or 'interrupted'}")
+        return f"{type(self).__name__}({', '.join(parts)}; {self.run_dir})"
+
 
 # ---- events --------------------------------------------------------------------------------------
 
@@ -20,13 +130,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class SourceFigures:
-    """What one of several sources gives to the training data.
+    """The part of a mixture's training data that comes from one source.
 
     Attributes:
-        name: The source's.
-        rows: Examples that it gives an epoch.
-        of: Examples that it has.
-        tokens: Tokens of those that it gives which are learnt.
+        name: The name of the source.
+        rows: Number of its rows per epoch.
+        of: Number of rows that the source has.
+        tokens: Label tokens of its rows per epoch.
     """
 
     name: str
@@ -37,23 +147,23 @@ class SourceFigures:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The model and data that are about to be trained.
+    """The model and data of a run that is about to start.
 
     Attributes:
         device: The GPU's name.
-        base: The base model as the configuration names it.
+        base: The base model as named in the configuration.
         scheme: How its linear layers are stored.
         compute_dtype: Type of matmul operands.
-        rank: The adapter's.
-        adapted_layers: Layers that carry it.
-        adapter_parameters: Numbers that are trained.
+        rank: The rank of the adapter.
+        adapted_layers: Number of layers with an adapter.
+        adapter_parameters: Number of trained parameters.
         batch_size: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
-        train_rows: Examples to learn from.
-        train_tokens: Tokens of theirs that are learnt.
-        eval_rows: Held-out examples; None without.
-        eval_tokens: Tokens of theirs that are measured.
-        sources: What each of several sources gives; none without a mixture.
+        train_rows: Number of training examples.
+        train_tokens: Their label tokens.
+        eval_rows: Number of held-out examples, or None.
+        eval_tokens: Their label tokens, or None.
+        sources: The parts of a mixture; empty for other data.
     """
 
     device: str
@@ -74,15 +184,14 @@ class RunSetup:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """What a worker of a cluster has done in some steps.
+    """What a cluster worker has done in some steps.
 
     Attributes:
-        name: The worker's.
-        tokens: Of the micro-batches that counted, padding included: another worker's result may
-            have come first.
-        timed_tokens: Of those whose time is known: it may have compiled for the others.
-        seconds: That it took for these.
-        answers: Whether it did not fail to answer for too long.
+        name: The name of the worker.
+        tokens: Tokens of its micro-batches whose result was used, padding included.
+        timed_tokens: Those in micro-batches that were timed; others included compilation.
+        seconds: The time of these.
+        answers: Whether the worker is responding.
     """
 
     name: str
@@ -93,11 +202,11 @@ class WorkerFigures:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """While it computes; None where that is not known."""
+        """Its throughput while it computes; None if unknown."""
         return self.timed_tokens / self.seconds if self.seconds > 0 else None
 
     def and_then(self, later: WorkerFigures) -> WorkerFigures:
-        """Both together."""
+        """The sum with the metrics of later steps."""
         return WorkerFigures(
             self.name,
             self.tokens + later.tokens,
@@ -108,90 +217,90 @@ class WorkerFigures:
 
 
 class Observer:
-    """Does nothing; a display or a logger overrides what it wants to know.
+    """Gets the events of a run; override the methods of those that you need.
 
     The events of ``qlora_wgpu.train``, in their order: ``note``, ``activity``, ``planned``,
     ``planned_on_host``, ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to
-    ``finished``), ``sampled`` and ``reported``. A ``Trainer`` of one's own tells its part alone;
-    ``warning`` may come at any time. From within an event, ``stop_run`` ends the run.
+    ``finished``), ``sampled`` and ``reported``. A ``Trainer`` sends only its own; ``warning`` may
+    come at any time. Within an event, ``stop_run`` ends the run.
     """
 
     _reason: str | None = None
 
     def stop_run(self, reason: str = "an observer stopped it") -> None:
-        """Asks the run to end as Ctrl-C does: after the current step, its state saved.
+        """Ends the run after the current step and saves its state, like Ctrl-C.
 
         Args:
-            reason: Why; kept as ``TrainResult.stop_reason``.
+            reason: Becomes ``TrainResult.stop_reason``.
         """
         self._reason = reason
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run is to end; None while it may go on."""
+        """Why the run should end; None if it should continue."""
         return self._reason
 
     def forget_stop(self) -> None:
-        """A run begins, which nobody has stopped yet."""
+        """Clears the reason before a new run."""
         self._reason = None
 
     def note(self, text: str) -> None:
-        """Something to know of the settings or the model before the run begins."""
+        """A note on the settings or the model, before the run starts."""
 
     def warning(self, text: str) -> None:
-        """Something the user should know of, which does not end the run."""
+        """A warning, which does not end the run."""
 
     def activity(self, text: str) -> None:
-        """Something is being done besides steps, such as reading data; empty when it is over."""
+        """An activity other than steps has started, such as reading data; empty when it is over."""
 
     def planned(self, memory: Counter[str]) -> None:
-        """The memory that training will take on the device is planned: bytes by kind."""
+        """The device memory of training is planned: bytes by kind."""
 
     def planned_on_host(self, memory: Counter[str], mapped: int) -> None:
-        """The host memory that this process will take is planned: bytes by kind.
+        """The host memory of this process is planned: bytes by kind.
 
-        ``mapped`` are bytes of weights that wait on disk, and take none of it. A software GPU's
-        memory, which ``planned`` tells, is the host's, too.
+        ``mapped`` are bytes of weights offloaded to disk, which need no memory. The memory of a
+        software GPU (``planned``) is host memory as well.
         """
 
     def tuned(self, notes: Sequence[str]) -> None:
-        """Kernels were timed; ``notes`` tell how they are cut now."""
+        """Kernels were tuned; ``notes`` describe their tiling."""
 
     def loading(self, name: str, done: int, total: int) -> None:
-        """A tensor is about to be read, after ``done`` of ``total``; all are there at the end."""
+        """A tensor is about to be loaded, after ``done`` of ``total``."""
 
     def setup(self, setup: RunSetup) -> None:
-        """The model is on the device."""
+        """The model has been loaded onto the device."""
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        """Steps are about to begin or go on; ``memory`` is what is taken, bytes by kind."""
+        """Steps are about to start or continue; ``memory`` is allocated, bytes by kind."""
 
     def resumed(self, checkpoint: Path, step: int) -> None:
-        """A run goes on after ``step`` steps."""
+        """A run resumes after ``step`` steps."""
 
     def workers(self, workers: Sequence[WorkerFigures]) -> None:
-        """The workers of a cluster have done a logged step; told before its row."""
+        """The workers of a cluster have finished a logged step; comes before its row."""
 
     def step(self, row: Row) -> None:
-        """A step's row of metrics.jsonl."""
+        """A logged step: its row of metrics.jsonl."""
 
     def evaluation(self, row: Row) -> None:
-        """An evaluation's row of metrics.jsonl."""
+        """An evaluation: its row of metrics.jsonl."""
 
     def written(self, step: int, texts: Sequence[Written]) -> None:
-        """The model has continued texts after a step, as ``eval.sample_steps`` asks for."""
+        """Sample texts were generated after a step, with ``eval.sample_steps``."""
 
     def saved(self, folder: Path) -> None:
         """A checkpoint or the adapter was written."""
 
     def finished(self, result: TrainResult) -> None:
-        """The last step is done and the adapter is written."""
+        """The run has ended and the adapter is written."""
 
     def sampled(self, sample: Sample) -> None:
-        """The model has continued a text: before training, and again with ``after`` filled in."""
+        """A sample text was generated: before training, and again with ``after`` filled in."""
 
     def reported(self, paths: Sequence[Path]) -> None:
-        """Pages and pictures of the run were written."""
+        """The report and the loss curve were written."""
 
 
 _OTHERS = ("stop_run", "stop_reason", "forget_stop")
@@ -199,47 +308,47 @@ EVENTS = tuple(n for n in vars(Observer) if not n.startswith("_") and n not in _
 
 
 class Unwatched(Observer):
-    """Where nobody listens: what the user should know of comes as a warning of Python's."""
+    """The default observer: warnings become Python warnings, other events are ignored."""
 
     def warning(self, text: str) -> None:
-        """Warns of it."""
+        """Issues a ``QLoRAWarning``."""
         warnings.warn(text, QLoRAWarning, stacklevel=2)
 
 
 class EventRows(Observer):
-    """Gives every event as a row that JSON can hold: ``event``, and what it tells by its name.
+    """Converts every event to a JSON object: ``event``, and its data by name.
 
-    What tells of one thing, such as a step's row, is not nested. The result has a row of its own
-    when all is written, instead of ``finished``.
+    An event with a single row or dataclass is not nested. The final result, which the caller writes
+    when everything is complete, replaces ``finished``.
     """
 
     def __init__(self, write: Callable[[Row], None]) -> None:
-        """Hands each row on."""
+        """Calls ``write`` with each object."""
         self.write = write
 
     def finished(self, result: TrainResult) -> None:
-        """Waits for the texts and pages that the result will name, too."""
+        """Writes nothing: the final result has its own object."""
 
 
-def _row_of(event: str) -> Callable[..., None]:
+def _row_writer(event: str) -> Callable[..., None]:
     names = list(signature(getattr(Observer, event)).parameters)[1:]
 
-    def tell(self: EventRows, *details: Any) -> None:
+    def write(self: EventRows, *details: Any) -> None:
         values = [as_json(each) for each in details]
-        is_whole = is_dataclass(details[0]) or names == ["row"]
+        is_single = is_dataclass(details[0]) or names == ["row"]
         self.write(
-            {"event": event, **(values[0] if is_whole else dict(zip(names, values, strict=True)))}
+            {"event": event, **(values[0] if is_single else dict(zip(names, values, strict=True)))}
         )
 
-    return tell
+    return write
 
 
 for _event in EVENTS:
     if _event not in vars(EventRows):
-        setattr(EventRows, _event, _row_of(_event))
+        setattr(EventRows, _event, _row_writer(_event))
 
 
-# ---- the hub -------------------------------------------------------------------------------------
+# ---- dispatch ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -250,21 +359,21 @@ class _Subscriber:
 
 
 class Events(Observer):
-    """Tells all who have subscribed of a run's events, in their order; there is one for a run.
+    """Passes a run's events to all subscribed observers, in order; each run has one.
 
-    An event may come while a step is half noted, so an observer's error must not end the run there:
-    it is kept, the observer is told no more, and the run ends after the step. An error of one that
-    may be dropped, such as a service, is warned of, and the run goes on.
+    An event may come in the middle of a step, so an observer's error does not end the run there: it
+    is stored, the observer gets no more events, and the run ends after the step. For an observer
+    that may be dropped, such as a service, it is only a warning.
     """
 
     def __init__(self) -> None:
-        """Nobody has subscribed yet."""
+        """Has no subscribers yet."""
         self._subscribers: list[_Subscriber] = []
         self._failure: CallbackError | None = None
 
     @classmethod
     def of(cls, observer: Observer | None) -> Events:
-        """The events of a run that an observer watches; without one they come as warnings."""
+        """The events of a run for an observer, ``Unwatched`` by default."""
         if isinstance(observer, Events):
             return observer
         events = cls()
@@ -272,27 +381,27 @@ class Events(Observer):
         return events
 
     def subscribe(self, observer: Observer, on_error: Literal["stop", "drop"] = "stop") -> None:
-        """Tells an observer of what comes, until it fails."""
+        """Passes all further events to an observer, until it fails."""
         self._subscribers.append(_Subscriber(observer, on_error))
 
     @property
     def stop_reason(self) -> str | None:
-        """The first reason that somebody gives."""
+        """The first reason of any observer."""
         reasons = (self._reason, *(each.observer.stop_reason for each in self._subscribers))
         return next((reason for reason in reasons if reason is not None), None)
 
     @property
     def failure(self) -> CallbackError | None:
-        """What an observer has raised, which ends the run."""
+        """The error of an observer, which ends the run."""
         return self._failure
 
     def check(self) -> None:
-        """Raises what has failed, if something has; its cause is the observer's own error."""
+        """Raises the error of an observer that has failed, with its own error as the cause."""
         if self._failure is not None:
             raise self._failure
 
     def forget_stop(self) -> None:
-        """A run begins, in which nobody has failed yet."""
+        """Clears reasons and failures before a new run."""
         super().forget_stop()
         self._failure = None
         for each in self._subscribers:
@@ -300,13 +409,13 @@ class Events(Observer):
             each.observer.forget_stop()
 
     def close(self) -> None:
-        """Ends what services have begun, which are told no more."""
+        """Closes and unsubscribes the services."""
         for each in self._subscribers:
             if each.on_error == "drop" and hasattr(each.observer, "close"):
-                self._tell(each, "close", ())
+                self._call(each, "close", ())
         self._subscribers = [each for each in self._subscribers if each.on_error == "stop"]
 
-    def _tell(self, subscriber: _Subscriber, event: str, details: tuple[Any, ...]) -> None:
+    def _call(self, subscriber: _Subscriber, event: str, details: tuple[Any, ...]) -> None:
         if subscriber.has_failed:
             return
         try:
@@ -315,27 +424,27 @@ class Events(Observer):
             subscriber.has_failed = True
             name = type(subscriber.observer).__name__
             if subscriber.on_error == "drop":
-                self.warning(f"{name} gets no more rows: {err}")
+                self.warning(f"{name} is disabled after an error: {err}")
             else:
                 self._failure = self._failure or failure_of(f"{name}.{event}", err)
 
 
-def _told(event: str) -> Callable[..., None]:
-    def tell(self: Events, *details: Any) -> None:
+def _dispatcher(event: str) -> Callable[..., None]:
+    def dispatch(self: Events, *details: Any) -> None:
         for subscriber in self._subscribers:
-            self._tell(subscriber, event, details)
+            self._call(subscriber, event, details)
 
-    return tell
+    return dispatch
 
 
-for _event in EVENTS:  # so that no event can be forgotten
-    setattr(Events, _event, _told(_event))
+for _event in EVENTS:  # so that none can be forgotten
+    setattr(Events, _event, _dispatcher(_event))
 
 
 def failure_of(what: str, err: Exception, when: str = "") -> CallbackError:
-    """The error about something of the user's that has failed, and why; ``when`` it was called."""
+    """The error for a user's observer or callback that has failed, with its cause."""
     kind = "" if isinstance(err, QLoRAError) else f"{type(err).__name__}: "
-    said = f"{kind}{err}" if str(err) else type(err).__name__
-    failure = CallbackError(f"{what} failed{when}: {said}")
+    reason = f"{kind}{err}" if str(err) else type(err).__name__
+    failure = CallbackError(f"{what} failed{when}: {reason}")
     failure.__cause__ = err
     return failure

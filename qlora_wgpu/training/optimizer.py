@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import OptimConfig
+from qlora_wgpu.config import Config, OptimConfig
 from qlora_wgpu.config.schedules import PLATEAU, POLYNOMIAL_END
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
@@ -23,29 +24,29 @@ from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw, li
 # ---- learning rates ------------------------------------------------------------------------------
 
 Steps = npt.NDArray[np.float64]
-"""Steps counted from 0, or a number for each of them."""
+"""Steps, counted from 0, or one value for each of them."""
 
 _TIMESCALE = 10_000  # of inverse_sqrt without warm-up
 
 
 def warmup_steps(optim: OptimConfig, total: int) -> int:
-    """Steps of warm-up."""
+    """The number of warm-up steps."""
     if optim.lr_scheduler_type in ("constant", PLATEAU):
         return 0
     return optim.warmup_steps or math.ceil(total * optim.warmup_ratio)
 
 
 def learning_rates(optim: OptimConfig, total: int, steps: range | None = None) -> Steps:
-    """The learning rate of each step from 0 on, as Hugging Face's schedules of its name give it.
+    """The learning rate of each step from 0 on, by Hugging Face's schedule of that name.
 
-    With a linear warm-up the first is 0, as there; ``reduce_lr_on_plateau`` begins with its rate.
+    With a linear warm-up the first is 0, as there; ``reduce_lr_on_plateau`` starts at its rate.
     """
-    wanted = range(total) if steps is None else steps
-    step = np.arange(wanted.start, wanted.stop, dtype=np.float64)
+    selected = range(total) if steps is None else steps
+    step = np.arange(selected.start, selected.stop, dtype=np.float64)
     warmup = warmup_steps(optim, total)
     given = dict(optim.lr_scheduler_kwargs)
     for absolute, share in (("min_lr", "min_lr_rate"), ("lr_end", "lr_end")):
-        if absolute in given:  # of the peak, as all factors are
+        if absolute in given:  # relative to the peak, like all factors
             given[share] = given.pop(absolute) / optim.learning_rate
     if optim.lr_scheduler_type == "polynomial":
         given.setdefault("lr_end", POLYNOMIAL_END / optim.learning_rate)
@@ -53,34 +54,34 @@ def learning_rates(optim: OptimConfig, total: int, steps: range | None = None) -
 
 
 Factors = Callable[[Steps, int, int, Mapping[str, Any]], Steps]
-"""Shares of the peak rate, of steps, steps of warm-up, all steps, and the schedule's arguments."""
+"""Factors of the peak rate, from steps, warm-up steps, total steps and lr_scheduler_kwargs."""
 
 
 def _warm(after: Factors) -> Factors:
-    """A schedule that begins with a linear warm-up from zero."""
+    """A schedule after a linear warm-up from zero."""
 
     def factors(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
-        late = np.maximum(step, warmup)  # so that nothing is computed before its time
+        late = np.maximum(step, warmup)  # the schedule is undefined before its first step
         return np.where(step < warmup, step / max(warmup, 1), after(late, warmup, total, given))
 
     return factors
 
 
 def _share(step: Steps, warmup: int, total: int) -> Steps:
-    """The share of the steps after warm-up that is done."""
+    """The progress after warm-up, from 0 to 1."""
     share: Steps = np.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
     return share
 
 
 def _wave(share: Steps, given: Mapping[str, Any]) -> Steps:
-    """A cosine from one to zero, or as many as are asked for."""
+    """``num_cycles`` of a cosine; by default half of one, from 1 to 0."""
     wave: Steps = 0.5 * (1.0 + np.cos(np.pi * (2.0 * given.get("num_cycles", 0.5)) * share))
     return wave
 
 
-def _above(factor: Steps, least: float) -> Steps:
-    """Factors between one and the least instead of zero."""
-    return factor * (1.0 - least) + least
+def _above(factor: Steps, minimum: float) -> Steps:
+    """Rescales factors in [0, 1] to [minimum, 1]."""
+    return factor * (1.0 - minimum) + minimum
 
 
 def _constant(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
@@ -124,22 +125,22 @@ def _warmup_with_min_lr(step: Steps, warmup: int, total: int, given: Mapping[str
 
 
 def _warmup_stable_decay(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
-    decay, least = given["num_decay_steps"], given.get("min_lr_ratio", 0.0)
+    decay, minimum = given["num_decay_steps"], given.get("min_lr_ratio", 0.0)
     stable = given.get("num_stable_steps", total - warmup - decay)
     left = 1.0 - np.clip(step / max(warmup, 1), 0.0, 1.0)
-    rising = _above(_falling(left, given.get("warmup_type", "linear"), {}), least)
+    rising = _above(_falling(left, given.get("warmup_type", "linear"), {}), minimum)
     done = np.clip((step - warmup - stable) / max(decay, 1), 0.0, 1.0)
-    falling = _above(_falling(done, given.get("decay_type", "cosine"), given), least)
+    falling = _above(_falling(done, given.get("decay_type", "cosine"), given), minimum)
     ends = (warmup + stable, warmup + stable + decay)
     return np.select(
         [step < warmup, step < ends[0], step < ends[1]],
         [rising, np.ones(len(step)), falling],
-        least,
+        minimum,
     )
 
 
 def _falling(share: Steps, curve: str, given: Mapping[str, Any]) -> Steps:
-    """From one to zero along a curve."""
+    """A curve from 1 to 0."""
     if curve == "cosine":
         return _wave(share, given)
     return 1.0 - (share if curve == "linear" else np.sqrt(share))
@@ -160,20 +161,20 @@ _FACTORS: dict[str, Factors] = {
 }
 
 
-# ---- what the optimizer's kernel reads -----------------------------------------------------------
+# ---- the optimizer's kernel ----------------------------------------------------------------------
 
 STEP_NUMBERS = 4
-"""Numbers of a row of the table."""
+"""Columns of ``step_table``."""
 
-_AT_ONCE = 4096
+_CACHED_STEPS = 4096
 
 
 def step_table(
     optim: OptimConfig, total: int, steps: range | None = None
 ) -> npt.NDArray[np.float32]:
-    """What AdamW's kernel reads at step t = 1, 2, …: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B."""
-    wanted = range(total) if steps is None else steps
-    t = np.arange(wanted.start, wanted.stop, dtype=np.float64) + 1.0
+    """The kernel's numbers of step t = 1, 2, …: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B."""
+    selected = range(total) if steps is None else steps
+    t = np.arange(selected.start, selected.stop, dtype=np.float64) + 1.0
     table = np.zeros((len(t), STEP_NUMBERS))
     table[:, 0] = learning_rates(optim, total, steps)
     table[:, 1] = 1.0 - optim.adam_beta1**t
@@ -186,9 +187,9 @@ class Schedule:
     """The rows of ``step_table``, a few thousand at a time: a run may have a billion."""
 
     def __init__(self, optim: OptimConfig, total: int) -> None:
-        """Makes nothing yet."""
-        self.held: float | None = None  # a rate in place of the schedule's from now on
-        self.factor = 1.0  # what rates are multiplied by from now on
+        """Computes nothing yet."""
+        self.held: float | None = None  # replaces the schedule's rate from now on
+        self.factor = 1.0  # multiplies the rates from now on
         self._optim = optim
         self._total = total
         self._steps = range(0)
@@ -209,15 +210,15 @@ class Schedule:
         return self.factor * self.planned(step)
 
     def planned(self, step: int) -> float:
-        """The one that it would be without the factor."""
+        """The learning rate of a step without the factor."""
         at = self._at(step)
         return float(self._rates[at]) if self.held is None else self.held
 
     def _at(self, step: int) -> int:
-        """Where a step's row is, made now if it is not there."""
+        """The index of a step's row, computed if it is not cached."""
         if step - 1 not in self._steps:
-            first = (step - 1) // _AT_ONCE * _AT_ONCE
-            self._steps = range(first, min(first + _AT_ONCE, self._total))
+            first = (step - 1) // _CACHED_STEPS * _CACHED_STEPS
+            self._steps = range(first, min(first + _CACHED_STEPS, self._total))
             self._rows = step_table(self._optim, self._total, self._steps)
             self._rates = learning_rates(self._optim, self._total, self._steps)
         return self._steps.index(step - 1)
@@ -255,7 +256,7 @@ def trace_update(
 
 
 def _on_host(moment: ShardedVector) -> list[npt.NDArray[Any]]:
-    """The places of a moment's pieces in host memory, made the first time."""
+    """The host memory of a moment's shards, allocated the first time."""
     places = []
     for piece in moment.shards:
         assert piece.storage is not None
@@ -266,13 +267,13 @@ def _on_host(moment: ShardedVector) -> list[npt.NDArray[Any]]:
 
 
 class Optimizer:
-    """Clips and applies the gradient that a model has summed up."""
+    """Clips and applies the summed gradient of a model."""
 
     def __init__(self, model: AdapterModel, optim: OptimConfig, total_steps: int) -> None:
         """Allocates the moments, zeroed, and compiles the update."""
         self._model = model
         self._trained = model.active_adapter
-        self.schedule = Schedule(optim, total_steps)  # of its learning rates
+        self.schedule = Schedule(optim, total_steps)
         info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
         self._info = vector("step_info", STEP_NUMBERS, "float32", info)
         graph, adapter = model.layout.new_graph(), model.adapter
@@ -290,12 +291,69 @@ class Optimizer:
             model.write_flat(moment, zeros)
 
     def step(self, step: int) -> None:
-        """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it."""
+        """Queues the update of step 1, 2, …, which also zeroes the gradient; does not wait."""
         if self._model.active_adapter != self._trained:
             raise ConfigError(
-                f"adapter {self._model.active_adapter!r} is active, but {self._trained!r} is in "
-                f"training: set_adapter({self._trained!r}) before the next step"
+                f"adapter {self._model.active_adapter!r} is active, but {self._trained!r} is being "
+                f"trained: call set_adapter({self._trained!r}) before the next step"
             )
         self._model.write_flat(self._info, self.schedule.row(step))
         self._program.run()
         self._model.parameters_changed = True
+
+
+# ---- reduce_lr_on_plateau ------------------------------------------------------------------------
+
+_FACTOR, _PATIENCE, _THRESHOLD, _EPS = 0.1, 10, 1e-4, 1e-8  # torch's defaults
+
+
+@dataclass
+class Plateau:
+    """The state of torch's ``ReduceLROnPlateau``."""
+
+    rate: float  # the learning rate from here on
+    best: float | None = None  # the best metric so far
+    bad: int = 0  # consecutive evaluations without improvement
+    cooldown: int = 0  # following evaluations that do not count
+
+    def measured(self, metric: float, optim: OptimConfig, *, more_is_better: bool = False) -> bool:
+        """Records the metric of an evaluation; whether it changes the learning rate.
+
+        torch's mode is ``max`` if more is better, unless lr_scheduler_kwargs set it.
+        """
+        given = optim.lr_scheduler_kwargs
+        sign = 1.0 if given.get("mode", "max" if more_is_better else "min") == "max" else -1.0
+        if self.best is None or sign * metric > sign * self._threshold(self.best, given, sign):
+            self.best, self.bad = metric, 0
+        else:
+            self.bad += 1
+        if self.cooldown > 0:
+            self.cooldown, self.bad = self.cooldown - 1, 0
+        if self.bad <= given.get("patience", _PATIENCE):
+            return False
+        self.cooldown, self.bad = given.get("cooldown", 0), 0
+        lower = max(self.rate * given.get("factor", _FACTOR), given.get("min_lr", 0.0))
+        if self.rate - lower <= given.get("eps", _EPS):
+            return False
+        self.rate = lower
+        return True
+
+    def _threshold(self, best: float, given: dict[str, Any], sign: float) -> float:
+        """The value that a metric must exceed to be an improvement."""
+        threshold = sign * float(given.get("threshold", _THRESHOLD))
+        if given.get("threshold_mode", "rel") == "rel":
+            return best * (1.0 + threshold)
+        return best + threshold
+
+
+def first_plateau(config: Config, *, held_out: bool) -> Plateau | None:
+    """The initial state of a run; None with a schedule by steps."""
+    if config.optim.lr_scheduler_type != PLATEAU:
+        return None
+    if not held_out or config.eval.eval_steps == 0:
+        needs = "eval.eval_steps above 0" if held_out else "data.eval or data.eval_split"
+        raise ConfigError(
+            f"optim.lr_scheduler_type {PLATEAU} depends on evaluations: set {needs}, or choose a "
+            "schedule by steps such as cosine"
+        )
+    return Plateau(config.optim.learning_rate)

@@ -1,4 +1,4 @@
-"""What the settings ask a step to compute, and what objectives over answers read."""
+"""The options of a step from the settings, and the batches of DPO, ORPO and KTO."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qlora_wgpu.training.batching import padded_batch
 
 
 def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
-    """Options of training steps, from the ``train`` section; rows may have weights."""
+    """Options of training steps, from the ``train`` section; ``weighted`` rows have weights."""
     preference = preference_of(settings)
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,
@@ -40,7 +40,7 @@ def training_options(settings: TrainConfig, *, weighted: bool = False) -> Traini
 
 
 def preference_of(settings: TrainConfig) -> Preference | None:
-    """The objective over answers, if it is one."""
+    """The preference objective (DPO, ORPO or KTO); None for supervised training."""
     if settings.objective == "sft":
         return None
     return Preference(
@@ -60,16 +60,16 @@ Block = list[tuple[int, ...]]
 
 
 class KLPairs(Sequence[Example]):
-    """The prompt of each example with the answer of one before it that has another prompt.
+    """The prompt of each example with the answer of an earlier one that has another prompt.
 
-    Its own answer stands where no other one has a token that is predicted.
+    An example keeps its own answer if no other one has a label after its prompt.
 
-    KTO measures on them how far the model is from the reference where nothing is learnt. Which
-    answer that is follows from the data alone, so that the reference has to see each but once.
+    KTO estimates its KL term on them. The pairing depends on the data only, so the reference model
+    computes each one once.
     """
 
     def __init__(self, dataset: Dataset, longest: int) -> None:
-        """Finds the answers."""
+        """Assigns a partner to each example."""
         self._dataset = dataset
         self._longest = longest
         present = np.flatnonzero(dataset.lengths)
@@ -87,10 +87,10 @@ class KLPairs(Sequence[Example]):
         while partner != index:
             other = self._dataset[partner]
             begins = _answer_begins(other)
-            made = self._with_answer(prompt, other.input_ids[begins:], other.labels[begins:])
-            # Where prompts are cut away, a first token has none before it to predict it.
-            if made.num_label_tokens and not np.array_equal(other.input_ids[:begins], prompt):
-                return made
+            pair = self._with_answer(prompt, other.input_ids[begins:], other.labels[begins:])
+            # A truncated prompt may be empty: then nothing predicts the answer's first token.
+            if pair.num_label_tokens and not np.array_equal(other.input_ids[:begins], prompt):
+                return pair
             partner = self._partner[partner]
         return own
 
@@ -99,20 +99,20 @@ class KLPairs(Sequence[Example]):
         labels: npt.NDArray[np.int32],
     ) -> Example:  # fmt: skip
         masked = np.full(len(prompt), IGNORE_INDEX, np.int32)
-        whole_ids, whole_labels = np.concatenate([prompt, ids]), np.concatenate([masked, labels])
-        return Example(whole_ids[: self._longest], whole_labels[: self._longest])
+        all_ids, all_labels = np.concatenate([prompt, ids]), np.concatenate([masked, labels])
+        return Example(all_ids[: self._longest], all_labels[: self._longest])
 
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """What the reference says, float32: the summed log probability of each example's answer."""
+    """The reference model's summed log probability of each answer, float32."""
 
     own: FloatArray  # of the data set's examples
-    mismatched: FloatArray  # of ``KLPairs``; empty where the objective has no use for them
+    mismatched: FloatArray  # of ``KLPairs``; empty if the objective does not need them
 
     @classmethod
     def none(cls, count: int) -> References:
-        """Of an objective that has no reference."""
+        """For an objective without a reference model."""
         return cls(np.zeros(count, np.float32), np.zeros(0, np.float32))
 
 
@@ -120,20 +120,20 @@ class References:
 class PreferenceBatch:
     """A micro-batch of answers."""
 
-    # Whether its loss is computed, or only, before that, its divergence from the reference
+    # Whether its loss is computed, or before that only its divergence from the reference
     kind: Literal["loss", "divergence"]
-    batch: Batch  # its tokens; labels are all that has a loss
-    samples: PreferenceInputs  # what is known of its answers
-    tokens: int  # its tokens, padding not counted
+    batch: Batch  # its tokens, with the labels of everything that has a loss
+    samples: PreferenceInputs  # the other inputs of the objective
+    tokens: int  # its tokens, without padding
 
 
 class PreferenceData:
-    """A data set of answers, of which micro-batches are made."""
+    """A data set of answers, and their micro-batches."""
 
     def __init__(
         self, dataset: Dataset, preference: Preference, references: References, longest: int
     ) -> None:
-        """Takes what is known of the answers."""
+        """``references`` are the reference model's log probabilities of the data set."""
         self._dataset = dataset
         self._preference = preference
         self._references = references
@@ -142,9 +142,9 @@ class PreferenceData:
 
     @property
     def reference_hash(self) -> str:
-        """A hash of what the reference says."""
-        known = self._references
-        digest = hashlib.sha256(known.own.tobytes() + known.mismatched.tobytes())
+        """A hash of the reference model's log probabilities."""
+        logps = self._references
+        digest = hashlib.sha256(logps.own.tobytes() + logps.mismatched.tobytes())
         return digest.hexdigest()[:16]
 
     def batches(self, blocks: Sequence[Block], batch_size: int) -> Iterator[PreferenceBatch]:
@@ -152,17 +152,17 @@ class PreferenceData:
         if self._preference.has_divergence:
             for block in blocks:
                 rows = [[self._mismatched[i] for i in row] for row in block]
-                yield self._made("divergence", block, rows, batch_size, 0.0)
+                yield self._batch("divergence", block, rows, batch_size, 0.0)
         share = self._share(blocks) if self._preference.learns_prompts else 0.0
         for block in blocks:
             rows = [[self._dataset[i] for i in row] for row in block]
-            yield self._made("loss", block, rows, batch_size, share)
+            yield self._batch("loss", block, rows, batch_size, share)
 
     def _share(self, blocks: Sequence[Block]) -> float:
-        """Pairs for each token of the chosen answers and their prompts.
+        """Pairs per token of the chosen answers and their prompts.
 
-        ORPO takes the mean of one over tokens and of the other over pairs: the sum of both is
-        divided by the pairs.
+        ORPO averages one loss over tokens and the other over pairs; the kernel divides their sum by
+        the number of pairs.
         """
         chosen = [i for block in blocks for row in block for i in row if i % 2 == 0]
         return len(chosen) / max(int((self._dataset.lengths[chosen] - 1).sum()), 1)
@@ -170,14 +170,14 @@ class PreferenceData:
     def _numbers(
         self, numbers: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], share: float
     ) -> npt.NDArray[np.float64 | np.bool_]:
-        """What the objective reads of each answer (``PreferenceInputs.numbers``)."""
+        """The objective's number for each answer (``PreferenceInputs.numbers``)."""
         if self._preference.learns_prompts:
             return np.where(is_chosen, share, 0.0)
         if not self._preference.is_paired:
             return is_chosen
         return np.array([not _answer_begins(self._dataset[i]) for i in numbers])
 
-    def _made(
+    def _batch(
         self,
         kind: Literal["loss", "divergence"],
         block: Block,
@@ -187,26 +187,26 @@ class PreferenceData:
     ) -> PreferenceBatch:
         numbers = np.array([i for row in block for i in row])
         is_chosen = numbers % 2 == 0
-        known = self._references
-        references = (known.mismatched if kind == "divergence" else known.own)[numbers]
+        logps = self._references
+        references = (logps.mismatched if kind == "divergence" else logps.own)[numbers]
         values = self._numbers(numbers, is_chosen, share)
         longest = max(self._longest, max(sum(map(len, row)) for row in rows))
         batch = padded_batch(rows, batch_size, longest)
         prompts = None
         if share:
             answers = _targets(batch)
-            whole = [
-                [_whole(e) if i % 2 == 0 else e for i, e in zip(numbers_of, row, strict=True)]
+            labelled = [
+                [_unmasked(e) if i % 2 == 0 else e for i, e in zip(numbers_of, row, strict=True)]
                 for numbers_of, row in zip(block, rows, strict=True)
             ]
-            batch = padded_batch(whole, batch_size, longest)
+            batch = padded_batch(labelled, batch_size, longest)
             prompts = (_targets(batch) != IGNORE_INDEX) & (answers == IGNORE_INDEX)
         samples = PreferenceInputs(references, values.astype(np.float32), prompts)
         return PreferenceBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
 
 
 def in_blocks(dataset: Dataset, preference: Preference, batch_size: int) -> list[Block]:
-    """All answers, the longest first; pairs stay together, one row below the other."""
+    """Micro-batches of all answers, the longest first; pairs stay together in two rows."""
     lengths = dataset.lengths
     if preference.is_paired:
         size = max(batch_size // 2, 1)
@@ -229,6 +229,6 @@ def _targets(batch: Batch) -> npt.NDArray[np.int64]:
     return shifted_targets(batch.labels.astype(np.int64), mask)
 
 
-def _whole(example: Example) -> Example:
-    """An example of which every token is learnt."""
+def _unmasked(example: Example) -> Example:
+    """An example with labels for every token."""
     return Example(example.input_ids, example.input_ids)

@@ -1,7 +1,7 @@
-"""What the reference says of answers: the model as a run begins, asked once for each answer.
+"""The reference model of DPO and KTO: its log probabilities are computed once, before training.
 
-It is TRL's reference of an adapter: the base alone, or with the adapter that a run goes on from.
-What it said is kept on disk beside prepared data, under a hash of all that decides it.
+As in TRL with an adapter, it is the base alone, or with the adapter in ``lora.init_from``. Its log
+probabilities are cached on disk, under a hash of everything that determines them.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ def answers_of(
     observer: Observer,
     longest: int,
 ) -> PreferenceData | None:
-    """A data set as an objective over answers reads it, with what the reference says of it."""
+    """A data set for DPO, ORPO or KTO, with the reference model's log probabilities."""
     preference = preference_of(config.train)
     if preference is None or rows is None:
         return None
-    most = max(longest, rows.longest)
-    reference = ReferenceModel(model, executor, rows, preference, config.rows_at_once, most)
-    said = reference.logps(keep=config.data.cache, progress=observer.activity)
-    return PreferenceData(rows, preference, said, most)
+    limit = max(longest, rows.longest)
+    reference = ReferenceModel(model, executor, rows, preference, config.rows_at_once, limit)
+    logps = reference.logps(keep=config.data.cache, progress=observer.activity)
+    return PreferenceData(rows, preference, logps, limit)
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceModel:
-    """A model as it is now, to be asked of all answers of a data set."""
+    """The current model as the reference for all answers of a data set."""
 
     model: AdapterModel  # the model
-    executor: Executor  # who computes
+    executor: Executor  # computes the micro-batches
     dataset: Dataset  # the answers
-    preference: Preference  # the objective that they are asked for
+    preference: Preference  # the objective that needs them
     batch_size: int  # rows of a micro-batch
-    longest: int  # most tokens of an answer
+    longest: int  # maximum number of tokens of an answer
 
     def logps(self, *, keep: bool, progress: Progress) -> References:
-        """What it says of each answer, from the disk where that is kept there."""
+        """The log probability of each answer; with ``keep``, cached on disk."""
         dataset, count = self.dataset, len(self.dataset)
         if not self.preference.has_reference:
             return References.none(count)
@@ -80,48 +80,48 @@ class ReferenceModel:
         if self.preference.has_divergence:
             parts.append(KLPairs(dataset, self.longest))
         devices, name = self.executor.devices(), self.key()
-        kept = _kept(name, len(parts) * count) if keep else None
-        if kept is not None:  # memory is planned for what asks
+        logps = _cached(name, len(parts) * count) if keep else None
+        if logps is not None:  # memory is planned with these programs
             for examples, block in product(parts, self._blocks()):
                 tokens = max(sum(len(examples[i]) for i in row) for row in block)
                 length = bucket_length(tokens, max(self.longest, tokens))
                 self.executor.prepare(self.batch_size, length, "sums")
         else:
-            kept = np.concatenate([self._asked(part, progress) for part in parts])
+            logps = np.concatenate([self._computed(part, progress) for part in parts])
             progress("")
             if keep and cache_problem() is None:
-                if self.executor.devices() != devices:  # workers of another kind came meanwhile
+                if self.executor.devices() != devices:  # workers with other GPUs have joined
                     name = self.key()
-                _keep(name, kept)
-        return References(kept[:count], kept[count:])
+                _store(name, logps)
+        return References(logps[:count], logps[count:])
 
     def _blocks(self) -> list[Block]:
         return in_blocks(self.dataset, self.preference, self.batch_size)
 
-    def _asked(self, examples: Sequence[Example], progress: Progress) -> FloatArray:
-        said = np.zeros(len(self.dataset), np.float32)
+    def _computed(self, examples: Sequence[Example], progress: Progress) -> FloatArray:
+        result = np.zeros(len(self.dataset), np.float32)
         blocks, size = self._blocks(), self.batch_size
 
-        def made(block: Block) -> MicroBatch:
+        def encoded(block: Block) -> MicroBatch:
             rows = [[examples[i] for i in row] for row in block]
-            most = max(self.longest, max(len(example) for row in rows for example in row))
-            batch = padded_batch(rows, size, most)
+            longest = max(self.longest, max(len(example) for row in rows for example in row))
+            batch = padded_batch(rows, size, longest)
             checked = self.model.checked(batch.input_ids, batch.labels, batch.attention_mask)
             tokens = sum(len(example) for row in rows for example in row)
             return MicroBatch(*checked, None, tokens, samples=PreferenceInputs.plain(len(rows)))
 
         def done(count: int) -> None:
-            progress(f"asking the reference: {count * size:,} answers of {len(said):,}")
+            progress(f"reference model: {count * size:,} of {len(result):,} answers")
 
-        logps = self.executor.answer_logps(map(made, blocks), done)
+        logps = self.executor.answer_logps(map(encoded, blocks), done)
         for block, each in zip(blocks, logps, strict=True):
-            said[[i for row in block for i in row]] = each
-        if not np.isfinite(said).all():
-            raise DataError("the reference's log probability of an answer is not finite")
-        return said
+            result[[i for row in block for i in row]] = each
+        if not np.isfinite(result).all():
+            raise DataError("the reference model's log probability of an answer is not finite")
+        return result
 
     def key(self) -> str:
-        """A hash of what decides the numbers, to the bit where all devices are of one kind."""
+        """A hash of everything that determines the results, bit-exactly on one kind of device."""
         model, devices = self.model, self.executor.devices()
         folder = model.folder
         folder.finish_fingerprint()
@@ -141,24 +141,24 @@ class ReferenceModel:
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
     def _adapter(self) -> list[object] | None:
-        """What the adapter adds to the base: its numbers, where they lie and their scale.
+        """What the adapter adds to the base: a hash of its parameters, their names and settings.
 
-        None where it leaves the base as it is, wherever its first factors begin. One that began as
-        a part of the base never does, since its base is rounded without it.
+        None if it leaves the base unchanged, whatever its A matrices are. An adapter that is part
+        of the base (PiSSA, OLoRA) never does, since that base is rounded without it.
         """
         adapter = self.model.adapter
         parameters = self.model.read_flat(adapter.parameters)
         own, idle = adapter.split(parameters), adapter.split(self.executor.neutral())
         free = {name for name in own if (parse_name(name) or ("", ""))[1] in (LORA_A, EMBEDDING_B)}
-        does_nothing = all(np.array_equal(own[name], idle[name]) for name in own.keys() - free)
-        if does_nothing and adapter.start is None:
+        is_neutral = all(np.array_equal(own[name], idle[name]) for name in own.keys() - free)
+        if is_neutral and adapter.start is None:
             return None
         settings = adapter.config.model_dump(exclude={"lora_dropout", "init_from"})
         return [hashlib.sha256(parameters.tobytes()).hexdigest(), sorted(own), settings]
 
 
-def _kept(name: str, count: int) -> FloatArray | None:
-    """Numbers that were kept; None where they are not there, or not whole."""
+def _cached(name: str, count: int) -> FloatArray | None:
+    """Log probabilities from the cache; None if they are missing or damaged."""
     try:
         with open_file(cache_path("references") / f"{name}.bin") as file:
             data = file.read(4 * count + 33)
@@ -170,16 +170,16 @@ def _kept(name: str, count: int) -> FloatArray | None:
     return np.frombuffer(body, np.float32).copy()
 
 
-def _keep(name: str, numbers: FloatArray) -> None:
+def _store(name: str, numbers: FloatArray) -> None:
     folder = cache_path("references")
     body = numbers.tobytes()
     try:
         make_cache_folder(folder)
         write_file(folder / f"{name}.bin", body + _digest(name, body))
     except (CheckpointError, OSError):
-        return  # it is asked again the next time
+        return  # they are computed again next time
 
 
 def _digest(name: str, body: bytes) -> bytes:
-    """A hash of some numbers and of what they are of."""
+    """A hash of cached bytes and their key."""
     return hashlib.sha256(name.encode() + body).digest()

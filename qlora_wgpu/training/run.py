@@ -1,4 +1,4 @@
-"""A run: it starts or resumes, does one step after the other, and finishes or is interrupted."""
+"""A run: it starts or resumes, computes its steps, and finishes or is interrupted."""
 
 from __future__ import annotations
 
@@ -34,26 +34,23 @@ from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, sa
 from qlora_wgpu.training.data import (
     SourceCounter,
     check_unpaired_balance,
-    learnable,
     refuse_other_objectives,
     require_both_kinds,
+    require_labels,
 )
-from qlora_wgpu.training.divergence import first_plateau
-from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.evaluation import Evaluator, SampleGenerator, SampleLogger
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
-from qlora_wgpu.training.observers import Events, Row, WorkerFigures
-from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerFigures
+from qlora_wgpu.training.optimizer import Optimizer, first_plateau
 from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
-from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
-from qlora_wgpu.training.samples import SampleGenerator, SampleLogger
 from qlora_wgpu.training.start import (
+    note_total_steps,
     refuse_fewer_steps,
     reset_best_metric,
     start_or_resume,
-    tell_of_length,
 )
 from qlora_wgpu.training.step_queue import StepQueue
 
@@ -61,28 +58,28 @@ _USUAL_BETA = 1e-6, 1e6
 
 
 class Run:
-    """A run of a model's adapter, and what its parts share."""
+    """The training of a model's adapter, and the state that its parts share."""
 
-    model: AdapterModel  # the model, whose adapter is trained
+    model: AdapterModel  # the model whose adapter is trained
     config: Config  # the settings
-    events: Events  # tells observers
-    rows: Dataset  # what is learnt
-    held_out: Dataset | None  # what is measured
-    plan: BatchSampler  # how the rows are cut into steps
-    longest: int  # most tokens of a training row
-    executor: Executor  # who computes micro-batches
-    answers: PreferenceData | None  # the training data as an objective over answers reads it
-    held_out_answers: PreferenceData | None  # the held-out data, likewise
-    identity: RunFingerprint  # the settings, data and base that checkpoints belong to
+    events: Events  # passes events to observers
+    rows: Dataset  # the training data
+    held_out: Dataset | None  # the evaluation data
+    plan: BatchSampler  # how the training data is divided into steps
+    longest: int  # maximum number of tokens of a training row
+    executor: Executor  # computes micro-batches
+    answers: PreferenceData | None  # the training data of DPO, ORPO or KTO
+    held_out_answers: PreferenceData | None  # the evaluation data of DPO, ORPO or KTO
+    identity: RunFingerprint  # the settings, data and base that checkpoints must match
     folder: RunFolder  # the folder that everything is written to
-    state: RunState  # the figures that checkpoints keep
-    best: BestAdapter | None  # the adapter with the best evaluation, where it is kept
-    saved_at: int  # the step of the newest checkpoint; -1 without
-    saturated: int  # values that kernels held at the end of their type, since this part began
-    workers: dict[str, WorkerFigures]  # what those of a cluster did since the last row, by name
+    state: RunState  # the state that checkpoints store
+    best: BestAdapter | None  # the adapter with the best evaluation, if it is kept
+    saved_at: int  # the step of the newest checkpoint, or -1
+    saturated: int  # number of clamped values since the run started or resumed
+    workers: dict[str, WorkerFigures]  # of cluster workers since the last logged step, by name
     sources: SourceCounter | None  # counts the rows of a mixture's sources
-    callbacks: CallbackHandler | None  # calls the user's functions, while the run goes on
-    result: TrainResult | None  # the figures, once it has ended
+    callbacks: CallbackHandler | None  # calls the user's callbacks during the run
+    result: TrainResult | None  # the result, after the end
 
     def __init__(
         self, model: AdapterModel, config: Config, events: Events, rows: Dataset,
@@ -90,10 +87,10 @@ class Run:
         executor: Executor | None = None, texts: SampleGenerator | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:  # fmt: skip
-        """Begins nothing yet.
+        """Starts nothing yet.
 
-        With ``resume`` the run in ``output.dir`` goes on from its newest whole checkpoint; one that
-        has none yet, and no adapter, begins again. Without an executor the model computes itself.
+        With ``resume`` the run in ``output.dir`` continues from its newest complete checkpoint; one
+        without checkpoints and adapter starts again. The default executor is the model's device.
         """
         self.model, self.config, self.events = model, config, events
         self.rows, self.held_out = rows, held_out
@@ -104,28 +101,28 @@ class Run:
         self._executor, self._texts, self._functions = executor, texts, callbacks
         self._started: float | None = None
 
-    # -- from its start to its end -----------------------------------------------------------------
+    # -- from start to end -------------------------------------------------------------------------
 
     def train(self) -> TrainResult:
-        """Does all steps."""
+        """Runs all steps."""
         for _ in self.steps():
             pass
         assert self.result is not None
         return self.result
 
     def steps(self) -> Iterator[Step]:
-        """Does the run; a step begins when it is asked for, and who asks for no more stops it."""
+        """Runs step by step: each starts on request, and leaving the loop stops the run."""
         with ExitStack() as at_end:
             at_end.enter_context(exclusive(self.model, self.config.output.dir))
-            self._take_data()
-            optimizer = self._make_ready()
+            self._check_data()
+            optimizer = self._prepare()
             self._open_folder(at_end)
             evaluator = Evaluator(self)
             texts = SampleLogger(self, self._texts, evaluator)
             callbacks = CallbackHandler(self, self._functions, evaluator, optimizer)
             self.callbacks = callbacks
-            at_end.callback(callbacks.let_go)
-            at_end.push(self._tell_of_replaced)
+            at_end.callback(callbacks.release)
+            at_end.push(self._warn_of_replaced)
             refuse_fewer_steps(self)
             is_over = self.state.step >= self.total_steps or evaluator.has_stalled
             was_finished = self.state.finished and is_over
@@ -159,13 +156,13 @@ class Run:
             self.events.finished(self.result)
             check_ended(self)
 
-    def _take_data(self) -> None:
-        """Makes sure that there is something to learn and to measure, and cuts it into steps."""
+    def _check_data(self) -> None:
+        """Checks the data for labels and the objective, and divides it into steps."""
         config, size = self.config, self.model.architecture.vocab_size
-        self.rows = learnable(self.rows, "train_dataset", size, "nothing would be learnt")
+        self.rows = require_labels(self.rows, "train_dataset", size, "nothing to train on")
         if self.held_out:
-            name, otherwise = "eval_dataset", "there is no loss to measure"
-            self.held_out = learnable(self.held_out, name, size, otherwise)
+            name, consequence = "eval_dataset", "there is no loss to measure"
+            self.held_out = require_labels(self.held_out, name, size, consequence)
         else:
             self.held_out = None
         refuse_other_objectives(self.rows, "train_dataset", config.train.objective)
@@ -178,8 +175,8 @@ class Run:
         self.plan = BatchSampler.of(self.rows.lengths, config)
         self.longest = max(config.data.max_seq_length, self.plan.longest)
 
-    def _make_ready(self) -> Optimizer:
-        """Takes the memory of the longest step, and asks the reference where there is one."""
+    def _prepare(self) -> Optimizer:
+        """Allocates the longest step, and computes the reference model if there is one."""
         model, config = self.model, self.config
         model.options = training_options(config.train, weighted=config.data.has_weights)
         model.zero_gradient()
@@ -188,20 +185,20 @@ class Run:
         elif isinstance(model, QLoRAModel):
             self.executor = LocalExecutor(model, self.throughput)
         else:
-            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
-        # The longest batch first, so that all memory is taken before training.
+            raise ConfigError("the model has no base weights: a Trainer requires a QLoRAModel")
+        # The longest batch first, so that all memory is allocated before training.
         length = bucket_length(self.plan.longest, self.longest)
         self.executor.prepare(self.plan.batch_size, length)
         optimizer = Optimizer(model, config.optim, self.total_steps)
         given = model, self.executor, config, self.events, self.longest
         self.answers = answers_of(self.rows, *given)
         self.held_out_answers = answers_of(self.held_out, *given)
-        asked = None if self.answers is None else self.answers.reference_hash
-        self.identity = RunFingerprint(model, config, self.rows, self.held_out, asked)
+        reference = None if self.answers is None else self.answers.reference_hash
+        self.identity = RunFingerprint(model, config, self.rows, self.held_out, reference)
         return optimizer
 
     def _open_folder(self, at_end: ExitStack) -> None:
-        """Takes ``output.dir``, and goes on with the run there if that is asked for."""
+        """Locks ``output.dir``, and resumes the run there if requested."""
         path, plateau = Path(self.config.output.dir), self.state.plateau
         self.folder = RunFolder(
             path, self.config.to_yaml(),
@@ -213,7 +210,7 @@ class Run:
         self.state.plateau = self.state.plateau or plateau
 
     def _begin(self, evaluator: Evaluator, texts: SampleLogger) -> None:
-        """Does what comes before the first step, or before the first that is left."""
+        """Does what comes before the first step of a new or resumed run."""
         self.state.finished = False
         reset_best_metric(self)
         self.folder.note_steps(self.total_steps)
@@ -221,85 +218,85 @@ class Run:
         if self.saved_at < 0:
             texts.keep_first()
             self.state.eval_loss_before = evaluator.measure(0)
-        tell_of_length(self)
-        self._started = time.perf_counter() - self.state.seconds  # the time of earlier parts counts
+        note_total_steps(self)
+        self._started = time.perf_counter() - self.state.seconds  # with earlier parts
         self.sources = SourceCounter(self.rows, self.plan)
 
     @contextmanager
     def _saved_on_error(self, queue: StepQueue) -> Iterator[None]:
-        """While it is entered, what ends the run early leaves the steps that are done saved."""
+        """While it is entered, whatever ends the run early saves the finished steps."""
         try:
             yield
-        except GeneratorExit:  # a loop of the user's that was left: there is more to do than steps
+        except GeneratorExit:  # the user left the loop: the run must be saved
             self.stop.requested = True
         except KeyboardInterrupt:
-            if self.stop.requested:  # a second time: at once, with what is saved already
+            if self.stop.requested:  # the second time: end at once
                 raise
             self.stop.requested, self.stop.number = True, signal.SIGINT
         except (OutOfMemoryError, ClusterError, WeightFileError, CallbackError) as err:
-            queue.finish_all()  # the device still works, and no step is half applied
+            queue.finish_all()  # the device still works, and no step is partly applied
             self.model.zero_gradient()
-            step, told = self.state.step, f"{err}"
+            step, message = self.state.step, f"{err}"
             if self.saved_at == step or self.save():
-                told += f"; the run is saved after step {step}, and {option('resume')} goes on"
-            raise type(err)(told) from (err.__cause__ or err)
+                message += f"; the run is saved after step {step}: {option('resume')} continues it"
+            raise type(err)(message) from (err.__cause__ or err)
         except DeviceLostError as err:  # nothing can be read any more
-            if command() or self.saved_at < 0:  # a supervised command begins again by itself
+            if command() or self.saved_at < 0:  # a supervised command restarts by itself
                 raise
             raise DeviceLostError(
-                f"{err}; step-{self.saved_at} in {self.folder.checkpoints} is kept, and "
-                f"{option('resume')} goes on from it"
+                f"{err}; step-{self.saved_at} in {self.folder.checkpoints} is kept: "
+                f"{option('resume')} continues from it"
             ) from err
 
-    def _tell_of_replaced(
+    def _warn_of_replaced(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        """Tells where the run is that this one was to replace, before it learnt nothing."""
+        """Says where the run is that this one should have replaced, if it has failed."""
         kept = self.folder.kept_run
         if isinstance(error, TrainingError) and kept is not None:
-            self.events.warning(f"the run that was to be replaced is kept in {kept}")
+            self.events.warning(f"the run that would have been replaced is kept in {kept}")
 
-    # -- what its parts ask for --------------------------------------------------------------------
+    # -- shared by its parts -----------------------------------------------------------------------
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run."""
+        """The number of steps of the whole run."""
         return self.plan.total_steps
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the best adapter is kept beside the last one."""
+        """Whether the best adapter is kept in addition to the last one."""
         settings = self.config.eval
         return settings.load_best_model_at_end or settings.early_stopping_patience is not None
 
     def read_clock(self) -> None:
-        """Notes how long all parts have taken so far."""
+        """Updates the time that the run has taken so far."""
         if self._started is not None:
             self.state.seconds = time.perf_counter() - self._started
 
     def evaluated(self, row: Row) -> None:
-        """Tells of an evaluation that is logged."""
+        """Passes a logged evaluation to observers and callbacks."""
         self.events.evaluation(row)
         if self.callbacks is not None:
             self.callbacks.on_evaluate(row)
 
     def wrote(self, folder: Path) -> None:
-        """Tells of a checkpoint, or of the adapter."""
+        """Passes the folder of a checkpoint or of the adapter to observers and callbacks."""
         self.events.saved(folder)
         if self.callbacks is not None:
             self.callbacks.on_save(folder)
 
     def save(self) -> bool:
-        """Writes a checkpoint and removes those that are too many; False if it cannot be written.
+        """Writes a checkpoint and removes old ones; False, with a warning, if it cannot be written.
 
-        That does not end a run: older checkpoints stay, and the next save is another try.
+        A failure does not end the run: older checkpoints are kept, and the next save tries again.
         """
         step = self.state.step
         with self.throughput.paused():
             try:
                 self.folder.require_own()
-                self.save_best()  # a checkpoint that names it could not be gone on with rightly
+                self.save_best()  # a checkpoint without it could not be resumed correctly
                 self.folder.log.flush()
                 self.read_clock()
                 self.state.log_digest = self.folder.log.digest
@@ -308,7 +305,7 @@ class Run:
             except CheckpointError as err:
                 kept = f"step-{self.saved_at} is kept"
                 if self.saved_at < 0:
-                    kept = "no other one is there yet"
+                    kept = "there is no other checkpoint yet"
                 self.events.warning(f"the state after step {step} was not saved: {err}; {kept}")
                 return False
             self.saved_at = step
@@ -317,62 +314,62 @@ class Run:
         return True
 
     def save_best(self) -> None:
-        """Writes the best adapter into its folder, if it is not there."""
+        """Writes the best adapter into its folder, unless it was already written."""
         if self.best is not None and not self.best.is_saved:
             self.folder.require_own()
             self.best = save_best(self.folder.best, self.model, self.best)
 
     def tidy(self) -> None:
-        """Removes what a new checkpoint or adapter has made superfluous; what stays is no harm."""
+        """Removes what a new checkpoint or adapter makes obsolete; a failure is only a warning."""
         try:
             self.folder.forget_replaced()
             self.folder.prune(self.config.output.save_total_limit)
         except CheckpointError as err:
-            self.events.warning(f"{err}; it does no harm there")
+            self.events.warning(f"{err}; it can stay there")
 
     def failure(self, what: str) -> TrainingError:
-        """The error that ends a run which learns nothing any more."""
+        """The error that ends a run whose training has failed."""
         return TrainingError(
             f"{what}; the checkpoints in {self.folder.checkpoints} are kept: try a lower "
             "optim.learning_rate or more warm-up"
         )
 
     def failure_at_start(self, what: str) -> TrainingError:
-        """The error that ends a run before it has learnt anything: no rate has had a part in it."""
+        """The error that ends a run before its first update, whatever its learning rate."""
         train = self.config.train
         cause = (
-            "the base, or the adapter of lora.init_from, computes numbers that are too large; try "
+            "the base, or the adapter of lora.init_from, produces values that are too large; try "
             "train.compute_dtype: float32, or another base"
         )
         if train.objective != "sft" and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
-            cause = f"with a train.beta of {train.beta:g}; take one nearer to 0.1, the default"
-        return TrainingError(f"{what}, before anything is learnt: {cause}")
+            cause = f"train.beta is {train.beta:g}; set it closer to 0.1, the default"
+        return TrainingError(f"{what}, before the first update: {cause}")
 
 
-# ---- the wish that a run ends early -------------------------------------------------------------
+# ---- signals -------------------------------------------------------------------------------------
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has not all of them
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class StopRequest:
-    """Ctrl-C, SIGTERM and a closed terminal as a wish, granted between two micro-batches.
+    """A request to stop by Ctrl-C, SIGTERM or a closed terminal, met between two micro-batches.
 
-    While it is entered, the first signal is noted; the second does what it always does. Those that
-    come together are one.
+    While it is entered, the first signal sets ``requested``, and the second has its usual effect.
+    Signals that come together count as one.
     """
 
     def __init__(self) -> None:
-        """Nothing is asked for yet."""
-        self.requested = False  # whether somebody asked
-        self.number: int | None = None  # the signal that did; None where it was none
+        """Nothing is requested yet."""
+        self.requested = False  # whether the run should stop
+        self.number: int | None = None  # the signal that requested it, if any
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        """Takes over the signals, where Python lets it: in the main thread.
+        """Installs signal handlers, in the main thread only.
 
-        Those that are ignored stay so, as with nohup.
+        Ignored signals stay ignored, as with nohup.
         """
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
@@ -387,7 +384,7 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Gives the signals back."""
+        """Restores the signal handlers."""
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

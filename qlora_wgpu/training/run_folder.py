@@ -1,4 +1,4 @@
-"""A run's folder: config.yaml, metrics.jsonl, checkpoints/, best/ and adapter/; whose it is."""
+"""A run's folder: config.yaml, metrics.jsonl, checkpoints/, best/ and adapter/, and its lock."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.training.observers import Row
 
-# ---- which run it is -----------------------------------------------------------------------------
+# ---- identity ------------------------------------------------------------------------------------
 
 _SOURCES = ("train", "sources", "eval", "chat_template")
-"""Settings of the data that may differ as long as the same is learnt."""
+"""Settings of the data that may differ as long as the examples are the same."""
 
 
 class RunFingerprint:
-    """The identity of a run, as every checkpoint of it keeps it."""
+    """The identity of a run, which its checkpoints store."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RunFingerprint:
         held_out: Dataset | None,
         references: str | None = None,
     ) -> None:
-        """Begins to hash what has not been hashed of the base weights."""
+        """Starts hashing the base weights."""
         self._references = references
         self._folder = model.folder
         self._folder.finish_fingerprint()
@@ -67,43 +67,43 @@ class RunFingerprint:
         self._data = rows.fingerprint
         self._held_out = held_out.fingerprint if held_out is not None else None
         self._sources = {key: getattr(config.data, key) for key in _SOURCES}
-        begun_from = config.lora.init_from
-        self._begun_from = None if begun_from is None else adapter_fingerprint(begun_from)
+        init_from = config.lora.init_from
+        self._init_from = None if init_from is None else adapter_fingerprint(init_from)
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """The identity as JSON has it; waits for the base weights to be hashed."""
+        """The identity as JSON; waits until the base weights are hashed."""
         return {
             "settings": json.loads(json.dumps(self._settings)),
             "data": self._data,
             "held_out_data": self._held_out,
             "sources": json.loads(json.dumps(self._sources, default=dict)),
             "base": self._folder.fingerprint,
-            "begun_from": self._begun_from,
+            "begun_from": self._init_from,
             "references": self._references,
         }
 
     def refuse_other(self, kept: Mapping[str, Any], where: str) -> None:
-        """Makes sure that a checkpoint is this run's."""
+        """Refuses a checkpoint of another run."""
         refuse_other_settings(kept["settings"], self.record["settings"], where)
         for key, name, advice in (
-            ("data", "training data", "the same"),
-            ("held_out_data", "held-out data", "the same"),
-            ("base", "base weights", "the base that it was begun with"),
-            ("references", "numbers of the reference model", "the adapter it was begun with"),
-            ("begun_from", "values of the adapter in lora.init_from", "the same"),
+            ("data", "training data", "the same data"),
+            ("held_out_data", "held-out data", "the same data"),
+            ("base", "base weights", "the same base"),
+            ("references", "log probabilities of the reference model", "the same adapter"),
+            ("begun_from", "values of the adapter in lora.init_from", "the same adapter"),
         ):
-            if kept.get(key, self.record[key]) != self.record[key]:  # older versions know fewer
-                named = _named(name, kept[key], self)
+            if kept.get(key, self.record[key]) != self.record[key]:  # older versions stored fewer
+                named = _difference(name, kept[key], self)
                 if key in ("data", "held_out_data"):
                     named += self._changes_since(kept.get("sources", {}))
                 raise ConfigError(
-                    f"the run in {where} was begun with other {named}: go on with {advice}, or "
-                    "begin a new run in another output.dir"
+                    f"the run in {where} was started with other {named}: resume it with {advice}, "
+                    "or start a new run in another output.dir"
                 )
 
     def _changes_since(self, before: Mapping[str, Any]) -> str:
-        """The settings that differ of where data is and how chats are written, in brackets."""
+        """The settings of the data that have changed, in brackets; may be empty."""
         now = self.record["sources"]
         changes = [
             f"data.{key} was {brief(old)}, now it is {brief(now[key])}"
@@ -114,7 +114,7 @@ class RunFingerprint:
 
 
 def adapter_fingerprint(folder: str) -> str:
-    """A hash of the values in an adapter's folder."""
+    """A hash of the tensors in an adapter's folder."""
     digest = hashlib.sha256()
     for name, array in sorted(load_adapter(Path(folder))[0].items()):
         digest.update(name.encode())
@@ -123,20 +123,20 @@ def adapter_fingerprint(folder: str) -> str:
 
 
 def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Makes sure that a run goes on with the settings that decide what is computed."""
+    """Refuses to resume a run with other settings that affect training."""
     for key, value in now.items():
         old = before.get(key, value)
         if old != value:
             kept = f"`qlora-wgpu train {shell_word(str(where))} --resume`" if command() else where
             raise ConfigError(
-                f"the run in {where} was begun with {key} = {old!r}, now it is {value!r}: go on "
-                f"with the old setting ({kept} has all of them), or begin a new run in another "
+                f"the run in {where} was started with {key} = {old!r}, now it is {value!r}: resume "
+                f"it with the old setting ({kept} has all of them), or start a new run in another "
                 "output.dir"
             )
 
 
-def _named(name: str, kept: Any, identity: RunFingerprint) -> str:
-    """The words for what differs; of a base, it may be its config.json alone."""
+def _difference(name: str, kept: Any, identity: RunFingerprint) -> str:
+    """What differs, in words; of a base, it may be only its config.json."""
     base = identity.record["base"]
     if name != "base weights" or kept["weights"] != base["weights"]:
         return name
@@ -151,15 +151,15 @@ _lock = Lock()
 
 @contextmanager
 def exclusive(model: AdapterModel, folder: str) -> Iterator[None]:
-    """Keeps other runs from a model.
+    """While it is entered, no other run can train the model.
 
-    Two at a time would each go on from what the other one has learnt, and neither could be resumed.
+    Two runs would train the same parameters, and neither could be resumed.
     """
     with _lock:
         if model in _runs:
             raise ConfigError(
-                f"the run in {_runs[model]} trains this model: let it end, or open the model once "
-                "more for the other run"
+                f"the run in {_runs[model]} is training this model: wait for its end, or open the "
+                "model again for the other run"
             )
         _runs[model] = folder
     try:
@@ -169,23 +169,23 @@ def exclusive(model: AdapterModel, folder: str) -> Iterator[None]:
             _runs.pop(model, None)
 
 
-# ---- a run that another one replaces -------------------------------------------------------------
+# ---- backup of a replaced run --------------------------------------------------------------------
 
 
 class RunBackup:
-    """Moves a run aside, part by part, so that a kill in between loses nothing.
+    """Moves a run aside, file by file, so that a kill in between loses nothing.
 
-    config.yaml goes first and comes back last. So a folder without it, beside parts that were
-    moved, is one where the successor never began, and ``recover`` brings everything back.
+    config.yaml is moved first and restored last. A folder without it but with moved files is one
+    whose new run never started, and ``settle`` restores everything.
     """
 
     def __init__(self, run: RunPaths) -> None:
-        """Takes a run's folder."""
+        """Moves nothing yet."""
         self._config, self._aside = run.config, run.replaced
         self._parts = [run.config, *(part for part in run.written if part != run.config)]
 
     def move_aside(self) -> None:
-        """Moves everything that the run has written."""
+        """Moves all files of the run into ``replaced/``."""
         self.remove()
         self._aside.mkdir()
         for part in self._parts:
@@ -193,7 +193,7 @@ class RunBackup:
                 part.rename(self._aside / part.name)
 
     def settle(self) -> None:
-        """Brings back what was moved for a successor that has not begun."""
+        """Restores the files of a run whose replacement never started."""
         recover(self._aside)
         if not exists(self._aside) or exists(self._config):
             return
@@ -204,7 +204,7 @@ class RunBackup:
         self.remove()
 
     def remove(self) -> None:
-        """Removes what was moved aside; nothing where there is none."""
+        """Removes ``replaced/``, if it exists."""
         remove(self._aside)
 
 
@@ -212,13 +212,13 @@ class RunBackup:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl; what is torn or no row is left out."""
+    """The rows of a metrics.jsonl, without incomplete or invalid lines."""
     try:
         text = file_bytes(path, OWN_LOG_BYTES).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
     except OSError as err:
-        raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err
+        raise CheckpointError(f"cannot read {path}: {err.strerror or err}") from err
     return [row for line in text.splitlines() if (row := _row(line)) is not None]
 
 
@@ -235,22 +235,22 @@ def _refuse(constant: str) -> NoReturn:
 
 
 class RunLog:
-    """Appends rows. One that cannot be written waits for the next; it never ends a run."""
+    """Appends rows; those that cannot be written are buffered, and never end a run."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        """Writes nothing yet; ``warn`` is told, once, that rows cannot be written."""
+        """Writes nothing yet; ``warn`` is called once if rows cannot be written."""
         self._path, self._warn = path, warn
-        self._waiting: list[str] = []
+        self._buffer: list[str] = []
         self._has_warned = False
         self._digest = hashlib.sha256()
 
     @property
     def digest(self) -> str:
-        """A hash of all rows, those that wait included."""
+        """A hash of all rows, buffered ones included."""
         return self._digest.hexdigest()[:16]
 
     def begin(self) -> None:
-        """Empties it."""
+        """Empties the file."""
         self._digest = hashlib.sha256()
         write_file(self._path, b"")
 
@@ -258,103 +258,103 @@ class RunLog:
         """Adds a row."""
         line = json.dumps(row, allow_nan=False)
         self._digest.update(f"{line}\n".encode())
-        self._waiting.append(line)
-        self._write_waiting()
+        self._buffer.append(line)
+        self._write_buffer()
 
     def close(self) -> None:
-        """Tries once more to write what still waits, and tells how much is missing."""
-        self._write_waiting()
-        if self._waiting:
-            self._warn(f"{self._path} lacks its last {len(self._waiting)} rows")
+        """Tries again to write buffered rows, and warns of those that are missing."""
+        self._write_buffer()
+        if self._buffer:
+            self._warn(f"the last {len(self._buffer)} rows are missing from {self._path}")
 
-    def _write_waiting(self) -> None:
+    def _write_buffer(self) -> None:
         try:
-            while self._waiting:
-                append_line(self._path, self._waiting[0])
-                self._waiting.pop(0)
+            while self._buffer:
+                append_line(self._path, self._buffer[0])
+                self._buffer.pop(0)
         except CheckpointError as err:
-            self._complain(err)
+            self._warn_once(err)
 
     def flush(self) -> None:
-        """Brings what was appended to the disk, as a checkpoint relies on its rows being there."""
-        self._write_waiting()
+        """Flushes rows to the disk, since a checkpoint relies on them."""
+        self._write_buffer()
         try:
             flush_file(self._path)
         except CheckpointError as err:
-            self._complain(err)
+            self._warn_once(err)
 
     def keep(self, is_kept: Callable[[Row], bool]) -> None:
-        """Removes all rows but some."""
+        """Removes all other rows."""
         rows = read_rows(self._path)
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if is_kept(row))
         self._digest = hashlib.sha256(text.encode())
         write_file(self._path, text.encode())
 
-    def _complain(self, err: CheckpointError) -> None:
+    def _warn_once(self, err: CheckpointError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._warn(f"{err}; training goes on, and tries again with each row")
+            self._warn(f"{err}; training continues, and writing is tried again with each row")
 
 
 # ---- the folder ----------------------------------------------------------------------------------
 
 _PROBE = ".qlora-wgpu-"
-_BUSY = "another run is writing output.dir {}: wait for its end, or choose another folder"
+_BUSY = "another run is using output.dir {}: wait for its end, or choose another folder"
 
 
 def refuse_existing_run(path: Path) -> None:
-    """Raises a ConfigError if a folder holds a model, or anything that a run would replace."""
-    if exists(path / "config.json"):  # by its name, chat would open the model alone
-        raise ConfigError(f"output.dir {path} holds a model (config.json): choose another folder")
+    """Raises a ConfigError if a folder contains a model, or files that a run would replace."""
+    if exists(path / "config.json"):  # chat would then open the model without the adapter
+        raise ConfigError(f"output.dir {path} has a model (config.json): choose another folder")
     paths = RunPaths(path)
     written = next((part for part in (*paths.needed, paths.replaced) if exists(part)), None)
     if written is not None:
         raise ConfigError(
-            f"output.dir {path} already holds a run ({written.name}): choose another folder, or "
-            f"train with {option('resume')} to go on with it or with {option('overwrite')} to "
+            f"output.dir {path} already contains a run ({written.name}): choose another folder, "
+            f"or train with {option('resume')} to continue it or with {option('overwrite')} to "
             "replace it"
         )
 
 
 def require_writable(path: Path) -> None:
-    """Makes sure, before anything takes time, that a run can write its folder."""
+    """Checks that a run can write its folder, before anything takes time."""
     _refuse_busy(path)
     try:
-        around = (path, *path.absolute().parents)
-        for place in around:
-            if (link := broken_link(place)) is not None:
+        folders = (path, *path.absolute().parents)
+        for folder in folders:
+            if (link := broken_link(folder)) is not None:
                 raise ConfigError(f"output.dir {path} cannot be written: {link}")
-        there = next((place for place in around if exists(place)), None)
-        if there is None:  # another drive or server, of Windows
-            raise ConfigError(f"output.dir {path} cannot be written: {around[-1]} does not exist")
-        if not is_dir(there):
-            raise ConfigError(f"output.dir {path} cannot be written: {there} is no folder")
-        for left in there.glob(f"{_PROBE}*"):  # by one that was killed, or could not remove it
+        existing = next((folder for folder in folders if exists(folder)), None)
+        if existing is None:  # another drive or server of Windows
+            raise ConfigError(f"output.dir {path} cannot be written: {folders[-1]} does not exist")
+        if not is_dir(existing):
+            raise ConfigError(f"output.dir {path} cannot be written: {existing} is not a folder")
+        for leftover in existing.glob(f"{_PROBE}*"):  # of a process that was killed
             with suppress(OSError):
-                left.rmdir()
-        tempfile.TemporaryDirectory(prefix=_PROBE, dir=there).cleanup()
+                leftover.rmdir()
+        tempfile.TemporaryDirectory(prefix=_PROBE, dir=existing).cleanup()
     except OSError as err:
         raise ConfigError(f"output.dir {path} cannot be written: {err.strerror or err}") from err
 
 
 def _refuse_busy(path: Path) -> None:
-    """Raises a ConfigError if another run is writing a folder, whatever it has written so far."""
+    """Raises a ConfigError if another run has locked a folder."""
     lock = FileLock(RunPaths(path).lock)
-    with suppress(OSError):  # which is told when it is written
+    with suppress(OSError):  # writing the folder will report it
         if exists(lock.path) and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
         lock.release()
 
 
 def settle_run(path: Path) -> None:
-    """Clears up what a killed run left in a folder, if there is one."""
+    """Cleans up after a killed run in a folder, if there is one."""
     paths = RunPaths(path)
     if any(map(exists, (*paths.written, paths.replaced))):
         RunFolder(path, "", resume=True).close()
 
 
 class RunFolder(RunPaths):
-    """Writes what a run leaves behind. While it is open, no other run can have the folder."""
+    """Writes a run's files. While it is open, no other run can use the folder."""
 
     def __init__(
         self,
@@ -365,10 +365,10 @@ class RunFolder(RunPaths):
         resume: bool = False,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Creates the folder and saves the resolved configuration in it."""
+        """Creates and locks the folder, and writes config.yaml unless the run is resumed."""
         super().__init__(path)
         self.log = RunLog(self.metrics, warn)
-        self.texts = RunLog(self.samples, warn)  # what the model has written
+        self.texts = RunLog(self.samples, warn)
         self._replaced = RunBackup(self)
         self._lock = FileLock(self.lock)
         self._total_steps: int | None = None
@@ -379,14 +379,14 @@ class RunFolder(RunPaths):
             self._open()
             if not resume:
                 if not overwrite:
-                    refuse_existing_run(path)  # now that nobody else can begin one
+                    refuse_existing_run(path)  # again, now that the folder is locked
                 self.begin(config_yaml)
         except BaseException:
             self.close()
             raise
 
     def _open(self) -> None:
-        """Takes the folder, and clears up what a killed run left."""
+        """Locks the folder, and cleans up after a killed run."""
         with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._lock.acquire():
@@ -397,23 +397,22 @@ class RunFolder(RunPaths):
             self._replaced.settle()
 
     def begin(self, config_yaml: str) -> None:
-        """Makes place for a run and writes what it starts with.
+        """Clears the folder for a new run and writes its first files.
 
-        A run that is there and has a checkpoint or an adapter is moved aside, until this one has
-        either, too.
+        An existing run with a checkpoint or an adapter is moved aside until the new one has one.
         """
         with self._explained():
             if exists(self.adapter) or checkpoint_folders(self.path):
                 self._replaced.move_aside()
             for part in self.written:
-                if part != self.config:  # the last to go, since it says that this is a run
+                if part != self.config:  # config.yaml is replaced last, since it marks a run
                     remove(part)
             self.write_config(config_yaml)
             self.checkpoints.mkdir()
             self.log.begin()
 
     def close(self) -> None:
-        """Lets another run have the folder."""
+        """Unlocks the folder."""
         if self._total_steps is not None:
             self._note_progress(None)
         self.log.close()
@@ -430,30 +429,30 @@ class RunFolder(RunPaths):
             reason = err.strerror or err
             raise ConfigError(f"output.dir {self.path} cannot be written: {reason}") from err
 
-    # -- while it goes on ---------------------------------------------------------------------
+    # -- during the run ----------------------------------------------------------------------------
 
     def require_own(self) -> None:
-        """Makes sure that the folder is still the one that was opened."""
+        """Raises a CheckpointError if the folder is no longer the one that was opened."""
         if not self._lock.is_in_place:
             raise CheckpointError(f"{self.path} has been removed or replaced")
 
     def note_steps(self, total: int) -> None:
-        """Notes, for who watches, that this process runs it, and how many steps it is to have."""
+        """Writes, for ``watch``, the run's process and its number of steps."""
         self._total_steps = total
         self._note_progress(os.getpid())
 
     def _note_progress(self, pid: int | None) -> None:
-        told = {"total_steps": self._total_steps, "pid": pid, "host": socket.gethostname()}
-        with suppress(CheckpointError):  # nothing depends on it
+        progress = {"total_steps": self._total_steps, "pid": pid, "host": socket.gethostname()}
+        with suppress(CheckpointError):  # the run does not depend on it
             if self._lock.is_in_place:
-                write_file(self.progress, (json.dumps(told) + "\n").encode())
+                write_file(self.progress, (json.dumps(progress) + "\n").encode())
 
     def write_config(self, config_yaml: str) -> None:
         """Writes config.yaml."""
         write_file(self.config, config_yaml.encode())
 
     def forget_after(self, step: int, logged_step: int, eval_step: int) -> None:
-        """Removes the rows and checkpoints of what will be done again."""
+        """Removes the rows and checkpoints of steps that will be repeated."""
 
         def is_kept(row: dict[str, Any]) -> bool:
             return bool(row["step"] <= (eval_step if "eval_loss" in row else logged_step))
@@ -471,7 +470,7 @@ class RunFolder(RunPaths):
         return self.checkpoints / f"step-{step}"
 
     def prune(self, keep: int | None) -> None:
-        """Removes all but the newest ``keep`` checkpoints, and what was left of others."""
+        """Removes all but the newest ``keep`` checkpoints, and incomplete ones."""
         settle_all(self.checkpoints)
         if keep is None:
             return
@@ -479,7 +478,7 @@ class RunFolder(RunPaths):
             remove(old)
 
     def forget_replaced(self) -> None:
-        """Removes the run that this one has replaced."""
+        """Removes the backup of the run that this one replaces."""
         self._replaced.remove()
 
 
@@ -491,12 +490,12 @@ def checkpoint_folders(path: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as err:
-        raise CheckpointError(f"{folder} cannot be read: {err.strerror or err}") from err
+        raise CheckpointError(f"cannot read {folder}: {err.strerror or err}") from err
     return sorted((p for p in entries if step_of(p) >= 0), key=step_of)
 
 
 def step_of(folder: Path) -> int:
-    """The step after which a checkpoint was made, by its name; -1 if it is none."""
+    """The step in the name of a checkpoint's folder; -1 for other folders."""
     word, _, digits = folder.name.partition("-")
     is_step = word == "step" and digits.isdecimal() and digits.isascii()
     return int(digits) if is_step else -1

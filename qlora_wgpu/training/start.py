@@ -1,4 +1,4 @@
-"""A run's start: a new folder, or an old one that belongs to it, with its newest checkpoint."""
+"""A run's start: a new folder, or the newest checkpoint in an existing one."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def refuse_both(*, overwrite: bool, resume: bool) -> None:
-    """Refuses to replace a run and to go on with it at once."""
+    """Refuses both options together."""
     if overwrite and resume:
         mark = "--" if command() else ""
-        raise ConfigError(f"{mark}overwrite and {mark}resume exclude each other: choose one")
+        raise ConfigError(f"{mark}overwrite and {mark}resume are mutually exclusive: choose one")
 
 
 def check_output(config: Config, *, overwrite: bool, resume: bool) -> None:
-    """Makes sure that nothing is lost or mixed up, before anything takes time."""
+    """Checks that the run may be written or resumed, before anything takes time."""
     path = Path(config.output.dir)
     require_writable(path)
     if not (overwrite or resume):
@@ -46,33 +46,33 @@ def check_output(config: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def check_resumable(path: Path, config: Config) -> bool:
-    """Whether a folder holds a run to go on with; False if one may begin there."""
+    """Whether a folder contains a run to resume; False if a new one may start there."""
     has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(RunPaths(path).adapter)
     if exists(RunPaths(path).config):
         check_same_run(path, config)
     elif has_checkpoint or has_adapter:
         raise ConfigError(
-            f"{path} holds a run without its config.yaml, so nothing says whether it is the same "
-            f"run: put the file back, or train with {option('overwrite')} to begin anew"
+            f"{path} contains a run without its config.yaml, so it cannot be checked: restore the "
+            f"file, or train with {option('overwrite')} to start again"
         )
     if has_adapter and not has_checkpoint:
         raise ConfigError(
-            f"the run in {path} has an adapter, but no checkpoint to go on from: use it as it is, "
-            f"or train with {option('overwrite')} to begin anew"
+            f"the run in {path} has an adapter, but no checkpoint to resume from: use it as it is, "
+            f"or train with {option('overwrite')} to start again"
         )
     return has_checkpoint
 
 
 def check_same_run(path: Path, config: Config) -> None:
-    """Makes sure that a run is not continued as another one."""
+    """Refuses to resume a run with the settings of another one."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
+        warnings.simplefilter("ignore", RenamedKeyWarning)  # we wrote the file, not the user
         before = config_of_run(path)
     refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))
 
 
 def start_or_resume(run: Run) -> None:
-    """Goes on with the run in the folder, or begins one where there is none."""
+    """Resumes the run in the folder, or starts one if there is none."""
     if check_resumable(run.folder.path, run.config):
         _resume(run)
     else:
@@ -85,31 +85,31 @@ def _resume(run: Run) -> None:
     def refuse_other(manifest: Mapping[str, Any]) -> None:
         run.identity.refuse_other(manifest, path)
 
-    checkpoint, state, passed = load_newest(
+    checkpoint, state, skipped = load_newest(
         checkpoint_folders(folder.path), run.model, refuse_other
     )
-    for sentence in passed:
-        run.events.warning(sentence)
+    for reason in skipped:
+        run.events.warning(reason)
     run.state, run.saved_at = state, state.step
     _load_best(run)
     folder.forget_after(state.step, state.logged_step, state.eval_step)
     if state.log_digest not in (None, folder.log.digest):
         run.events.warning(
-            f"the rows of metrics.jsonl up to step {state.step} are not those that the run has "
-            "written: they were changed, or some are missing; its report shows them as they are"
+            f"the rows of metrics.jsonl up to step {state.step} were changed since the run wrote "
+            "them, or some are missing; the report shows them as they are"
         )
     try:
         folder.write_config(run.config.to_yaml())
     except CheckpointError as err:
-        run.events.warning(f"{err}; it stays as it was")
+        run.events.warning(f"{err}; it is unchanged")
     run.events.resumed(checkpoint, state.step)
 
 
 def _load_best(run: Run) -> None:
-    """Takes the best adapter from its folder.
+    """Loads the best adapter from its folder.
 
-    One of a later step than the checkpoint's is of this run, too: it was killed after that
-    evaluation, which will be made again.
+    It may be of a later step than the checkpoint, if the run was killed after that evaluation,
+    which will be repeated.
     """
     state, folder = run.state, run.folder.best
     if not run.keeps_best or state.best_loss is None:
@@ -117,34 +117,34 @@ def _load_best(run: Run) -> None:
     try:
         best = load_best(folder, run.model, state.aim)
         if best is not None and best.step <= state.step and best.step != state.best_step:
-            raise CheckpointError(f"{folder} holds the adapter of step {best.step}")
+            raise CheckpointError(f"{folder} contains the adapter of step {best.step}")
     except CheckpointError as err:
-        lost = f"{err}, where the best adapter so far was kept, of step {state.best_step}"
+        lost = f"{err}; it should contain the best adapter so far, of step {state.best_step}"
         if state.finished:
             run.events.warning(lost)
             return
         raise CheckpointError(
-            f"{lost}: put it back from a copy, or remove {folder} to look for the best from here on"
+            f"{lost}: restore it from a copy, or remove {folder} to select the best from here on"
         ) from err
     if best is not None:
         run.best = best
     elif not state.finished:
         run.events.warning(
             f"the adapter with the best evaluation so far, of step {state.best_step}, was not "
-            "kept: the best one is looked for from here on"
+            "kept: the best one is selected from here on"
         )
         state.forget_best()
 
 
 def reset_best_metric(run: Run) -> None:
-    """Begins to look for the best anew, where it is another figure that says what is best."""
+    """Forgets the best evaluation if metric_for_best_model has changed."""
     state, aim = run.state, run.config.eval.aim
     if state.aim == aim:
         return
     if run.keeps_best or state.plateau is not None:
         run.events.note(
-            f"the best evaluation is the one with the {aim} now, not the {state.aim}: it is looked "
-            "for from here on"
+            f"the best evaluation is now the one with the {aim}, not the {state.aim}: it is "
+            "selected from here on"
         )
     state.aim, run.best = aim, None
     state.forget_best()
@@ -153,22 +153,21 @@ def reset_best_metric(run: Run) -> None:
 
 
 def refuse_fewer_steps(run: Run) -> None:
-    """Refuses to go on with a run that has more steps behind it than it is to have."""
+    """Refuses to resume a run that has done more steps than are now configured."""
     total = run.total_steps
     if run.state.step > total:
         raise ConfigError(
             f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "
-            f"{total:,} of train.num_train_epochs or train.max_steps: raise these to go on, or "
-            "begin a new run in another output.dir"
+            f"{total:,} of train.num_train_epochs or train.max_steps: raise these to continue, or "
+            "start a new run in another output.dir"
         )
 
 
-def tell_of_length(run: Run) -> None:
-    """Notes how many steps a run is to have, and tells where that was another number.
+def note_total_steps(run: Run) -> None:
+    """Records the number of steps; a note if it has changed, a warning if warm-up never ends.
 
-    Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
-    is done has followed the old one. Also told of is a run too short for its warm-up: a single
-    step has a learning rate of 0, and changes nothing.
+    As with Hugging Face's Trainer, the schedule is that of the new length from here on. A run of a
+    single step has a learning rate of 0 and changes nothing.
     """
     total = run.total_steps
     before, run.state.total_steps = run.state.total_steps, total
@@ -177,19 +176,19 @@ def tell_of_length(run: Run) -> None:
         last = learning_rates(run.config.optim, total, range(total - 1, total))[0]
         run.events.warning(
             f"optim.learning_rate is not reached: warm-up takes {warmup:,} of the run's {total:,} "
-            f"steps, and the last has {last:.2g}; lower train.gradient_accumulation_steps for more "
-            "steps, or optim.warmup_ratio and warmup_steps"
+            f"steps, and the last has {last:.2g}; lower train.gradient_accumulation_steps to get "
+            "more steps, or lower optim.warmup_ratio or warmup_steps"
         )
     if run.saved_at < 0 or before in (0, total):
         return
     kind = run.config.optim.lr_scheduler_type
     rates = learning_rates(run.config.optim, total, range(run.state.step, run.state.step + 1))
-    changed = f" ({kind}, of {total:,} steps from the first)"
+    changed = f" ({kind} over {total:,} steps)"
     if kind.startswith("constant") or run.state.plateau is not None:
         changed = ""
     rate = rates[0] if run.state.plateau is None else run.state.plateau.rate
     rate *= run.state.rate_factor
     run.events.note(
-        f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
-        f"the learning rate goes on at {rate:.2g}{changed}"
+        f"the run now has {total:,} steps instead of {before:,}: after step {run.state.step:,} "
+        f"the learning rate continues at {rate:.2g}{changed}"
     )

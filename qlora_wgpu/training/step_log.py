@@ -1,8 +1,9 @@
-"""The figures of a step, once they have arrived from the device: checked, summed up, logged."""
+"""The metrics of a step after their readback: checked for divergence, summed up and logged."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,46 +22,114 @@ from qlora_wgpu.ops.optimizers import (
     STATS_TOKENS,
 )
 from qlora_wgpu.ops.preference import METRICS, means
-from qlora_wgpu.training.divergence import Divergence
 from qlora_wgpu.training.observers import Row, WorkerFigures
 from qlora_wgpu.training.preferences import preference_of
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
+# ---- divergence ----------------------------------------------------------------------------------
+
+_FIRST, _LAST = 5, 10  # steps
+_WORSE = 1.5  # nats
+_SOLVED = 0.01  # nats below which a gradient may vanish
+_UNIFORM = 0.1  # nats around the loss of a uniform guess
+_HIGHER = 0.3  # nats above the first steps, more than the choice of rows explains
+_FAR_ABOVE = "the loss is far above the first ones"
+_NO_GRADIENT = "the gradient is zero"
+
+
+class Divergence:
+    """Detects ten consecutive steps whose loss or gradient is far worse than at the start.
+
+    Steps are compared with the mean of the first five, and, since a run may diverge within these,
+    with the first one and a uniform guess: a model far worse than both has diverged. If weights
+    have grown so large that norms overflow, all logits are equal and the gradient is exactly zero,
+    which the loss does not show.
+    """
+
+    def __init__(self, uniform: float = math.inf) -> None:
+        """Has no steps yet; ``uniform`` is the loss of a uniform guess."""
+        self._uniform = uniform
+        self._steps = 0
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=_LAST)
+        self._problems: deque[str | None] = deque(maxlen=_LAST)
+
+    def diverged(self, loss: float, norm: float = 1.0) -> str | None:
+        """Records a step's loss and gradient norm; how the last ten have diverged, or None."""
+        if len(self._first) < _FIRST:
+            self._first.append(loss)
+        self._steps += 1
+        self._last.append(loss)
+        self._problems.append(self._problem(loss, norm))
+        if len(self._last) < _LAST:
+            return None
+        if min(self._last) > sum(self._first) / len(self._first) + _WORSE:
+            return _FAR_ABOVE
+        return self._problems[-1] if all(self._problems) else None
+
+    def ended(self) -> str | None:
+        """How a run that ends here, maybe before ten steps, has diverged, or None."""
+        half, problems = math.ceil(self._steps / 2), list(self._problems)
+        has_vanished = problems[-2:] == [_NO_GRADIENT] * 2  # it does not recover from that
+        if has_vanished or (1 < half <= _LAST and all(problems[-half:])):
+            return problems[-1]
+        return None
+
+    def without_progress(self) -> str | None:
+        """Why a run that ends here has not improved the model, or None.
+
+        An adapter that has grown too large may leave a model whose loss is finite and steady, but
+        no better than a guess.
+        """
+        if self._steps < _FIRST + _LAST:
+            return None
+        first, last = sum(self._first) / len(self._first), sum(self._last) / len(self._last)
+        if all(abs(loss - self._uniform) < _UNIFORM for loss in self._last):
+            return f"its last losses, {last:.2f}, are those of a uniform guess"
+        if last > first + _HIGHER:
+            return f"its last losses, {last:.2f}, are above its first ones, {first:.2f}"
+        return None
+
+    def _problem(self, loss: float, norm: float) -> str | None:
+        if norm == 0 and loss > _SOLVED:
+            return _NO_GRADIENT
+        return _FAR_ABOVE if loss > max(self._first[0], self._uniform) + _WORSE else None
+
 
 @dataclass(frozen=True)
 class SubmittedStep:
-    """A step that the device may still be working on, and what workers did for it."""
+    """A queued step, which the device may still be computing."""
 
     step: int  # its number, from 1 on
-    learning_rate: float  # the rate of its update
+    learning_rate: float  # the learning rate of its update
     tokens: int  # tokens of its rows
-    workers: tuple[WorkerFigures, ...] = ()  # what each worker did
-    weight_unit: float = 1.0  # what weights of its rows were divided by
+    workers: tuple[WorkerFigures, ...] = ()  # what each cluster worker did
+    weight_unit: float = 1.0  # the divisor of its rows' weights
 
 
 @dataclass(frozen=True)
-class StepFigures:
-    """What a step has given."""
+class StepMetrics:
+    """The metrics of a step."""
 
-    loss: float | None  # mean of its labels; None without one
-    accuracy: float | None  # share of them that is predicted
-    norm: float | None  # of its gradient
+    loss: float | None  # mean over its label tokens; None without labels
+    accuracy: float | None  # token accuracy
+    norm: float | None  # norm of its gradient
 
 
 class MetricsLogger:
-    """Writes metrics.jsonl's rows of training steps."""
+    """Writes the rows of training steps to metrics.jsonl."""
 
     def __init__(self, run: Run) -> None:
-        """Has seen no step yet."""
+        """Has no steps yet."""
         self._run = run
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
         self._preference = preference_of(run.config.train)
 
-    def finish(self, submitted: SubmittedStep, data: bytes) -> StepFigures:
-        """Takes in a step's sums."""
+    def finish(self, submitted: SubmittedStep, data: bytes) -> StepMetrics:
+        """Checks and adds up a step's sums from the device; logs them if a row is due."""
         stats = np.frombuffer(data, np.float32)
         self._count_saturated(submitted, data)
         unit = submitted.weight_unit
@@ -84,13 +153,13 @@ class MetricsLogger:
         if submitted.step % self._run.config.log.logging_steps == 0:
             log_window(self._run)
         if not labels:
-            return StepFigures(None, None, norm)
-        return StepFigures(loss / labels, None if hits is None else hits / labels, norm)
+            return StepMetrics(None, None, norm)
+        return StepMetrics(loss / labels, None if hits is None else hits / labels, norm)
 
     def _count_saturated(self, submitted: SubmittedStep, data: bytes) -> None:
-        """Notes what kernels had to hold at the end of their type; says so the first time.
+        """Counts clamped values; warns the first time.
 
-        Weights that are kept dequantized count at every step, as those do that it dequantizes;
+        Weights that are kept dequantized count in every step, as if the step dequantized them;
         workers have counted theirs.
         """
         count = int.from_bytes(data[SATURATED_OFFSET : SATURATED_OFFSET + 4], "little")
@@ -98,28 +167,28 @@ class MetricsLogger:
             count += self._run.model.kept_saturated
         if count and not self._run.saturated:
             self._run.events.warning(
-                f"step {submitted.step}: {count:,} values are larger than matrix units take "
-                "(65,504 in float16) and were held there, so that the model is computed wrongly; "
-                "train it with train.compute_dtype: float32 or device.backend: wgpu"
+                f"step {submitted.step}: {count:,} values exceed the maximum of matrix units "
+                "(65,504 in float16) and were clamped, so the results are wrong; "
+                "train with train.compute_dtype: float32 or device.backend: wgpu"
             )
         self._run.saturated += count
 
     def check_end(self) -> None:
-        """Looks back once all steps are done."""
+        """Checks the whole run after its last step."""
         if self._preference is not None:
-            return  # its losses are not those of tokens, and it may begin far above its end
+            return  # preference losses are not comparable with a uniform guess
         if reason := self._divergence.ended():
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
-        if reason := self._divergence.in_vain():
+        if reason := self._divergence.without_progress():
             rate = self._run.config.optim.learning_rate
             self._run.events.warning(
-                f"the run has learnt nothing: {reason}; train again with a lower "
+                f"the run has not improved the model: {reason}; train again with a lower "
                 f"optim.learning_rate than {rate:g}, such as {rate / 10:.1g}"
             )
 
     def _check(self, step: int, loss: float, labels: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            if step == 1:  # no rate has had a part in it
+            if step == 1:  # before the first update
                 raise self._run.failure_at_start("the loss or its gradient is not finite at step 1")
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
         if self._preference is not None:
@@ -168,14 +237,14 @@ def log_window(run: Run) -> None:
 
 
 def router_aux_loss_coef(run: Run) -> float:
-    """The factor of the loss that balances experts, 0 without; over answers there is none."""
+    """The factor of the load-balancing loss of experts; 0 with DPO, ORPO and KTO."""
     if preference_of(run.config.train) is not None:
         return 0.0
     return run.model.architecture.balance_coefficient(run.config.train.router_aux_loss_coef)
 
 
 def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "") -> Row:
-    """What is logged of an objective over answers, by TRL's names; nothing of another."""
+    """The metrics of DPO, ORPO or KTO by TRL's names; empty for supervised training."""
     preference = preference_of(settings)
     if preference is None or not sums:
         return {}
@@ -185,7 +254,7 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
 
 
 def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | None]]:
-    """Each worker's share of the tokens, and its speed."""
+    """Each worker's share of the tokens, and its throughput."""
     total = sum(worker.tokens for worker in workers)
     return {
         worker.name: {

@@ -1,6 +1,6 @@
-"""The steps that are on their way: micro-batches are summed on the device, and updated from.
+"""The queue of steps: micro-batches are summed up on the device, then the adapter is updated.
 
-Nothing is read back inside a step but a few bytes for the log, and those one step late.
+Only a few bytes of metrics are read back, one step late.
 """
 
 from __future__ import annotations
@@ -18,37 +18,36 @@ from qlora_wgpu.graph.host_callbacks import DiskReadStats
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import padded_batch, weight_unit
 from qlora_wgpu.training.callbacks import CallbackHandler, Step
-from qlora_wgpu.training.evaluation import Evaluator, plateau_message
+from qlora_wgpu.training.evaluation import Evaluator, SampleLogger, plateau_message
 from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.preferences import PreferenceData
-from qlora_wgpu.training.samples import SampleLogger
 from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
-# ---- waiting for the disk ------------------------------------------------------------------------
+# ---- slow disks ----------------------------------------------------------------------------------
 
-_SHARE = 0.5  # of the time: what is told from there on
-_STEPS, _SECONDS = 3, 10.0  # the least that is looked at
+_SHARE = 0.5  # of the time, above which waiting for the disk is reported
+_STEPS, _SECONDS = 3, 10.0  # the minimum that is measured
 
 
 class IOStallMonitor:
-    """Compares what was waited for with what time has passed; tells of it once."""
+    """Measures how much of the time steps wait for the disk; reports it once."""
 
     def __init__(
         self, reading: DiskReadStats, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Has seen no step yet."""
+        """Has no steps yet."""
         self._reading, self._clock = reading, clock
-        self._steps = -1  # the first one finds files that nobody has read before
+        self._steps = -1  # the first one reads files that are not cached
         self._begin = self._bytes = self._waited = 0.0
-        self._is_told = False
+        self._is_reported = False
 
     def after_step(self) -> str:
-        """A sentence, once enough steps have waited for the disk; else empty."""
-        if self._is_told or not self._reading.nbytes:
+        """A warning, once enough steps have waited for the disk; otherwise empty."""
+        if self._is_reported or not self._reading.nbytes:
             return ""
         self._steps += 1
         if not self._steps:
@@ -58,14 +57,14 @@ class IOStallMonitor:
         passed, waited = self._clock() - self._begin, self._reading.seconds - self._waited
         if self._steps < _STEPS or passed < _SECONDS or waited < _SHARE * passed:
             return ""
-        self._is_told = True
+        self._is_reported = True
         nbytes = self._reading.nbytes - self._bytes
         return (
-            f"steps wait for the disk {waited / passed:.0%} of their time: "
-            f"{nbytes / self._steps / 1e9:,.2g} GB of weights a step are read from "
+            f"steps wait for the disk {waited / passed:.0%} of the time: "
+            f"{nbytes / self._steps / 1e9:,.2g} GB of weights per step are read from "
             f"{Path(self._reading.path).parent} at {nbytes / waited / 1e6:,.0f} MB/s; put them on "
-            "a faster disk, end programs that take host memory, which would keep them, or raise "
-            "device.memory"
+            "a faster disk, end programs that use the memory in which they would be cached, or "
+            "raise device.memory"
         )
 
 
@@ -73,25 +72,25 @@ class IOStallMonitor:
 
 
 class StepQueue:
-    """Queues a run's steps, and takes in their figures when these have arrived."""
+    """Queues a run's steps, and processes their metrics when these have arrived."""
 
     def __init__(
         self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: SampleLogger,
         callbacks: CallbackHandler,
     ) -> None:  # fmt: skip
-        """Takes the parts of a run."""
+        """Queues nothing yet."""
         self._run = run
         self._optimizer = optimizer
         self._evaluator = evaluator
         self._texts = texts
         self._callbacks = callbacks
-        self.log = MetricsLogger(run)  # where the figures go
+        self.log = MetricsLogger(run)
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[tuple[SubmittedStep, Step]] = deque()
         self._disk = IOStallMonitor(run.model.programs.traffic.reading)
 
     def submit(self, step: int) -> bool:
-        """Queues a step; False if it was stopped before its end."""
+        """Queues a step; False if the run was stopped before its end."""
         run = self._run
         unit = self._weight_unit(step)
         tokens = self._submit_micro_batches(step, unit)
@@ -111,12 +110,12 @@ class StepQueue:
         return True
 
     def follow(self, step: int) -> None:
-        """Does what is due after a step; after the last one, that is left to the run's end."""
+        """Evaluates, generates and saves what is due after a step, unless it is the last one."""
         run, ends = self._run, step == self._run.total_steps
         evaluates = self._evaluator.is_due(step) and not ends
         saves = step % run.config.output.save_steps == 0 and not ends
         writes = self._texts.is_due(step) and not ends
-        # One step stays on its way unless somebody needs the device's state now.
+        # One step stays queued unless the device's state is needed now.
         while self._submitted and (self._readback.full or evaluates or saves or writes):
             self._finish_oldest()
         if evaluates:
@@ -125,7 +124,7 @@ class StepQueue:
             self._texts.write(step)
         if self._evaluator.has_stalled:
             run.events.warning(
-                f"stopped early after step {step}: {plateau_message(run.config.eval)}, in "
+                f"stopped early after step {step}: {plateau_message(run.config.eval)}, for "
                 f"{run.state.without_gain} evaluations"
             )
         elif saves:
@@ -138,19 +137,19 @@ class StepQueue:
         step.take(self.log.finish(submitted, self._readback.take()))
 
     def finish_all(self) -> None:
-        """Waits for all steps that are on their way."""
+        """Waits for all queued steps."""
         while self._submitted:
             self._finish_oldest()
 
     def _weight_unit(self, step: int) -> float:
-        """What a step's weights are counted in."""
+        """The divisor of a step's weights."""
         if not self._run.config.data.has_weights or self._run.answers is not None:
             return 1.0
         blocks = self._run.plan.blocks(step - 1)
         return weight_unit(self._run.rows[i] for block in blocks for row in block for i in row)
 
     def _submit_micro_batches(self, step: int, unit: float) -> int | None:
-        """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
+        """Queues a step's micro-batches; its number of tokens, or None if the run was stopped."""
         run, stop = self._run, self._run.stop
         tokens, labels = 0, 0
         is_cut = False
@@ -174,22 +173,21 @@ class StepQueue:
         if is_cut or not done:
             return None
         if not labels:
-            run.events.warning(f"step {step}: none of its rows has a label, so nothing was updated")
+            run.events.warning(f"step {step}: none of its rows has labels, so nothing was updated")
         return tokens
 
     def _answer_blocks(self, step: int, answers: PreferenceData) -> Iterator[MicroBatch]:
-        """The micro-batches of a step over answers; what only measures them drops nothing out."""
+        """The micro-batches of a DPO, ORPO or KTO step; dropout is only used for the loss."""
         model, blocks = self._run.model, self._run.plan.blocks(step - 1)
-        learnt = 0
-        for made in answers.batches(blocks, self._run.plan.batch_size):
-            is_learnt = made.kind == "loss"
-            is_random = model.is_random and is_learnt
-            key = self._run.plan.dropout_key(step, learnt) if is_random else None
-            yield MicroBatch.of_answers(model, made, key)
-            learnt += is_learnt
+        index = 0
+        for batch in answers.batches(blocks, self._run.plan.batch_size):
+            is_loss = batch.kind == "loss"
+            key = self._run.plan.dropout_key(step, index) if model.is_random and is_loss else None
+            yield MicroBatch.of_answers(model, batch, key)
+            index += is_loss
 
     def _micro_batches(self, step: int, unit: float) -> Iterator[MicroBatch]:
-        """The micro-batches of a step, packed and checked, their weights in units."""
+        """The micro-batches of a supervised step; weights are divided by ``unit``."""
         run, model, plan = self._run, self._run.model, self._run.plan
         has_weights = run.config.data.has_weights
         for index, chosen in enumerate(plan.blocks(step - 1)):

@@ -1,4 +1,4 @@
-"""Training a model's adapter from Python, on rows of one's own."""
+"""Training a model's adapter from Python, on any rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from qlora_wgpu.files import exists
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.callbacks import Callback, Callbacks, Step
 from qlora_wgpu.training.data import DataReader, Rows
-from qlora_wgpu.training.observers import Events, Observer
-from qlora_wgpu.training.result import TrainResult
+from qlora_wgpu.training.finish import keep_prompt
+from qlora_wgpu.training.observers import Events, Observer, TrainResult
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.samples import keep_prompt
 from qlora_wgpu.training.start import refuse_both
 
 
 class Trainer:
-    """Trains a model's adapter as a configuration says.
+    """Trains a model's adapter with the settings of a configuration.
 
-    It prints nothing: an ``Observer`` is told what goes on.
+    It prints nothing; an ``Observer`` gets the events.
     """
 
     def __repr__(self) -> str:
@@ -42,22 +41,23 @@ class Trainer:
         on_evaluate: Callback | None = None,
         on_save: Callback | None = None,
     ) -> None:
-        """Takes the settings of ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
+        """Uses the sections ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
         Args:
-            model: A ``QLoRAModel``, whose adapter is trained; its LoraConfig and QuantConfig count.
+            model: A ``QLoRAModel`` whose adapter is trained, with its own LoraConfig and
+                QuantConfig.
             config: The settings.
-            observer: Who is told of every step; without one, what is to be known comes as a
-                ``QLoRAWarning``.
+            observer: Gets the events of the run; without one, warnings become ``QLoRAWarning``s.
             overwrite: Whether a run in ``output.dir`` may be replaced.
-            resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
-                that has none yet, and no adapter, begins again.
-            on_step: Called with a ``Step`` after each step; what it asks for is done at once.
-            on_evaluate: Called likewise after each evaluation, the one before training included.
-            on_save: Called likewise after a checkpoint or the adapter was written.
+            resume: Whether to continue the run in ``output.dir`` from its newest complete
+                checkpoint; one without checkpoints and adapter starts again.
+            on_step: Called with a ``Step`` after each step.
+            on_evaluate: Called with a ``Step`` after each evaluation, including the one before
+                training.
+            on_save: Called with a ``Step`` after a checkpoint or the adapter is written.
 
         Raises:
-            ConfigError: If a callback cannot be called.
+            ConfigError: If a callback is not callable.
         """
         self.model = model
         self.config = config
@@ -69,7 +69,7 @@ class Trainer:
 
     @property
     def result(self) -> TrainResult:
-        """The figures of the run that ended last.
+        """The result of the last run that has ended.
 
         Raises:
             TrainingError: If none has ended.
@@ -88,36 +88,37 @@ class Trainer:
     ) -> TrainResult:
         """Runs all steps and writes the run's folder.
 
-        Rows are encoded as the model's prompts are written: with the tokenizer and the chat
-        template kept beside its adapter, else the base's; both are kept beside the new one, too.
-        Ctrl-C and SIGTERM end it early, between two micro-batches, with its state saved. What
-        cannot be written in between is warned of and does not end it.
+        Rows are encoded with the tokenizer and the chat template stored with the model's adapter,
+        or else the base's; both are stored with the trained adapter. Ctrl-C and SIGTERM stop the
+        run between two micro-batches and save its state. Failing to write a checkpoint or a log row
+        is a warning and does not end the run.
 
         Args:
-            train_dataset: A path; rows of any format that files have, such as
-                ``{"messages": [...]}`` or ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or
-                mappings with ``input_ids`` and ``labels``. By default ``data.train``, and then
-                ``data.eval`` is measured on.
+            train_dataset: A path; rows in any format of files, such as ``{"messages": [...]}`` or
+                ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or mappings with
+                ``input_ids`` and ``labels``. By default ``data.train``, with ``data.eval`` as
+                held-out data.
             eval_dataset: Held-out data, in one of these forms; by default ``data.eval_split``
-                holds rows of the training data out.
-            overwrite: Whether a run in ``output.dir`` may be replaced; by default as the trainer
-                was made.
-            resume: Whether to continue that run; likewise.
+                holds out rows of the training data.
+            overwrite: Whether a run in ``output.dir`` may be replaced; by default the trainer's
+                setting.
+            resume: Whether to continue that run; by default the trainer's setting.
 
         Returns:
-            The run's figures.
+            The result of the run.
 
         Raises:
-            DataError: If a data set has nothing to learn or does not fit the model.
-            TokenizerError: If rows are to be encoded, and there is no tokenizer.
-            ConfigError: If ``output.dir`` holds a run, is another run's or cannot be written, or is
-                to go on with other settings, data or base weights, or there is no training data.
-            CheckpointError: If a run is to go on and none of its checkpoints can be loaded, or the
-                final adapter cannot be written into ``output.dir``; says where it is instead.
-            TrainingError: If a gradient or a loss is not finite or the loss diverges; checkpoints
-                before it are kept.
-            CallbackError: If a callback or an observer has failed; the run is saved.
-            OutOfMemoryError: If the device has no room.
+            DataError: If a data set has no labels or does not fit the model.
+            TokenizerError: If rows have to be encoded and there is no tokenizer.
+            ConfigError: If ``output.dir`` contains a run, is used by another run or cannot be
+                written, if a run is resumed with other settings, data or base weights, or if there
+                is no training data.
+            CheckpointError: If no checkpoint of a resumed run can be loaded, or the final adapter
+                cannot be written into ``output.dir``; the message says where it is instead.
+            TrainingError: If a gradient or a loss is not finite or the loss diverges; earlier
+                checkpoints are kept.
+            CallbackError: If a callback or an observer fails; the run is saved.
+            OutOfMemoryError: If the device has too little memory.
         """
         for _ in self.steps(train_dataset, eval_dataset, overwrite=overwrite, resume=resume):
             pass
@@ -131,10 +132,10 @@ class Trainer:
         overwrite: bool | None = None,
         resume: bool | None = None,
     ) -> Iterator[Step]:
-        """``train``, a step at a time: for a loop of your own.
+        """Trains step by step, for a loop of your own.
 
-        A step begins when it is asked for. Leaving the loop early, by ``break`` or an error, stops
-        the run with its state saved. In the end ``result`` has the run's figures.
+        A step starts when it is requested. Leaving the loop early, by ``break`` or an error, stops
+        the run and saves its state. At the end, ``result`` has the run's result.
 
         Args:
             train_dataset: As for ``train``.
@@ -143,26 +144,26 @@ class Trainer:
             resume: As for ``train``.
 
         Yields:
-            Each step when it is done, and what was due after it.
+            Each step after it is finished, with the evaluation and checkpoint that were due.
 
         Raises:
             QLoRAError: As ``train`` does.
         """
-        overwrite, resume = self._asked(overwrite, resume)
+        overwrite, resume = self._mode(overwrite, resume)
         self._events.forget_stop()
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
-            self._events.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
-        reader = DataReader(  # with the tokenizer that the model's prompts are written with
+            self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
+        reader = DataReader(  # with the tokenizer of the model's prompts
             self.config, cache(lambda: Tokenizer.from_folder(self.model.prompt_folder)),
             self._events, vocabulary=self.model.architecture.vocab_size,
             positions=longest_text(self.model.folder.config),
             train=train_dataset, held_out=eval_dataset,
         )  # fmt: skip
-        learnt, measured = reader.read()
+        train, held_out = reader.read()
         prompt = reader.prompt()
         run = Run(
-            self.model, self.config, self._events, learnt, measured,
+            self.model, self.config, self._events, train, held_out,
             overwrite=overwrite, resume=resume, callbacks=self._callbacks,
         )  # fmt: skip
         try:
@@ -172,12 +173,12 @@ class Trainer:
             if (result := run.result) is not None and prompt is not None:
                 source = self.model.prompt_folder
                 keep_prompt(self.config, source, prompt, result, self._events)
-                if exists(result.adapter_dir / PROMPT_FORMAT):  # as messages are written from now
+                if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
                     self.model.prompt_folder = result.adapter_dir
 
-    def _asked(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
-        """What one call asks for; where it says None, the trainer's own, but for its opposite."""
-        replaces = not resume and self._overwrite if overwrite is None else overwrite
-        goes_on = not overwrite and self._resume if resume is None else resume
-        refuse_both(overwrite=replaces, resume=goes_on)
-        return replaces, goes_on
+    def _mode(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
+        """Whether to overwrite and to resume: a call's arguments, or else the trainer's."""
+        overwrites = not resume and self._overwrite if overwrite is None else overwrite
+        resumes = not overwrite and self._resume if resume is None else resume
+        refuse_both(overwrite=overwrites, resume=resumes)
+        return overwrites, resumes

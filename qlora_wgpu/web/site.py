@@ -32,8 +32,8 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.model.steps import StepOptions
+from qlora_wgpu.training.finish import save_prompt
 from qlora_wgpu.training.preferences import training_options
-from qlora_wgpu.training.samples import save_prompt
 from qlora_wgpu.version import __version__
 from qlora_wgpu.web.variant import FilledBuffers, Shaders, SiteFiles, Variant, WeightFiles
 

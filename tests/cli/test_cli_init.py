@@ -130,7 +130,7 @@ def test_the_file_is_what_trains_and_says_why(place):
     assert settings.optim.learning_rate == 5e-3
     for section in yaml.safe_load(text).values():
         assert isinstance(section, dict)
-    reasons = ("share one", "steps", "activations fit", "of the data's", "width 36", "memory")
+    reasons = ("share a row", "steps", "activations fit", "examples", "width 36", "memory")
     for reason in reasons:
         assert reason in text, reason
     assert max(map(len, text.splitlines())) <= 120
@@ -168,7 +168,7 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     _, settings = recommend_config(str(place / "model"), str(place / "long.jsonl"), None, told)
     written = {setting.key: setting for setting in settings}
     checkpointing = written["train.gradient_checkpointing"]
-    assert checkpointing.value is False and checkpointing.why.startswith("layers are kept as far")
+    assert checkpointing.value is False and checkpointing.why.startswith("layers that fit are kept")
 
 
 @pytest.mark.slow

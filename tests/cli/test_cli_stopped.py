@@ -58,7 +58,7 @@ def test_what_goes_on(
 
 
 def test_a_run_goes_on_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the overrides that it was begun with, which its own config.yaml has."""
+    """With the overrides that it was started with, which its own config.yaml has."""
     seen = []
 
     def interrupted(settings: Config, *_: object, **__: object) -> None:

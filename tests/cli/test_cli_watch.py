@@ -13,7 +13,7 @@ from qlora_wgpu.cli import commands
 from qlora_wgpu.cli.watch import shown
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report.page import MARK, dots
-from qlora_wgpu.runs.history import RunStatus
+from qlora_wgpu.runs.reporting import RunStatus
 from qlora_wgpu.training.run_folder import RunFolder
 
 ROWS = [
@@ -54,7 +54,7 @@ def test_a_run_that_goes_on_and_has_ended(run):
     view = RunStatus(run.path)
     assert (view.step, view.total_steps, view.is_running) == (10, 20, True)
     text = text_of(view)
-    parts = "step 10 of 20", "the run goes on", "loss 2.0000  acc 50.0%", "1,000 tok/s"
+    parts = "step 10 of 20", "the run is in progress", "loss 2.0000  acc 50.0%", "1,000 tok/s"
     for part in (*parts, "held-out loss 2.1000  acc 40.0%  after step 10", "texts after step 10"):
         assert part in text
     assert "old" not in text and text.count(MARK) >= 4
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_and_has_ended(run):
     run.close()
     assert "the run has ended" in text_of(RunStatus(run.path))
     run.log.append(ROWS[9])  # as if steps were done again
-    assert "nobody is running it" in text_of(RunStatus(run.path))
+    assert "no process is running it" in text_of(RunStatus(run.path))
 
 
 def test_who_runs_it(run):
@@ -80,7 +80,7 @@ def test_on_the_command_line(run, tmp_path):
     done = CliRunner().invoke(deepcopy(commands), ["watch", str(run.path)])
     assert done.exit_code == 0 and "loss 2.0000" in done.output
     assert "Who is [b]it[/b]?" in done.output and "\x1b" not in done.output
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         RunStatus(tmp_path)
 
 

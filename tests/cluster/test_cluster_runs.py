@@ -16,7 +16,7 @@ from qlora_wgpu.cluster.blocks import WorkerInfo
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs import train
-from qlora_wgpu.runs.cluster import _tell
+from qlora_wgpu.runs.cluster import note_workers
 from qlora_wgpu.selfcheck import results
 
 pytest.importorskip("distributed")
@@ -126,7 +126,7 @@ def test_the_dashboard_is_told_where_there_is_one(link):
     notes, cluster = [], object.__new__(Cluster)
     cluster._connection = SimpleNamespace(dashboard=link)
     identity = WorkerInfo("a GPU", "driver", "kernels", 0, "1", {}, {})
-    _tell({"0": identity}, 2, cluster, SimpleNamespace(note=notes.append))
+    note_workers({"0": identity}, 2, cluster, SimpleNamespace(note=notes.append))
     assert [note for note in notes if "dashboard" in note] == (
         [f"Dask's dashboard is at {link}"] if link else []
     )
@@ -138,7 +138,7 @@ def test_workers_without_a_micro_batch_are_told(names, idle):
     identity = WorkerInfo("a GPU", "driver", "kernels", 0, "1", {}, {})
     told = SimpleNamespace(note=notes.append)
     cluster = SimpleNamespace(dashboard=None)
-    _tell(dict.fromkeys(names, identity), 2, cluster, told)
+    note_workers(dict.fromkeys(names, identity), 2, cluster, told)
     assert notes[0] == f"{len(names)} workers: {', '.join(names)} on a GPU"
     assert ("fewer micro-batches (2) than there are workers" in notes[-1]) is idle
 

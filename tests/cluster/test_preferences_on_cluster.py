@@ -138,5 +138,5 @@ def test_a_block_of_answers_that_is_not_finite_is_told(name):
 
 
 def test_a_worker_of_another_version_says_so():
-    with pytest.raises(ClusterError, match=r"this machine 0\.0\.1: install the same version"):
+    with pytest.raises(ClusterError, match=r"the owner has 0\.0\.1: install the same version"):
         Worker(WorkerSpec({}, 8, "0.0.1", {}))

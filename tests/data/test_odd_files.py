@@ -1,4 +1,4 @@
-"""Pipes, folders and links to nothing beside a tokenizer are not passed over."""
+"""Pipes, folders and links to nothing beside a tokenizer are not skipped."""
 
 from pathlib import Path
 

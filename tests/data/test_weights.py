@@ -92,5 +92,5 @@ def test_token_ids_have_no_columns():
     assert settings.has_weights and not DataConfig(columns={"text": "t"}).has_weights
     sources = [{"path": "a"}, {"path": "b", "columns": WEIGHTED}]
     assert DataConfig(sources=sources).has_weights
-    with pytest.raises(DataError, match="rows holds token ids, for which data"):
+    with pytest.raises(DataError, match="rows has token ids, for which data"):
         encoded([{"input_ids": [1]}], "rows", tiny_tokenizer, settings)

@@ -125,7 +125,7 @@ def test_they_are_kept_where_a_budget_has_room(place, kept, spare):
         _, got = trained(place, "asked", memory=budget, keep_dequantized=True)
         assert got == expected
     else:
-        with pytest.raises(OutOfMemoryError, match=r"keep_dequantized has no room: .* to auto"):
+        with pytest.raises(OutOfMemoryError, match=r"keep_dequantized does not fit: .* to auto"):
             trained(place, "none", memory=budget, keep_dequantized=True)
 
 

@@ -56,7 +56,7 @@ def test_train_then_generate(place):
     assert sum("loss" in row for row in rows) == 3
 
     second = run_here("train", "run.yaml", cwd=place)
-    assert second.returncode == 2 and "already holds a run" in second.stderr
+    assert second.returncode == 2 and "already contains a run" in second.stderr
     assert run_here("train", "run.yaml", "--overwrite", cwd=place).returncode == 0
 
     args = ("generate", "--model", "model", "--adapter", "out/adapter", "--max-new-tokens", 5)

@@ -187,7 +187,7 @@ def test_the_most_is_the_most(slope, budget):
         (("config.json", "--budget", "3x"), "8GiB"),
         (("config.json", "--scheme", "int8"), "nf4 or none"),
         (("config.json", "--dtype", "f16"), "bfloat16 or float32"),
-        (("config.json", "lora.r=3"), "belong to a YAML"),
+        (("config.json", "lora.r=3"), "need a YAML"),
         (("run.yaml", "lora.r=0"), "lora.r"),
         (("run.yaml", "model.path=gone/model"), "gone/model"),
         (("config.json", "--seq", "4000000000"), "lower"),

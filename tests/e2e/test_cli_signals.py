@@ -70,7 +70,9 @@ def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
     assert f"goes on from step-{step}" in again.stdout
     rows = [json.loads(x) for x in metrics.read_text().splitlines()]
     assert [r["step"] for r in rows if "loss" in r] == list(range(1, 31))
-    assert "exclude each other" in refused(place, "train", "run.yaml", "--resume", "--overwrite")
+    assert "are mutually exclusive" in refused(
+        place, "train", "run.yaml", "--resume", "--overwrite"
+    )
     assert "train.seed" in refused(
         place, *args[:3], "train.max_steps=30", "eval.eval_steps=0", "--resume", "train.seed=9"
     )

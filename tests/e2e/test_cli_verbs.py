@@ -290,6 +290,6 @@ def test_export_to_gguf(place):
     # Elements i and i + half of a head, which rotate together, are neighbours there.
     assert np.array_equal(matrix[:4], b[[0, half, 1, half + 1]])
     assert "must end in .gguf" in refused(place, *named, "a.bin", "--adapter-only")
-    assert "a.gguf is there already" in refused(place, *named, "a.gguf", "--adapter-only")
+    assert "a.gguf already exists" in refused(place, *named, "a.gguf", "--adapter-only")
     assert "tokenizer.json is of the kind 'WordLevel'" in refused(place, *named, "whole.gguf")
     assert not (place / "whole.gguf").exists()

@@ -12,8 +12,8 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
-from qlora_wgpu.runs.batch_generate import prompts_of
-from qlora_wgpu.runs.evaluation import Prediction, questions
+from qlora_wgpu.runs.evaluation import Prediction, eval_prompts
+from qlora_wgpu.runs.prompts import prompts_of
 
 ROWS = [
     {"prompt": "what is 1?", "number": 7},
@@ -90,9 +90,9 @@ def test_what_counts_as_a_match():
 def test_rows_that_are_no_prompts_are_refused(place):
     written = PromptFormat.text(read_prompt_files(place / "model").tokenizer)
     for row in ({"question": "?"}, {"prompt": 3}, {"messages": []}, {"messages": [{"role": "a"}]}):
-        with pytest.raises(DataError, match=r"^row 1: a row is"):
+        with pytest.raises(DataError, match=r"^row 1: a row must be"):
             prompts_of([("row 1", row)], written, answered=True)
-    with pytest.raises(DataError, match="nothing to answer"):
+    with pytest.raises(DataError, match="no message before the answer"):
         answer = {"messages": [{"role": "assistant", "content": "x"}]}
         prompts_of([("row 1", answer)], written, answered=True)
 
@@ -116,7 +116,7 @@ def test_a_prompt_that_is_too_long_is_told_with_its_row(place, answered):
 
 def test_rows_without_prompts_have_no_questions():
     with pytest.raises(DataError, match="no held-out row has a prompt"):
-        questions([])
+        eval_prompts([])
 
 
 def test_completions_stop_at_strings_and_have_seeds_of_their_own(place, device):

@@ -137,7 +137,10 @@ def test_mistakes(place) -> None:
     for args, message in (
         (("train", "base.gguf"), "init --model base.gguf"),
         (("estimate", "gone.gguf"), "there is no shape 'gone.gguf'"),
-        (("train", "run.yaml", "model.path=gone.gguf", "output.dir=new"), "there is no model"),
+        (
+            ("train", "run.yaml", "model.path=gone.gguf", "output.dir=new"),
+            "model folder gone.gguf does not exist",
+        ),
         (("quantize", "--model", "base.gguf", "--out", "new"), "is quantized already"),
     ):
         done = run_here(*args, cwd=place)

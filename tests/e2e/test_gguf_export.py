@@ -89,7 +89,7 @@ def test_a_run_in_one_file(place, device) -> None:
     assert "as stored" not in done.stdout + done.stderr  # a note for those who train from it
     assert "in q8_0 written to out/model.gguf" in done.stdout
     assert "tokens of held-out data: logits by" in done.stdout
-    assert float(done.stdout.split("nats a token (")[1].split()[0]) < 1  # % lost
+    assert float(done.stdout.split("nats per token (")[1].split()[0]) < 1  # % lost
     expected = logits(place / "base", device, place / "out/adapter")
     apart = logits(place / "out/model.gguf", device) - expected
     assert np.linalg.norm(apart) < 0.03 * np.linalg.norm(expected)
@@ -104,7 +104,7 @@ def test_a_run_in_one_file(place, device) -> None:
     assert ollama.startswith("FROM ./model.gguf\n") and 'stop """<|im_end|>"""' in ollama
     assert "ollama create NAME -f out/model.Modelfile" in done.stdout
     again = run_here("export", "out", cwd=place)
-    assert again.returncode == 2 and "model.gguf is there already" in again.stderr
+    assert again.returncode == 2 and "model.gguf already exists" in again.stderr
 
 
 def test_tokens_that_llama_cpp_makes_otherwise_are_named(place) -> None:
@@ -140,7 +140,7 @@ def test_the_base_as_it_was_trained(place) -> None:
     for base in ("original", "dequantized"):
         done = run_here("export", "out", "--gguf", f"{base}.gguf", "--base", base, cwd=place)
         assert done.returncode == 0, done.stderr
-        assert ("comes of training on NF4, not of the file" in done.stdout) == (base == "original")
+        assert ("is due to training on NF4, not to the file" in done.stdout) == (base == "original")
         last = done.stdout.rpartition("drift from base and adapter")[2]
         shares.append(float(last.split("KL divergence ")[1].split()[0]))
     assert shares[1] < 1e-6 < 1e-2 < shares[0]
@@ -150,7 +150,7 @@ def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> 
     monkeypatch.setattr(TensorSlice, "of", lambda part, array: array[::-1])
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "model.gguf is not kept, for it computes something else" in done.stderr
+    assert "model.gguf is not kept, because its predictions differ" in done.stderr
     assert not list(place.glob("out/*gguf*"))
     unchecked = run_here("export", "out", "--no-check", cwd=place)
     assert unchecked.returncode == 0 and (place / "out/model.gguf").exists()
@@ -200,8 +200,7 @@ def test_a_modelfile_that_its_user_has_changed_stays(place) -> None:
     changed.write_text("FROM ./model.gguf\nSYSTEM mine\n")
     done = run_here("export", "out", "--no-check", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/model.Modelfile is there already: choose another name with --gguf, or remove "
-        "it\n"
+        "error: out/model.Modelfile already exists: choose another name with --gguf, or remove it\n"
     )
     assert changed.read_text().endswith("SYSTEM mine\n")
     assert not (place / "out/model.gguf").exists()
@@ -222,7 +221,7 @@ def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None
     monkeypatch.setattr(tensors, "as_bytes", None)  # no tensor is made for a file
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2
-    assert done.stderr == "error: no GPU was found; --no-check does without measuring\n"
+    assert done.stderr == "error: no GPU was found; --no-check skips the measurement\n"
     assert not list(place.glob("out/*odel*"))
 
 

@@ -86,7 +86,9 @@ def test_weights_of_numpy(folder):
 @pytest.mark.parametrize("number", [2**32 + 1, -(2**40), 2**62])
 def test_numbers_that_32_bits_do_not_hold(model, tmp_path, key, number):
     rows = [{"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 1], key: [number, 1]}]
-    with pytest.raises(DataError, match=rf"train_dataset\[0\].{key} holds a number .* 32 bits"):
+    with pytest.raises(
+        DataError, match=rf"train_dataset\[0\].{key} contains a number beyond 32 bits"
+    ):
         read(model, tmp_path, rows)
 
 
@@ -112,7 +114,7 @@ def test_data_of_another_objective_is_refused(model, tmp_path, made_for, objecti
     if objective in (("kto",) if made_for == "kto" else ("dpo", "orpo")):
         refuse_other_objectives(data, "data", objective)
         # A list of its examples no longer says which make a pair.
-        with pytest.raises(DataError, match="learns from answers: give a path"):
+        with pytest.raises(DataError, match="requires answers: pass a path"):
             trainer.train([each for each in data if len(each)][:3])
         return
     with pytest.raises(DataError, match=f"train_dataset was prepared for .*{made_for}.* not for"):
@@ -132,7 +134,7 @@ UNEVEN = {"input_ids": [5, 6], "turns": [[1], [1, 2]]}  # lists that numpy makes
 def test_what_says_which_tokens_are_learnt_is_read_or_refused(model, tmp_path, row):
     trainer = Trainer(model, config(model.folder.path, tmp_path))
     column = list(row)[-1]
-    with pytest.raises(DataError, match=rf"train_dataset\[1\].*{column}.*, which is not read"):
+    with pytest.raises(DataError, match=rf"train_dataset\[1\].*{column}.*, which is not supported"):
         trainer.train([dict(list(row.items())[:-1]), row])
 
 

@@ -59,7 +59,7 @@ def test_a_folder_of_splits_is_not_read_whole(place, monkeypatch):
     dataset, warned = prepared(place)
     assert dataset.counts.rows == 24
     assert warned.about(
-        "of other splits, and so not trained on: valid.jsonl; data.eval: chats:validation"
+        "files of other splits are not trained on: valid.jsonl; data.eval: chats:validation"
     )
     dataset, warned = prepared(place, f"data.eval={place / 'chats'}", held_out=True)
     assert dataset.counts.rows == 6 and not warned.about("by their names")
@@ -74,7 +74,7 @@ def test_rows_that_are_split_off_are_the_same_for_training_resuming_and_measurin
     done = qlora_wgpu.train(yaml, overrides=overrides)
     warned = Warned()
     measured = qlora_wgpu.evaluate(yaml, warned, overrides=overrides)
-    assert not warned.about("other rows out")
+    assert not warned.about("holds out other rows")
     assert measured.adapter.loss == pytest.approx(done.eval_loss, abs=1e-6)
     assert measured.adapter.tokens == held_out.num_label_tokens
     rest = runs.prepare(place / "run" / "config.yaml", held_out=True).dataset
@@ -84,7 +84,7 @@ def test_rows_that_are_split_off_are_the_same_for_training_resuming_and_measurin
     qlora_wgpu.train(yaml, overrides=overrides, resume=True)
     others, _ = prepared(place, *overrides, "train.seed=5", held_out=True)
     warn_of_other_split(str(place / "run" / "adapter"), others, warned)
-    assert warned.about("holds other rows out than when the adapter was trained")
+    assert warned.about("holds out other rows than when the adapter was trained")
 
 
 def told_of_a_run(place, *overrides):
@@ -99,9 +99,9 @@ def test_rows_that_are_learnt_and_measured_are_told(place):
     others = (place / "chats" / "valid.jsonl").read_text().replace("what is", "name")
     (place / "both.jsonl").write_text("".join(lines[:2]) + others)
     warned = told_of_a_run(place, f"data.eval={place / 'both.jsonl'}")
-    assert warned.about("2 of 8 rows of data.eval stand in data.train, too")
+    assert warned.about("2 of 8 rows of data.eval are also in data.train")
     warned = told_of_a_run(place, f"data.eval={place / 'chats:train'}")
-    assert warned.about("all rows of data.eval stand in data.train")
+    assert warned.about("all rows of data.eval are also in data.train")
 
 
 def test_pairs_that_are_learnt_and_measured_are_told(place):
@@ -112,9 +112,9 @@ def test_pairs_that_are_learnt_and_measured_are_told(place):
         (place / f"{name}.jsonl").write_text(text)
     given = "train.objective=dpo", f"data.train={place / 'pairs.jsonl'}"
     warned = told_of_a_run(place, *given, f"data.eval={place / 'some.jsonl'}")
-    assert warned.about("2 of 3 rows of data.eval stand in data.train, too")
+    assert warned.about("2 of 3 rows of data.eval are also in data.train")
     warned = told_of_a_run(place, *given, f"data.eval={place / 'pairs.jsonl'}")
-    assert warned.about("all rows of data.eval stand in data.train")
+    assert warned.about("all rows of data.eval are also in data.train")
 
 
 def test_windows_that_are_learnt_and_measured_are_told(place):
@@ -126,8 +126,10 @@ def test_windows_that_are_learnt_and_measured_are_told(place):
         "data.max_seq_length=8",
     ]  # fmt: skip
     warned = told_of_a_run(place, *given)
-    assert warned.about("1 of the 2 windows that data.eval_split holds out stand in other texts")
-    assert not told_of_a_run(place, *given[:-1], "data.max_seq_length=64").about("stand in")
+    assert warned.about(
+        "1 of the 2 windows that data.eval_split holds out are also in other documents"
+    )
+    assert not told_of_a_run(place, *given[:-1], "data.max_seq_length=64").about("are also in")
 
 
 def test_rows_beyond_the_model_are_told(place):
@@ -135,9 +137,9 @@ def test_rows_beyond_the_model_are_told(place):
     (place / "long.jsonl").write_text(text + '{"text": "ab"}\n')
     overrides = [f"data.train={place / 'long.jsonl'}", "data.max_seq_length=512"]
     assert prepared(place, *overrides)[1].about(
-        "1 of 2 rows are longer than the 256 tokens that the model was made for"
+        "1 of 2 rows are longer than the model's maximum of 256 tokens"
     )
-    assert not prepared(place, *overrides, "data.max_seq_length=256")[1].about("made for")
+    assert not prepared(place, *overrides, "data.max_seq_length=256")[1].about("maximum of")
 
 
 def test_no_held_out_data_names_both_ways(place):

@@ -95,7 +95,7 @@ def test_a_budget_has_them_where_they_fit(measured):
     least = sum(planned.values()) - planned[KIND] // 2
     same, memory, (planned,) = measured(memory=f"{least}B")
     assert planned[KIND] == memory.by_kind[KIND] == 0 and same == found
-    with pytest.raises(OutOfMemoryError, match=r"has no room: .* and measuring with them .* auto"):
+    with pytest.raises(OutOfMemoryError, match=r"does not fit: .* and measuring with them .* auto"):
         measured(memory=f"{least}B", keep_dequantized=True)
 
 

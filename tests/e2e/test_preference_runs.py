@@ -189,7 +189,7 @@ def test_packed_pairs_may_be_longer_than_a_row(folder, objective):
     assert found[True]["loss"] == pytest.approx(found[False]["loss"], rel=1e-5)
     assert found[True]["grad_norm"] == pytest.approx(found[False]["grad_norm"], rel=1e-3)
     longest = int(lengths.sum(axis=1).max())
-    planned = estimate(config(folder, "none", objective, data), by_data=True).workload.seq
+    planned = estimate(config(folder, "none", objective, data), by_data=True).workload.step.seq
     assert data["max_seq_length"] < longest <= planned
 
 
@@ -208,7 +208,7 @@ def test_the_estimate_counts_both_rows_of_a_pair(folder):
     both = estimate(settings)
     settings["train"]["objective"] = "sft"
     settings["train"]["per_device_train_batch_size"] = 4
-    assert both.workload.batch == 4
+    assert both.workload.step.batch == 4
     assert both.memory["activations"] >= estimate(settings).memory["activations"]
 
 
@@ -268,12 +268,12 @@ def test_a_run_goes_on_with_its_own_reference(folder, device):
     lora, quant = settings.lora, settings.quant
     model = QLoRAModel.from_pretrained(folder / "model", lora, quant, "float32", device)
     model.write_parameters(model.adapter.initial(0) + 0.01)
-    with pytest.raises(ConfigError, match="numbers of the reference model"):
+    with pytest.raises(ConfigError, match="log probabilities of the reference model"):
         Trainer(model, settings, resume=True).train()
 
 
 def test_a_beta_that_overflows_is_told_as_that(folder):
-    told = "before anything is learnt: with a train.beta of 1e-20; take one nearer to 0.1"
+    told = "before the first update: train.beta is 1e-20; set it closer to 0.1"
     for measured in (4, None):
         with pytest.raises(TrainingError, match=told):
             run(folder, f"beta-{measured}", "ipo", {"eval_split": measured}, beta=1e-20)

@@ -230,12 +230,12 @@ def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkey
         values = other.adapter_state_dict()
         other.load_adapter({name: array + 1 for name, array in values.items()})
         other.save_adapter("other")
-    with pytest.raises(ConfigError, match=r"begun with other .*lora\.init_from"):
+    with pytest.raises(ConfigError, match=r"started with other .*lora\.init_from"):
         qlora_wgpu.train(place / "run.yaml", resume=True, init_from="other", **moved, **watch)
 
 
 def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
-    """With the settings that it was begun with, and its own model and data, or none."""
+    """With the settings that it was started with, and its own model and data, or none."""
     for name in ("model", "train.jsonl", "eval.jsonl", "run.yaml"):
         copy = shutil.copytree if (place / name).is_dir() else shutil.copy
         (tmp_path / "project").mkdir(exist_ok=True)
@@ -253,7 +253,7 @@ def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
     with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which is not"):
         qlora_wgpu.train(moved / "run", resume=True, quiet=True)
     write_chats(moved / "train.jsonl", seed=9)
-    with pytest.raises(ConfigError, match=r"begun with other training data \(data\.train was"):
+    with pytest.raises(ConfigError, match=r"started with other training data \(data\.train was"):
         qlora_wgpu.train(moved / "run", resume=True, quiet=True)
     (moved / "train.jsonl").unlink()
     (moved / "renamed.jsonl").write_bytes(rows)
@@ -304,8 +304,8 @@ def test_a_stop_before_the_first_step_counts(place, tmp_path, event):
 @pytest.mark.parametrize(
     ("config", "observer", "message"),
     [
-        (None, None, "a configuration is a Config, .* got None"),
-        (3, None, "a configuration is a Config, .* got 3"),
+        (None, None, "a configuration must be a Config, .* got None"),
+        (3, None, "a configuration must be a Config, .* got 3"),
         ("run.yaml", Observer, "observer must be an instance of Observer"),
     ],
 )

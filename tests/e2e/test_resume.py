@@ -86,7 +86,7 @@ def test_a_plateau_needs_evaluations(folder, device, tmp_path, every):
     settings = config(folder, tmp_path / "r", **{**PLATEAU, "eval": {"eval_steps": every}})
     trainer = Trainer(opened(folder, device), settings)
     needed = "eval_steps above 0" if every == 0 else r"data\.eval or data\.eval_split"
-    with pytest.raises(ConfigError, match=f"goes by evaluations: set .*{needed}"):
+    with pytest.raises(ConfigError, match=f"depends on evaluations: set .*{needed}"):
         trainer.train(rows(), rows(4, seed=1) if every == 0 else None)
     assert not (tmp_path / "r").exists()
 
@@ -137,7 +137,7 @@ def test_moments_of_8_bits_go_on(folder, device, tmp_path):
     assert state[f"state2.{layer}.lora_B.weight"].dtype == np.float32  # 36 · 80 are few
     assert run_8bit("r", resume=True).steps == 3
     assert adapter(tmp_path / "r") == adapter(tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"optim.name = 'adamw_8bit', now it is 'adamw': go on"):
+    with pytest.raises(ConfigError, match=r"optim.name = 'adamw_8bit', now it is 'adamw': resume"):
         run_8bit("r", optimizer="adamw", resume=True)
 
 

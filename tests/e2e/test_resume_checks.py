@@ -30,7 +30,7 @@ def test_a_damaged_checkpoint_is_passed_over(folder, device, tmp_path, whole):
 
     observer = Warnings()
     run(folder, device, tmp_path / "r", observer=observer, resume=True)
-    assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is passed over")
+    assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is skipped")
     assert adapter(tmp_path / "r") == adapter(whole)
     for checkpoint in (tmp_path / "r" / "checkpoints").iterdir():
         (checkpoint / "trainer_state.json").write_text("{}x")
@@ -83,7 +83,7 @@ def test_another_base_under_the_same_path_is_refused(folder, device, tmp_path, w
     tensors = load_file(base / "model.safetensors")
     tensors["model.layers.0.input_layernorm.weight"][3] *= 1.01
     save_file(tensors, base / "model.safetensors")
-    with pytest.raises(ConfigError, match="begun with other base weights"):
+    with pytest.raises(ConfigError, match="started with other base weights"):
         run(base, device, tmp_path / "r", resume=True)
     shutil.copytree(folder, base, dirs_exist_ok=True)
     text = (base / "config.json").read_text()
@@ -103,7 +103,7 @@ def test_files_of_another_step_are_noticed(folder, device, tmp_path, whole, name
     shutil.copy(checkpoints / "step-6" / name, checkpoints / "step-9" / name)
     observer = Warnings()
     run(folder, device, tmp_path / "r", observer=observer, resume=True)
-    assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is passed over")
+    assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is skipped")
     assert adapter(tmp_path / "r") == adapter(whole)
     assert logged(tmp_path / "r") == logged(whole)
 
@@ -136,13 +136,13 @@ def test_a_damaged_best_adapter_is_not_replaced(folder, device, tmp_path, stoppe
     shutil.copytree(stopped, out)
     harm(out / "best")
     before = files(out)
-    with pytest.raises(CheckpointError, match=r"best.*put it back from a copy, or remove"):
+    with pytest.raises(CheckpointError, match=r"best.*restore it from a copy, or remove"):
         run(folder, device, out, resume=True, **BEST)
     assert files(out) == before
     shutil.rmtree(out / "best")
     observer = Warnings()
     run(folder, device, out, observer=observer, resume=True, **BEST)
-    assert any("looked for from here on" in text for text in observer.texts)
+    assert any("selected from here on" in text for text in observer.texts)
 
 
 def test_changed_rows_of_the_log_are_told(folder, device, tmp_path, stopped):
@@ -166,5 +166,5 @@ def test_changed_rows_of_the_log_are_told(folder, device, tmp_path, stopped):
 def test_without_an_observer_python_warns(folder, device, tmp_path, whole):
     shutil.copytree(whole, tmp_path / "r")
     (tmp_path / "r" / "checkpoints" / "step-9" / "trainer_state.json").write_text("x")
-    with pytest.warns(QLoRAWarning, match="step-9 is passed over"):
+    with pytest.warns(QLoRAWarning, match="step-9 is skipped"):
         run(folder, device, tmp_path / "r", resume=True)

@@ -10,7 +10,7 @@ from e2e.test_training import config, metrics, opened, rows
 from e2e.tiny import write_model
 from qlora_wgpu import Trainer
 from qlora_wgpu.errors import ConfigError, TrainingError
-from qlora_wgpu.training.divergence import Divergence
+from qlora_wgpu.training.step_log import Divergence
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_loss_that_diverges_ends_the_run(folder, device, tmp_path, monkeypatch
     watch = Divergence()
     assert not any(map(watch.diverged, [2.0, 2.2, 1.8, 2.0, 2.0, 9.0, *[3.6] * 3, 3.4, *[3.6] * 9]))
     assert watch.diverged(3.6)
-    monkeypatch.setattr("qlora_wgpu.training.divergence._WORSE", -3.0)  # any loss is too high
+    monkeypatch.setattr("qlora_wgpu.training.step_log._WORSE", -3.0)  # any loss is too high
     with pytest.raises(TrainingError, match=r"diverged: .* at step 10.*checkpoints.*learning_rate"):
         run(folder, device, tmp_path / "r", train={"max_steps": 20})
     kept = {p.name for p in (tmp_path / "r" / "checkpoints").iterdir()}
@@ -61,7 +61,7 @@ def test_a_finished_run_is_left_as_it_is(folder, device, tmp_path, whole):
     result = run(folder, device, tmp_path / "r", observer=observer, resume=True)
     assert result.was_finished and result.steps == 9 and not result.interrupted
     assert observer.notes == [
-        f"the run in {tmp_path / 'r'} is finished, after 9 steps: nothing is left to train"
+        f"the run in {tmp_path / 'r'} is finished after 9 steps: there is nothing left to train"
     ]
     assert files(tmp_path / "r") == files(whole)
     shutil.rmtree(tmp_path / "r" / "adapter")
@@ -87,8 +87,8 @@ def test_a_finished_run_goes_on_with_more_epochs(folder, device, tmp_path, sched
     whole = [row["learning_rate"] for row in metrics(tmp_path / "whole") if "loss" in row]
     assert rates[-2:] == whole[-2:]
     [note] = observer.notes
-    assert "has 9 steps now, where it had 6: after step 6" in note
-    assert ("cosine, of 9 steps from the first" in note) == (schedule == "cosine")
+    assert "now has 9 steps instead of 6: after step 6" in note
+    assert ("cosine over 9 steps" in note) == (schedule == "cosine")
     # All parts count.
     assert second.num_tokens == metrics(out)[-2]["num_tokens"] > first.num_tokens
     assert second.seconds > first.seconds > 0
@@ -109,7 +109,7 @@ def test_a_run_shorter_than_save_steps_is_known_as_finished(folder, device, tmp_
     assert files(out) == before
     shutil.rmtree(out / "checkpoints")  # as older versions left it
     before = files(out)
-    with pytest.raises(ConfigError, match="has an adapter, but no checkpoint to go on from"):
+    with pytest.raises(ConfigError, match="has an adapter, but no checkpoint to resume from"):
         run(folder, device, out, resume=True, **settings)
     (out / "config.yaml").rename(out / "else.yaml")
     with pytest.raises(ConfigError, match=r"without its config\.yaml"):

@@ -115,7 +115,7 @@ def test_two_runs_do_not_share_a_folder(folder, device, tmp_path):
         def step(self, row):
             for options in ({"overwrite": True}, {"resume": True}):
                 settings = config(folder, tmp_path / "r", **SETTINGS)
-                with pytest.raises(ConfigError, match="another run is writing"):
+                with pytest.raises(ConfigError, match="another run is using"):
                     Trainer(model, settings, **options).train(rows(), rows(4, seed=1))
                 self.refused += 1
 

@@ -182,9 +182,9 @@ def test_a_config_a_mapping_and_a_file_are_the_same_run(place, monkeypatch):
 
 def test_an_existing_run_is_kept_replaced_or_gone_on_with(place):
     train(place, "again")
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(place, "again")
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="are mutually exclusive"):
         train(place, "again", overwrite=True, resume=True)
     assert train(place, "again", overwrite=True).steps == 3
     observer = Recorder()
@@ -193,7 +193,7 @@ def test_an_existing_run_is_kept_replaced_or_gone_on_with(place):
 
 
 def test_overrides_belong_to_a_file(place):
-    with pytest.raises(ConfigError, match="belong to a YAML file"):
+    with pytest.raises(ConfigError, match="need a YAML file"):
         qlora_wgpu.train({"model": {"path": "x"}}, overrides=["train.max_steps=1"])
 
 
@@ -211,7 +211,7 @@ def test_evaluate(place, counts):
 
 def test_estimate_and_prepare(place, counts):
     estimate = qlora_wgpu.estimate(place / "run.yaml", rank=8, budget=1 << 20)
-    assert (estimate.workload.batch, estimate.workload.seq) == (2, 64)
+    assert (estimate.workload.step.batch, estimate.workload.step.seq) == (2, 64)
     assert estimate.workload.lora.r == 8 and estimate.fits is not None
     assert estimate.total == sum(estimate.memory.values())
     assert counts["opened"] == counts["read"] == 1  # the form of weights is read
@@ -241,12 +241,12 @@ class PageReader(Observer):
 
 
 def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
-    for name in ("_SELDOM", "_SHARE"):
+    for name in ("_INTERVAL", "_SHARE"):
         monkeypatch.setattr(f"qlora_wgpu.runs.reporting.{name}", 0.0)
     reader = PageReader(place / "live" / "report.html")
     result = train(place, "live", reader)
     assert reader.read and all('http-equiv="refresh"' in page for page in reader.read)
-    assert "the run goes on" in reader.read[0] and "steps</small><b>3<" in reader.read[0]
+    assert "the run is in progress" in reader.read[0] and "steps</small><b>3<" in reader.read[0]
     text = reader.page.read_text()
     assert "refresh" not in text and "finished after step 3" in text and "perplexity after" in text
     assert len(result.samples) == 3 and result.sample == result.samples[0]
@@ -267,7 +267,7 @@ def test_the_page_of_a_run_that_fails_says_so(place):
 def test_a_run_that_may_not_begin_leaves_the_page_of_another(place):
     train(place, "kept")
     before = (place / "kept" / "report.html").read_text()
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(place, "kept")
     train(place, "kept", resume=True)
     assert (place / "kept" / "report.html").read_text() == before

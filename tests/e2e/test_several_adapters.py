@@ -177,7 +177,7 @@ def test_one_in_training_keeps_its_values(base, folders, device, tmp_path):
     model.save_adapter(tmp_path / "saved")
     again, _ = load_adapter(tmp_path / "saved")
     assert all(np.array_equal(again[name], read[name]) for name in read)
-    with pytest.raises(ConfigError, match="'fourth' is active, but 'default' is in training"):
+    with pytest.raises(ConfigError, match="'fourth' is active, but 'default' is being trained"):
         optimizer.step(2)
 
 

@@ -99,7 +99,7 @@ def test_a_mixture_is_told_logged_and_gone_on_with(place):
 
     pairs = "path: pairs.jsonl, columns: {prompt: q, completion: a}"
     others = f"data.sources=[{{path: chats.jsonl, weight: 1}}, {{{pairs}, weight: 1}}]"
-    with pytest.raises(ConfigError, match="begun with other training data"):
+    with pytest.raises(ConfigError, match="started with other training data"):
         run(place, "r", None, others, resume=True)
 
 
@@ -108,7 +108,7 @@ def test_a_source_that_runs_out_is_repeated_and_told(place):
     notes = Notes()
     run(place, "all", notes, "data.stopping_strategy=all_exhausted", "train.max_steps=2")
     assert [s.rows for s in notes.given.sources] == [27, 9]
-    told = "chats.jsonl has 6 rows and gives 27 an epoch: they are learnt 4.5 times"
+    told = "chats.jsonl has 6 rows and gives 27 per epoch: they are trained on 4.5 times"
     assert told in notes.notes
 
 

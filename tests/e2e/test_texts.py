@@ -91,7 +91,7 @@ def test_with_each_evaluation(place):
 
 
 def test_wrong_settings(place):
-    with pytest.raises(ConfigError, match=r"prompt 2 has [\d,]+ tokens, and with the 3 of an"):
+    with pytest.raises(ConfigError, match=r"prompt 2 has [\d,]+ tokens; with the 3 of an"):
         train(place, "long", sample_prompts=["short", "long " * 5000])
     with pytest.raises(ConfigError, match="eval for each evaluation"):
         train(place, "steps", sample_steps="often")
@@ -108,4 +108,4 @@ def test_a_trainer_says_that_it_writes_none(place):
     config = qlora_wgpu.load_config(place / "plain" / "config.yaml", own)
     with qlora_wgpu.QLoRAModel.from_pretrained(place / "model", config.lora) as model:
         Trainer(model, config, Notes()).train()
-    assert "a Trainer writes no texts" in notes[0]
+    assert "are ignored by a Trainer" in notes[0]

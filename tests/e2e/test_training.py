@@ -178,7 +178,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(folder, device, tmp_path):
 def test_a_base_that_is_not_finite_is_told_as_that(folder, device, tmp_path):
     model = opened(folder, device)
     model.write_parameters(np.full_like(model.read_flat(model.adapter.parameters), np.nan))
-    with pytest.raises(TrainingError, match="step 1, before anything is learnt: the base"):
+    with pytest.raises(TrainingError, match="step 1, before the first update: the base"):
         Trainer(model, config(folder, tmp_path / "r")).train(rows())
 
 
@@ -187,7 +187,7 @@ def test_a_run_is_not_overwritten(folder, device, tmp_path):
     model, settings = opened(folder, device), config(folder, tmp_path / "r")
     Trainer(model, settings).train(rows())
     before = (tmp_path / "r" / "metrics.jsonl").read_text()
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         Trainer(model, settings).train(rows())
     assert (tmp_path / "r" / "metrics.jsonl").read_text() == before
     Trainer(model, settings, overwrite=True).train(rows())
@@ -216,7 +216,7 @@ def test_data_that_does_not_fit(folder, device, tmp_path, data, message):
     ("held_out", "message"),
     [
         ([], "eval_dataset is empty"),
-        ([{"input_ids": [1, 2], "labels": [1, -100]}], "eval_dataset has no label"),
+        ([{"input_ids": [1, 2], "labels": [1, -100]}], "eval_dataset has no labels"),
         ([{"input_ids": [1, 2], "labels": [1, 999]}], r"eval_dataset\[0\].*999"),
     ],
 )
@@ -358,7 +358,7 @@ def test_want_of_memory_in_a_step_keeps_the_steps_before(folder, device, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(QLoRAModel, "accumulate", exhausted)
-        with pytest.raises(OutOfMemoryError, match="saved after step 3, and resume=True goes on"):
+        with pytest.raises(OutOfMemoryError, match="saved after step 3: resume=True continues it"):
             Trainer(model, settings).train(rows())
     Trainer(opened(folder, device), settings, resume=True).train(rows())
     name = "adapter/adapter_model.safetensors"

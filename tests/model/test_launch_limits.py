@@ -166,4 +166,4 @@ def test_texts_beyond_a_binding_are_no_matter_of_the_batch():
     cache = KVCache(131_072, 16)
     hidden = layout.token_graphs(16, 1, cache, make_seen(16, 1000)).hidden
     said = refused(layout, [compile_plan(hidden)])
-    assert said.endswith("allows 134,217,728: ask for shorter texts, or fewer at once")
+    assert said.endswith("allows 134,217,728: generate shorter sequences, or fewer at a time")

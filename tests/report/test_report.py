@@ -341,7 +341,7 @@ def test_trackio(tmp_path, trackio, monkeypatch, capsys):
     assert trackio == [same | {"resume": "never"}, *rows, same | {"resume": "allow"}, *rows]
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("TRACKIO_PROJECT", "broken")
-    with pytest.raises(ConfigError, match="trackio cannot begin a run: no room"):
+    with pytest.raises(ConfigError, match="trackio cannot start a run: no room"):
         services(["trackio"], tmp_path, {})
 
 

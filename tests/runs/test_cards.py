@@ -12,7 +12,7 @@ from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import Search, fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs import estimation as planned
-from qlora_wgpu.runs.estimation import LENGTHS, WaitingRows
+from qlora_wgpu.runs.estimation import LENGTHS, OffloadedRows
 from qlora_wgpu.runs.workload import DeviceSpec, totals
 
 
@@ -74,12 +74,12 @@ def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, mon
     base = runs.estimate("S", seq=64).workload
     layout = replace(base, pretrained=Pretrained.from_config(config)).layout(DeviceSpec())
     row = replace(base.step, batch=1, checkpointing=True)
-    waiting = WaitingRows(layout, row)
+    offloaded = OffloadedRows(layout, row)
     least = [Search(layout, replace(row, seq=n)).least().total for n in lengths]
     assert least == sorted(least)  # so the shorter ones have room, too
     for room in (least[2], least[2] - 1, (least[0] + least[1]) // 2, least[0] - 1, least[1]):
         fitting = [n for n, total in zip(lengths, least, strict=True) if total <= room]
-        assert waiting.longest(room, 0) == max(fitting, default=0)
+        assert offloaded.longest(room, 0) == max(fitting, default=0)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("at_once", [1 << 22, 20])
 def test_figures(monkeypatch, at_once) -> None:
-    monkeypatch.setattr(module, "_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "_CHUNK", at_once)
     before, after = logits(0, (5, 7), (3, 7)), logits(1, (5, 7), (3, 7))
     found = drift_between(before, after, "of nobody's")
     p, q = (softmax(np.concatenate(each)) for each in (before, after))

@@ -58,7 +58,7 @@ def test_what_nf4_took_is_no_fault_of_the_file(exported):
     result = exported(0.4, 0.1)
     assert result.drift.lost == 0.4
     (own, note) = result.notes
-    assert own == "a note" and "comes of training on NF4, not of the file" in note
+    assert own == "a note" and "is due to training on NF4, not to the file" in note
     assert "10 % of what it knows" in note
 
 
@@ -68,7 +68,7 @@ def test_what_nf4_took_is_no_fault_of_the_file(exported):
     ((0.0, 0.4), {"scheme": "none"}),
 ])  # fmt: skip
 def test_a_file_that_has_lost_much_is_not_kept(exported, tmp_path, lost, options):
-    with pytest.raises(CheckpointError, match="is not kept, for it computes something else"):
+    with pytest.raises(CheckpointError, match="is not kept, because its predictions differ"):
         exported(*lost, **options)
     assert not list(tmp_path.iterdir())
 
@@ -77,12 +77,12 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_done(tmp_path):
     with pytest.raises(ConfigError, match=r"must end in \.gguf"):
         exporting.export_model("base", "adapter", tmp_path / "new.bin")
     (tmp_path / "new.gguf").touch()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         exporting.export_model("base", "adapter", tmp_path / "new.gguf")
 
 
 def test_a_modelfile_of_somebody_else_stays(exported, tmp_path):
     (tmp_path / "new.Modelfile").write_text("SYSTEM mine\n")
-    with pytest.raises(ConfigError, match=r"new\.Modelfile is there already"):
+    with pytest.raises(ConfigError, match=r"new\.Modelfile already exists"):
         exported(0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["new.Modelfile"]

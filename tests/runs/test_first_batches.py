@@ -3,7 +3,7 @@
 import pytest
 
 from qlora_wgpu.runs.recommend import (
-    examples_of_a_step,
+    examples_per_step,
     first_batches,
     first_learning_rate,
     packed_length,
@@ -93,7 +93,7 @@ def test_rows_are_never_longer_than_the_model_takes():
 
 
 def test_small_data_has_steps_enough_to_be_learnt():
-    assert [examples_of_a_step(n) for n in (50, 240, 1599, 1600, 10**6)] == [1, 2, 8, 16, 16]
+    assert [examples_per_step(n) for n in (50, 240, 1599, 1600, 10**6)] == [1, 2, 8, 16, 16]
     for rows in (24, 100, 300, 1000, 3000):
         first = chosen([200] * rows, 256)
         assert first.steps >= 75, (rows, first)

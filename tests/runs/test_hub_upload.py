@@ -210,7 +210,7 @@ def test_a_gguf_file(tmp_path, hub):
     assert head(card)["library_name"] == "gguf" and "--hf-file model.gguf" in card
     assert head(card)["base_model_relation"] == "finetune"
     assert not (run / "adapter/README.md").exists()
-    with pytest.raises(CheckpointError, match=r"there is no GGUF file .*gone.gguf"):
+    with pytest.raises(CheckpointError, match=r"gone.gguf is not a GGUF file"):
         push(str(run / "adapter"), "me/mine", gguf=str(run / "gone.gguf"))
 
 
@@ -229,7 +229,7 @@ def test_a_merged_model(tmp_path, hub):
     }  # fmt: skip
     card = hub.files["README.md"].decode()
     assert head(card)["library_name"] == "transformers" and "PeftModel" not in card
-    with pytest.raises(CheckpointError, match=r"has no config.json: it is no merged model"):
+    with pytest.raises(CheckpointError, match=r"has no config.json, so it is not a merged model"):
         push(str(run / "adapter"), "me/mine", merged=str(run))
 
 
@@ -291,5 +291,5 @@ def test_nobody_is_logged_in(tmp_path, hub, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mine", "me/mine/too", "../x/y"])
 def test_a_name_that_is_none(tmp_path, hub, name):
-    with pytest.raises(ConfigError, match="would be owner/name"):
+    with pytest.raises(ConfigError, match="expected owner/name"):
         push(str(tmp_path), name)

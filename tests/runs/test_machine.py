@@ -40,7 +40,7 @@ def test_a_gpu_is_told_with_its_memory(monkeypatch):
     assert "A card with 3 GiB: QLoRA" in estimation.what_it_means(card())
     assert "up to 2.7B parameters fits" in estimation.what_it_means(card())
     monkeypatch.setattr(sizes, "_own_memory", lambda name: None)
-    assert "does not tell its memory" in estimation.what_it_means(card())
+    assert "does not report its memory" in estimation.what_it_means(card())
     # One that has no memory of its own shares the machine's.
     assert estimation.memory_size(card(kind="IntegratedGPU")) > 2**29
 
@@ -85,7 +85,7 @@ def test_a_quick_doctor_measures_nothing_and_says_so(monkeypatch):
 def test_a_quick_doctor_is_not_asked_for_all_checks():
     done = CliRunner().invoke(doctor, ["--quick", "--check"])
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "--check and --quick exclude each other: choose one"
+    assert str(done.exception) == "--check and --quick are mutually exclusive: choose one"
 
 
 def test_the_largest_model_is_the_first_that_fits(monkeypatch):

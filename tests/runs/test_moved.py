@@ -9,7 +9,7 @@ import pytest
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, on_command_line
-from qlora_wgpu.runs.settings import as_config, found_again
+from qlora_wgpu.runs.settings import as_config, relocate_paths
 from qlora_wgpu.training import Observer
 
 
@@ -54,31 +54,31 @@ def begun(project, **changes):
 
 def test_the_ends_of_paths_are_found_around_the_run(project):
     notes = Notes()
-    found = found_again(begun(project), notes)
+    found = relocate_paths(begun(project), notes)
     assert found.model.path == str(project / "bases" / "small")
     assert found.data.train == str(project / "data" / "train.jsonl")
     assert found.data.eval == str(project / "data" / "chats") + ":held[:10]"
     assert found.data.chat_template == str(project / "own.jinja")
     assert found.lora.init_from == str(project / "runs" / "begun")
     assert len(notes.texts) == 5
-    assert "model.path: /gone/poems/bases/small is not there" in notes.texts[0]
+    assert "model.path: /gone/poems/bases/small does not exist" in notes.texts[0]
 
 
 def test_the_current_folder_is_looked_in(project, tmp_path, monkeypatch):
     shutil.move(project / "bases" / "small", tmp_path / "else" / "small")
     monkeypatch.chdir(tmp_path / "else")
-    assert found_again(begun(project), Notes()).model.path == str(tmp_path / "else" / "small")
+    assert relocate_paths(begun(project), Notes()).model.path == str(tmp_path / "else" / "small")
 
 
 def test_paths_of_windows(project):
     settings = begun(project, model={"path": "D:\\poems\\bases\\small"})
-    assert found_again(settings, Notes()).model.path == str(project / "bases" / "small")
+    assert relocate_paths(settings, Notes()).model.path == str(project / "bases" / "small")
 
 
 def test_sources_are_found_one_by_one(project):
     there = str(project / "data" / "chats")
     sources = [{"path": "/gone/data/train.jsonl"}, {"path": there}, {"path": "owner/name:train"}]
-    found = found_again(begun(project, data={"sources": sources}), Notes()).data.sources
+    found = relocate_paths(begun(project, data={"sources": sources}), Notes()).data.sources
     expected = [str(project / "data" / "train.jsonl"), there, "owner/name:train"]
     assert [source.path for source in found] == expected
 
@@ -88,7 +88,7 @@ def test_a_folder_of_that_name_that_holds_no_model_is_none(project):
     with pytest.raises(
         ConfigError, match=r"was trained with model\.path /gone/poems/bases/small, "
     ):
-        found_again(begun(project), Notes())
+        relocate_paths(begun(project), Notes())
 
 
 def test_all_that_is_nowhere_is_named_at_once(project):
@@ -96,26 +96,26 @@ def test_all_that_is_nowhere_is_named_at_once(project):
     (project / "data" / "train.jsonl").unlink()
     what = (
         "trained with model.path /gone/poems/bases/small and data.train "
-        "/gone/poems/data/train.jsonl, which are not there: if they were moved, "
+        "/gone/poems/data/train.jsonl, which do not exist: if they have moved, "
     )
     with on_command_line("qlora-wgpu train"), pytest.raises(ConfigError) as told:
-        found_again(begun(project), Notes())
+        relocate_paths(begun(project), Notes())
     assert what + "add model.path=PATH data.train=PATH; the contents must" in str(told.value)
     with pytest.raises(ConfigError, match=r"moved, set model\.path and data\.train; the con"):
-        found_again(begun(project), Notes())
+        relocate_paths(begun(project), Notes())
 
 
 def test_nothing_is_guessed_for_a_run_that_has_no_checkpoint(project):
     """Nothing would say whether it is the same."""
     shutil.rmtree(project / "runs" / "first" / "checkpoints")
     settings, notes = begun(project), Notes()
-    assert found_again(settings, notes) == settings and not notes.texts
+    assert relocate_paths(settings, notes) == settings and not notes.texts
 
 
 def test_what_is_there_stays(project, tmp_path):
     touch(tmp_path / "far" / "small" / "config.json")
     far = str(tmp_path / "far" / "small")
-    assert found_again(begun(project, model={"path": far}), Notes()).model.path == far
+    assert relocate_paths(begun(project, model={"path": far}), Notes()).model.path == far
 
 
 def test_a_run_is_named_by_its_folder(project):

@@ -85,7 +85,7 @@ def test_a_model_alone(place):
 
 def test_a_base_that_was_moved(place):
     (place / "base").rename(place / "moved")
-    with pytest.raises(ConfigError, match=r"was trained on the model .*base, which is not"):
+    with pytest.raises(ConfigError, match=r"was trained on the model .*base, which does not exist"):
         resolve_model(str(place / "run"))
     assert resolve_model(str(place / "run"), str(place / "moved")).model == str(place / "moved")
 
@@ -113,7 +113,7 @@ def test_a_configuration_whose_base_was_moved(place):
     settings = load_config(place / "run" / "config.yaml")
     assert base_in(settings) == str(place / "base")
     (place / "base").rename(place / "moved")
-    with pytest.raises(ConfigError, match=r"base: if it lies elsewhere now, set model.path to its"):
+    with pytest.raises(ConfigError, match=r"base: if it has moved, set model.path to its"):
         base_in(settings)
     typed = on_command_line("qlora-wgpu eval run")
     with typed, pytest.raises(ConfigError, match=r"elsewhere now, add model.path=FOLDER$"):
@@ -122,7 +122,9 @@ def test_a_configuration_whose_base_was_moved(place):
         (place / "moved").rename(place / "bas")
         base_in(settings)
     (place / "base").write_text("")
-    with pytest.raises(ConfigError, match=r"model\.path is the file .*base: name the folder"):
+    with pytest.raises(
+        ConfigError, match=r"model\.path is the file .*base: set it to the file's folder"
+    ):
         base_in(settings)
 
 
@@ -137,7 +139,7 @@ def test_a_configuration_whose_base_was_moved(place):
         (("{config}", None, None), "run.yaml: did you mean .*.run\\?"),
         (("{run}/config.yaml", None, None), "config.yaml: did you mean .*.run\\?"),
         (("{base}/config.json", None, None), "config.json$"),
-        ((None, None, None), "name a run's folder, such as runs/first"),
+        ((None, None, None), "a run's folder, such as runs/first"),
         (("{run}", None, "x"), "both name an adapter"),
         (("{base}", "x", None), "both name a model"),
     ],

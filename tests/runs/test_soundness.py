@@ -110,7 +110,7 @@ def assert_trains_rightly(device, folder):
 def test_what_cannot_be_compiled_gives_way_once(own, folder):
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile == own.profile and own.profile.gemm_kind == "tiled"
-    assert len(texts) == 2 and "attention goes through workgroup memory instead" in texts[0]
+    assert len(texts) == 2 and "attention uses workgroup memory instead" in texts[0]
     assert "products go through workgroup memory instead" in texts[1]
     # The next run begins with what is right, and says why.
     own.profile = MATRIX

@@ -12,7 +12,7 @@ def allocating_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
     monkeypatch.setattr("qlora_wgpu.runs.opening.verified_layout", lambda *given: given[3])
-    monkeypatch.setattr("qlora_wgpu.training.references._keep", lambda *given: None)  # zeros
+    monkeypatch.setattr("qlora_wgpu.training.references._store", lambda *given: None)  # zeros
     monkeypatch.setattr(Device, "pipeline", lambda *given: None)
     monkeypatch.setattr(Device, "bind_group", lambda *given: None)
 

@@ -33,7 +33,7 @@ from e2e.tiny import write_chats, write_model, write_pairs
 import qlora_wgpu
 from qlora_wgpu import Observer, QLoRAModel, Trainer, load_config
 from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.runs import samples
+from qlora_wgpu.runs import prompts
 from qlora_wgpu.selfcheck import results
 from support.commands import run_here
 from support.shared_device import share_devices
@@ -475,7 +475,7 @@ def played(name: str, base: Path) -> Scene:
         p.setenv("MESA_SHADER_CACHE_DIR", shaders)  # which stays, unlike what runs keep
         p.setenv("XDG_CACHE_HOME", str(Path(folder) / "cache"))
         p.setattr(results, "check_launches", lambda *given: [])
-        p.setattr(samples, "_LONG", 1e9)  # however slow the machine is, there are three texts
+        p.setattr(prompts, "_LONG", 1e9)  # however slow the machine is, there are three texts
         (Path(folder) / "place").mkdir()
         scene = Scene(Path(folder) / "place", base)
         SCENES[name](scene)

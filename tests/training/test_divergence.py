@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from qlora_wgpu.training.divergence import Divergence
+from qlora_wgpu.training.step_log import Divergence
 
 GUESS = math.log(2048)
 
@@ -20,8 +20,8 @@ def ended(losses):
 @pytest.mark.parametrize(
     ("losses", "words"),
     [
-        ([4.0, 9.0, *[GUESS - 0.01, GUESS + 0.02] * 7], "a guess of any token alike"),
-        ([7.95] * 3 + [GUESS] * 17, "a guess of any token alike"),  # a base that was worse
+        ([4.0, 9.0, *[GUESS - 0.01, GUESS + 0.02] * 7], "a uniform guess"),
+        ([7.95] * 3 + [GUESS] * 17, "a uniform guess"),  # a base that was worse
         ([3.0] * 6 + [3.4] * 12, "3.40, are above its first ones, 3.00"),
         ([3.0, 2.9, 3.2] * 5, None),
         ([3.0] * 5 + [2.0] * 15, None),

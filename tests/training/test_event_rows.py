@@ -5,8 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from qlora_wgpu.training import RunSetup, Sample
-from qlora_wgpu.training.observers import EVENTS, EventRows, SourceFigures, WorkerFigures
-from qlora_wgpu.training.result import Written
+from qlora_wgpu.training.observers import EVENTS, EventRows, SourceFigures, WorkerFigures, Written
 
 SETUP = RunSetup(
     device="a GPU", base="model", scheme="nf4", compute_dtype="bfloat16", rank=4, adapted_layers=2,

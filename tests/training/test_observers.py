@@ -76,7 +76,7 @@ def test_a_service_that_fails_is_warned_of_once_and_the_run_goes_on():
     events.close()
     events.note("ended")
     events.check()
-    assert notes.texts == ["Fails gets no more rows: no more", "ended"]
+    assert notes.texts == ["Fails is disabled after an error: no more", "ended"]
     assert "closed" not in fails.texts and sound.texts[-1] == "closed"
 
 

@@ -38,9 +38,9 @@ def test_nothing_is_replaced_unasked(tmp_path, name):
         kept.mkdir()
         kept /= "mine"
     kept.write_text("mine")
-    with pytest.raises(ConfigError, match=f"already holds a run .{name}.*overwrite=True"):
+    with pytest.raises(ConfigError, match=f"already contains a run .{name}.*overwrite=True"):
         refuse_existing_run(tmp_path)
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         RunFolder(tmp_path, "new")
     assert kept.read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
@@ -48,7 +48,7 @@ def test_nothing_is_replaced_unasked(tmp_path, name):
 
 def test_a_model_is_not_trained_into(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"holds a model .config.json.: choose another folder"):
+    with pytest.raises(ConfigError, match=r"has a model .config.json.: choose another folder"):
         RunFolder(tmp_path, "new")
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -103,9 +103,9 @@ def test_the_newest_checkpoints_stay(tmp_path, keep, left):
 def test_one_run_at_a_time(tmp_path):
     first = RunFolder(tmp_path / "r", "x")
     for options in ({"overwrite": True}, {"resume": True}, {}):
-        with pytest.raises(ConfigError, match="another run is writing"):
+        with pytest.raises(ConfigError, match="another run is using"):
             RunFolder(tmp_path / "r", "y", **options)
-    with pytest.raises(ConfigError, match="another run is writing"):
+    with pytest.raises(ConfigError, match="another run is using"):
         settle_run(tmp_path / "r")
     assert (tmp_path / "r" / "config.yaml").read_text() == "x"
     first.close()
@@ -148,7 +148,7 @@ def test_a_replaced_run_stays_until_there_is_something_to_show(tmp_path):
     run.checkpoint_folder(1).mkdir()
     run.forget_replaced()
     assert run.kept_run is None and (path / "config.yaml").read_text() == "newer"
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         refuse_existing_run(path)
 
 
@@ -227,14 +227,14 @@ def test_a_folder_is_tried_before_anything_takes_time(tmp_path):
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("mine")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match=r"cannot be written: .*file is no folder$"):
+        with pytest.raises(ConfigError, match=r"cannot be written: .*file is not a folder$"):
             require_writable(place)
     (tmp_path / "link").symlink_to("gone")
     for place in (tmp_path / "link", tmp_path / "link" / "run"):
         with pytest.raises(ConfigError, match="cannot be written: it is a link to gone, which le"):
             require_writable(place)
     first = RunFolder(tmp_path / "run", "x")
-    with pytest.raises(ConfigError, match=r"another run is writing output\.dir"):
+    with pytest.raises(ConfigError, match=r"another run is using output\.dir"):
         require_writable(tmp_path / "run")
     first.close()
     require_writable(tmp_path / "run")

@@ -12,8 +12,8 @@ from qlora_wgpu.config.schedules import ARGUMENTS
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.checkpoints import RunState
-from qlora_wgpu.training.divergence import Divergence, Plateau
-from qlora_wgpu.training.optimizer import Schedule, learning_rates, step_table
+from qlora_wgpu.training.optimizer import Plateau, Schedule, learning_rates, step_table
+from qlora_wgpu.training.step_log import Divergence
 
 
 @pytest.mark.parametrize(

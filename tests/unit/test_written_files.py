@@ -35,7 +35,7 @@ GONE_WITH_THE_PROCESS = {
 }  # fmt: skip
 BY_OTHER_MEANS = {
     "checkpoint/atomic.py",  # the door itself
-    "gpu/driver.py",  # a number a line; what is no number is passed over
+    "gpu/driver.py",  # a number a line; what is no number is skipped
     "model/weight_cache.py",  # renamed once it is written, and hashed
     "training/integrations.py",  # TensorBoard's records, each with a checksum, are appended
 }

@@ -21,7 +21,7 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.web import SiteServer, write_page
-from qlora_wgpu.training.samples import save_prompt
+from qlora_wgpu.training.finish import save_prompt
 from qlora_wgpu.web import SiteOptions
 from qlora_wgpu.web.site import page_folder, put_texts
 from qlora_wgpu.web.variant import SiteFiles

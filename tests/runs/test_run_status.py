@@ -35,7 +35,7 @@ def test_rows_and_texts(run, tmp_path):
     log = read_log(run)
     assert log.rows == ROWS and log.samples[0]["text"] == "t"
     assert repr(log) == "RunHistory(4 rows up to step 2)"
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         read_log(tmp_path)
 
 

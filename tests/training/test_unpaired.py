@@ -31,7 +31,7 @@ def told(good, bad, **weights):
 
 def test_a_weight_of_zero_is_told():
     (warning,) = told(3, 2, desirable_weight=0)
-    assert "train.desirable_weight is 0: nothing is learnt from the 3 good answers" in warning
+    assert "train.desirable_weight is 0: the 3 desirable answers are not trained on" in warning
     (warning,) = told(3, 2, undesirable_weight=0)
     assert "from the 2 bad answers" in warning
 

@@ -23,7 +23,7 @@ def test_it_is_told_once():
     texts = told(0.8)
     (text,) = filter(None, texts)
     assert texts.index(text) == 3  # behind the first step, which nobody counts
-    assert text.startswith("steps wait for the disk 80% of their time: 2 GB of weights a step")
+    assert text.startswith("steps wait for the disk 80% of the time: 2 GB of weights per step")
     assert "read from /models/llama at 500 MB/s; put them on a faster disk" in text
 
 

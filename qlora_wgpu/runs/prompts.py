@@ -1,0 +1,249 @@
+"""Prompts: of files, of a run's samples, and in the format that an adapter was trained with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
+from qlora_wgpu.data.dataset import Subset
+from qlora_wgpu.data.messages import with_system
+from qlora_wgpu.data.sources import check_file, read_rows
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.files import exists, is_there
+from qlora_wgpu.generation import continuation, generate
+from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.generation.generate import Prompt
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.training import Sample
+from qlora_wgpu.training.data import prompt_of_data
+from qlora_wgpu.training.observers import Written
+
+_EXPECTED = (
+    "a row must be {'prompt': TEXT or MESSAGES}, {'messages': MESSAGES} or {'text': TEXT}, with "
+    "MESSAGES such as [{'role': 'user', 'content': '...'}]"
+)
+
+
+def read_prompts(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a file of prompts, each with its position for error messages."""
+    check_file(Path(path))
+    rows = list(read_rows(Path(path)))
+    if not rows:
+        raise DataError(f"{path} contains no prompt")
+    return rows
+
+
+def prompts_of(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], template: PromptFormat, *, answered: bool
+) -> list[Prompt]:
+    """The prompts of rows; an answer at the end of messages is dropped."""
+    return [_prompt(where, row, template, answered=answered) for where, row in rows]
+
+
+def _prompt(
+    where: str, row: Mapping[str, Any], template: PromptFormat, *, answered: bool
+) -> Prompt:
+    value = next((row[key] for key in ("messages", "prompt", "text") if key in row), None)
+    if isinstance(value, str) and (not answered or "text" in row):
+        plain = PromptFormat.text(template.tokenizer)
+        ids = _ids(where, plain, [{"role": "user", "content": value}])
+        return Prompt(ids, plain.stop_ids, is_text=True)
+    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    is_chat = isinstance(messages, list) and all(
+        isinstance(each, Mapping) and "role" in each and "content" in each for each in messages
+    )
+    if not is_chat or not messages:
+        raise DataError(f"{where}: {_EXPECTED}")
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise DataError(f"{where}: there is no message before the answer")
+    if isinstance(value, list):
+        messages = with_system(messages, row)
+    ids = _ids(where, template, messages)
+    return Prompt(ids, template.stop_ids, (template.stop_text,))
+
+
+def _ids(where: str, template: PromptFormat, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    try:
+        return template.ids(messages)
+    except DataError as err:
+        raise DataError(f"{where}: {err}") from err
+
+
+_SHORTEST, _LONGEST = 24, 160  # tokens of a continuation, by the length of the data's
+_TEXTS = 3
+_OWN_TOKENS = 64  # of an answer to one of eval.sample_prompts
+_LONG = 10.0  # seconds after which no further text is generated
+
+
+@dataclass(frozen=True)
+class SamplePrompt:
+    """A prompt of a run's samples."""
+
+    ids: list[int]  # its tokens
+    answer: list[int]  # the data's continuation; empty if there is none
+    max_tokens: int | None = (
+        None  # maximum number of new tokens; None for a multiple of the answer's
+    )
+
+    @property
+    def new_tokens(self) -> int:
+        """Maximum number of tokens to generate."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
+
+
+Writer = Callable[[list[int], int, list[int], int], list[int]]
+"""Continues ids, given the maximum of new tokens, stop ids, and tokens of the longest text."""
+
+
+def writer_of(model: QLoRAModel) -> Writer:
+    """Greedy generation with a model of this process."""
+    engine: Engine | None = None
+
+    def write(ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
+        nonlocal engine
+        if engine is None or engine.capacity < longest:
+            engine = Engine(model, 1, longest, packs_weights=False)  # as was planned
+        added = generate(model, ids, max_new_tokens=more, stop_ids=stop_ids, engine=engine)
+        return list(added)
+
+    return write
+
+
+class SampleTexts:
+    """The prompts of a run's samples, continued by the current model at each call."""
+
+    def __init__(
+        self, write: Writer, tokenizer: Tokenizer, prompts: Sequence[SamplePrompt], *,
+        ends: Collection[int] = (), all_of_them: bool = False,
+    ) -> None:  # fmt: skip
+        """``ends`` are stop ids; ``all_of_them`` ignores how long generation takes."""
+        self._write = write
+        self._tokenizer = tokenizer
+        self._prompts = tuple(prompts)
+        self._longest = longest_sample(prompts)
+        self._ends = sorted(ends or tokenizer.eos_token_ids)
+        self._all = all_of_them
+        self._first: tuple[Written, ...] = ()
+
+    @property
+    def first(self) -> tuple[Written, ...]:
+        """The texts generated before training."""
+        return self._first
+
+    def before(self) -> tuple[Sample, ...]:
+        """Generates before training: the first text, and others if that does not take long."""
+        began = time.monotonic()
+        texts: list[Written] = []
+        for text in self.write():
+            texts.append(text)
+            if not self._all and time.monotonic() - began > _LONG / _TEXTS:
+                break
+        self._first, self._prompts = tuple(texts), self._prompts[: len(texts)]
+        return tuple(Sample(each.prompt, each.expected, each.text) for each in texts)
+
+    def write(self) -> Iterator[Written]:
+        """Continues one prompt after another, greedily."""
+        for prompt in self._prompts:
+            ids = self._write(prompt.ids, prompt.new_tokens, self._ends, self._longest)
+            yield Written(
+                prompt=self._tokenizer.decode(prompt.ids),
+                expected=continuation(self._tokenizer, prompt.ids, prompt.answer),
+                text=continuation(self._tokenizer, prompt.ids, ids),
+            )
+
+
+def sample_prompts(data: Dataset) -> list[SamplePrompt]:
+    """Prompts from the beginning, middle and end of a data set; of pairs, the chosen answers."""
+    if data.unit > 1:
+        present = np.flatnonzero(data.lengths)
+        chosen = present[present % 2 == 0]
+        data = Subset(data, chosen if len(chosen) else present)
+    places = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
+    return [_sample_prompt(data, index) for index in places]
+
+
+def longest_sample(prompts: Sequence[SamplePrompt]) -> int:
+    """Maximum number of tokens of a prompt with its continuation."""
+    return max(len(prompt.ids) + prompt.new_tokens for prompt in prompts)
+
+
+def _sample_prompt(data: Dataset, index: int) -> SamplePrompt:
+    example = data[index]
+    labelled = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
+    # The prompt ends at the first label; without a prompt, take the beginning of the text.
+    length = labelled[0] if labelled and labelled[0] > 1 else max(1, min(16, len(example) // 2))
+    ids = [int(i) for i in example.input_ids]
+    return SamplePrompt(ids[:length], ids[length : length + _LONGEST])
+
+
+# ---- prompt formats ------------------------------------------------------------------------------
+
+
+def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
+    """The prompt format of a run's training data."""
+    objective = settings.train.objective
+    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
+
+
+def run_prompts(
+    settings: Config, source: OpenedModel, template: PromptFormat, data: Dataset
+) -> tuple[SamplePrompt, ...]:
+    """The prompts of ``eval.sample_prompts``, rendered as the run's rows are, or of the data."""
+    limit = longest_text(source.pretrained.config)
+    own, max_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
+    if not own:
+        return tuple(replace(prompt, max_tokens=max_new) for prompt in sample_prompts(data))
+    new_tokens = max_new or _OWN_TOKENS
+    prompts = []
+    for number, text in enumerate(own, 1):
+        ids = template.ids([{"role": "user", "content": text}])
+        if not ids:
+            raise ConfigError(f"eval.sample_prompts: prompt {number} has no tokens")
+        if limit is not None and len(ids) + new_tokens > limit:
+            raise ConfigError(
+                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens; with the "
+                f"{new_tokens:,} of an answer that exceeds the model's maximum of {limit:,}"
+            )
+        prompts.append(SamplePrompt(ids, [], new_tokens))
+    return tuple(prompts)
+
+
+def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
+    """The base's tokenizer, or the one stored with the adapter if that has more tokens."""
+    has_none = not is_there(source.path / "tokenizer.json")
+    kept = None if adapter is None else tokenizer_folder(adapter)
+    own = None if kept is None else Tokenizer.from_folder(kept)
+    if own is not None and (has_none or own.vocab_size > source.tokenizer.vocab_size):
+        return own
+    return source.tokenizer
+
+
+def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
+    """The prompt format of a base, or of an adapter as it was trained.
+
+    It is the one stored with the adapter, or else the chat template of its run, or the base's.
+    """
+    folder = source.path if adapter is None else tokenizer_folder(adapter)
+    if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):
+        return read_prompt_files(folder)
+    run = None if adapter is None else find_run(adapter)
+    if run is None:
+        return read_prompt_files(folder or source.path)
+    setting = config_of_run(run).data.chat_template
+    return PromptFormat("chat", source.tokenizer, find_chat_template(setting, source.tokenizer))
