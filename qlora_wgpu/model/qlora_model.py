@@ -31,6 +31,7 @@ from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import (
     LossSums,
+    PolicyInputs,
     PreferenceInputs,
     StepKind,
     StepOptions,
@@ -232,6 +233,7 @@ class QLoRAModel(AdapterModel):
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
         samples: PreferenceInputs | None = None,
+        policy: PolicyInputs | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -244,6 +246,7 @@ class QLoRAModel(AdapterModel):
                 in the end. Options that say ``weighted`` are computed with ones without any.
             samples: What an objective over answers knows of them (``options.objective.preference``,
                 whose loss is divided by the number of pairs, or of answers).
+            policy: The same of an objective over completions (``options.objective.policy``).
 
         Returns:
             Its number of label tokens.
@@ -256,7 +259,8 @@ class QLoRAModel(AdapterModel):
         if weights is not None:
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
-        self._run(options, ids, targets, mask, samples, dropout_key=dropout_key, weights=weights)
+        inputs = {"dropout_key": dropout_key, "weights": weights, "policy": policy}
+        self._run(options, ids, targets, mask, samples, **inputs)
         return int((targets != IGNORE_INDEX).sum())
 
     def measure(
@@ -309,6 +313,27 @@ class QLoRAModel(AdapterModel):
             program = self._run(options, ids, targets, mask, PreferenceInputs.plain(count))
             values = np.frombuffer(program.read(sums), np.float32)
         return values.reshape(-1, 4)[:count, 0].copy()
+
+    def token_logps(
+        self,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+    ) -> FloatArray:
+        """The log probability of each target, float32 (batch, seq), 0 where there is none; waits.
+
+        By the very kernels that train, so that an unchanged model gives the same bits in a step.
+        """
+        options = self.options.step("logps", *ids.shape)
+        losses = self.layout.step(options).sums
+        assert losses is not None
+        with self.device.in_turn:
+            program = self._run(options, ids, targets, mask, None)
+            values = np.frombuffer(program.read(losses), np.float32).reshape(-1, 2)
+        rows = np.flatnonzero(targets.reshape(-1) != IGNORE_INDEX)
+        logps = np.zeros(ids.size, np.float32)
+        logps[rows] = -values[: len(rows), 0]
+        return logps.reshape(ids.shape)
 
     def prepare(self, batch: int, seq: int) -> None:
         """Compiles and allocates what training on this shape needs."""

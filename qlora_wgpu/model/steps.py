@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.errors import ConfigError, ShapeError
 from qlora_wgpu.families.family import Architecture, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
@@ -23,7 +23,7 @@ from qlora_wgpu.ops.routing import balance_loss
 from qlora_wgpu.ops.trained import overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 
-StepKind = Literal["train", "loss", "sums", "divergence"]
+StepKind = Literal["train", "loss", "sums", "divergence", "logps"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StepOptions:
 
     # ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for the log
     # probability of each sample's answer, ``"divergence"`` for how far that is from the
-    # reference's.
+    # reference's, ``"logps"`` for the log probability of each label.
     kind: StepKind
     batch: int  # sequences
     seq: int  # tokens of each, padding included
@@ -47,7 +47,7 @@ class StepOptions:
         """Whether each sample of a micro-batch counts by itself."""
         objective = self.objective
         over_answers = objective.preference is not None or objective.policy is not None
-        return over_answers or self.kind in ("sums", "divergence")
+        return self.kind in ("sums", "divergence") or (over_answers and self.kind != "logps")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TrainingOptions:
         """A step of this kind; the loss is that of training for preferences, else the plain one."""
         if kind == "train":
             return StepOptions(kind, batch, seq, **vars(self))
-        if kind == "loss" and self.objective.preference is not None:
+        if kind == "logps" or (kind == "loss" and self.objective.preference is not None):
             return StepOptions(kind, batch, seq, objective=self.objective)
         return StepOptions(kind, batch, seq)
 
@@ -169,14 +169,18 @@ def trace_step(
         routers=RouterSums() if coefficient else None,
         drops=trains,
         sampled=options.is_sampled,
-        completions=options.objective.policy is not None,
+        completions=trains and options.objective.policy is not None,
     )
     write_trained(graph, modules)
     checkpointing = trains and options.checkpointing
     hidden = base.family.forward(graph, of.config, modules, batch, checkpointing=checkpointing)
-    head, routers = head_of(of, modules), batch.routers
-    if options.kind in ("sums", "divergence"):
+    policy, routers = options.objective.policy, batch.routers
+    head = head_of(of, modules, 1.0 if policy is None else policy.temperature)
+    if options.kind in ("sums", "divergence", "logps"):
         losses = label_losses(graph, hidden, head, batch)
+        if options.kind == "logps":
+            losses.storage = Storage("losses of label rows", "activations", losses.nbytes)
+            return PlannedStep(batch, compile_plan(graph), losses)
         if options.kind == "divergence":
             divergence(graph, losses, batch, stats)
             return PlannedStep(batch, compile_plan(graph))
@@ -205,12 +209,18 @@ def write_trained(g: Graph, modules: Modules) -> None:
             write_whole(g, weight.whole, weight.resident)
 
 
-def head_of(architecture: Architecture, modules: Modules) -> Head:
-    """A model's head, and what its logits go through."""
-    bias = modules.norms[architecture.head_bias] if architecture.head_bias else None
-    return Head(
-        modules.head, architecture.logit_scale, architecture.logit_softcap, modules.head_lora, bias
-    )
+def head_of(architecture: Architecture, modules: Modules, temperature: float = 1.0) -> Head:
+    """A model's head, and what its logits go through; they are divided by the temperature."""
+    bias, softcap = None, architecture.logit_softcap
+    if architecture.head_bias:
+        bias = modules.norms[architecture.head_bias]
+        if temperature != 1.0:
+            raise ConfigError(
+                f"{architecture.head_bias}: a head with a bias needs a temperature of 1"
+            )
+    softcap = None if softcap is None else softcap / temperature
+    scale = architecture.logit_scale / temperature
+    return Head(modules.head, scale, softcap, modules.head_lora, bias)
 
 
 def make_sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:

@@ -41,6 +41,7 @@ class Policy:
     epsilon_high: float | None = None  # how far above one, by default ε; of cispo the bound
     delta: float | None = None  # the bound of ratios where the advantage is negative
     sequence_level: bool = False  # whether a completion has one ratio (GSPO)
+    temperature: float = 1.0  # by which logits are divided, as when completions are sampled
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
 
