@@ -128,7 +128,7 @@ def policy_loss(
         "policy/total.wgsl",
         (1, 1, 1),
         {"terms": terms, "samples": samples.table, "batch_info": batch.info, "stats": stats},
-        constants=one_row(g),
+        constants={**one_row(g), "SEQUENCE": given.sequence_level},
     )
     return factors
 
@@ -136,15 +136,16 @@ def policy_loss(
 def means(sums: Mapping[str, float], given: Policy) -> dict[str, float]:
     """What TRL logs of some sums, by its names; ``sums`` by those of ``METRICS``."""
     tokens = max(sums["tokens"], 1.0)
+    count = max(sums["completions"], 1.0) if given.sequence_level else tokens
     shown = {"kl": sums["kl"] / tokens} if given.has_reference else {}
     if given.loss_type == "cispo":
-        return shown | {"cispo_clip_ratio": sums["clipped_high"] / tokens}
+        return shown | {"cispo_clip_ratio": sums["clipped_high"] / count}
     if given.loss_type == "sapo":
         return shown
     return shown | {
-        "clip_ratio/low_mean": sums["clipped_low"] / tokens,
+        "clip_ratio/low_mean": sums["clipped_low"] / count,
         "clip_ratio/low_min": sums["least_clipped_low"],
-        "clip_ratio/high_mean": sums["clipped_high"] / tokens,
+        "clip_ratio/high_mean": sums["clipped_high"] / count,
         "clip_ratio/high_max": sums["most_clipped_high"],
-        "clip_ratio/region_mean": sums["clipped"] / tokens,
+        "clip_ratio/region_mean": sums["clipped"] / count,
     }

@@ -1,5 +1,5 @@
 // stats[0] += Σ terms.x,  stats[1] += Σ shares of samples,  and from stats[8] on: KL, clipped low, clipped
-// high and clipped at all, summed over label rows; label rows; samples; the smallest share of a
+// high and clipped at all, summed over label rows (what is clipped with SEQUENCE over samples); label rows; samples; the smallest share of a
 // sample's rows that are clipped low, and the largest that are clipped high.
 //
 // samples: (first label row, one past the last, share as bits of float32, unused). One workgroup of
@@ -20,6 +20,9 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
     var shares = 0.0;
     var low = -1.0; // negative, since maxima are reduced
     var high = 0.0;
+//#if SEQUENCE
+    var of_samples = vec2<f32>(0.0);
+//#endif
     for (var s = local.x; s < batch_info[3]; s += THREADS) {
         let sample = samples[s];
         var clipped = vec2<f32>(0.0);
@@ -27,10 +30,17 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
             clipped += terms[i].zw;
         }
         clipped /= f32(sample.y - sample.x);
+//#if SEQUENCE
+        of_samples += clipped;
+//#endif
         shares += bitcast<f32>(sample.z);
         low = max(low, -clipped.x);
         high = max(high, clipped.y);
     }
+//#if SEQUENCE
+    sum.z = of_samples.x;
+    sum.w = of_samples.y;
+//#endif
     //#unroll i 4: let sum_$i = reduce_sum(sum[$i], local.x);
     shares = reduce_sum(shares, local.x);
     low = -reduce_max(low, local.x);
