@@ -42,6 +42,7 @@ class Policy:
     delta: float | None = None  # the bound of ratios where the advantage is negative
     sequence_level: bool = False  # whether a completion has one ratio (GSPO)
     temperature: float = 1.0  # by which logits are divided, as when completions are sampled
+    use_bias_correction_kl: bool = True  # whether the divergence is multiplied by the ratio
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
 
@@ -93,7 +94,7 @@ def policy_loss(
     tensors = {"losses": losses, "completions": rows, "batch_info": batch.info}
     ratios = None
     if given.sequence_level:
-        ratios = g.float_vector("ratios of completions", samples.capacity)
+        ratios = g.float_vector("ratios of completions", 2 * samples.capacity)
         g.launch(
             "policy/ratios.wgsl",
             row_workgroups(g, samples.capacity),
@@ -122,7 +123,11 @@ def policy_loss(
             "positive": given.sapo_temperature_pos,
             "negative": given.sapo_temperature_neg,
         },
-        {"SEQUENCE": given.sequence_level, "REFERENCE": given.has_reference},
+        {
+            "SEQUENCE": given.sequence_level,
+            "REFERENCE": given.has_reference,
+            "CORRECTION": given.use_bias_correction_kl,
+        },
     )
     g.launch(
         "policy/total.wgsl",

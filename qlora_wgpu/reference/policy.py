@@ -9,7 +9,7 @@ from qlora_wgpu.reference.tape import Array
 def token_losses(
     logps: Array, old: Array, reference: Array, advantages: Array, loss_type: str, beta: float,
     epsilon: float, epsilon_high: float, delta: float = np.inf, temperatures=(1.0, 1.05),
-    mean_ratio: Array | None = None,
+    mean_ratio: Array | None = None, *, corrects: bool = True,
 ) -> Array:  # fmt: skip
     """Of tokens with these log probabilities; ``mean_ratio`` is that of sequences, if they count.
 
@@ -23,4 +23,4 @@ def token_losses(
         clipped = np.clip(ratio, 1 - epsilon, 1 + epsilon_high)
         loss = -np.minimum(np.minimum(ratio, delta) * advantages, clipped * advantages)
     apart = reference - logps
-    return loss + beta * (np.exp(apart) - apart - 1)
+    return loss + beta * (np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)

@@ -3,7 +3,7 @@
 //   clipped (0): -min(min(r, δ)·A, clamp(r, 1 - ε, 1 + ε_high)·A)
 //   cispo   (1): -min(r, ε_high)·A·log p, where no gradient passes through r
 //   sapo    (2): -4/τ · σ(τ·(r - 1)) · A, τ by the sign of A
-// with REFERENCE plus β·(exp(ref - log p) - (ref - log p) - 1).
+// with REFERENCE plus β·KL, KL = exp(ref - log p) - (ref - log p) - 1, times r with CORRECTION.
 //   terms[i] = (w · loss, KL, r < 1 - ε and A < 0, r > 1 + ε_high and A > 0)
 //   factors[i] = -w · d loss / d log p: rows' losses are negative log probabilities.
 // Of cispo the last term is r > ε_high and A > 0.
@@ -30,7 +30,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
 //#if SEQUENCE
 @group(0) @binding(4) var<storage, read> row_samples: array<u32>;
-@group(0) @binding(5) var<storage, read> ratios: array<f32>;
+@group(0) @binding(5) var<storage, read> ratios: array<vec2<f32>>;
 //#endif
 @group(0) @binding(6) var<storage, read_write> terms: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> factors: array<f32>;
@@ -64,7 +64,8 @@ fn each(i: u32) {
         let advantage = row.w;
         let logp = -losses[i].x;
 //#if SEQUENCE
-        let ratio = exp(ratios[row_samples[i] / 2u]);
+        let of_sample = ratios[row_samples[i] / 2u];
+        let ratio = exp(of_sample.x);
 //#else
         let ratio = exp(logp - row.x);
 //#endif
@@ -73,7 +74,16 @@ fn each(i: u32) {
 //#if REFERENCE
         let apart = row.y - logp;
         divergence = exp(apart) - apart - 1.0;
-        made += params.beta * vec2<f32>(divergence, 1.0 - exp(apart));
+        var slope = 1.0 - exp(apart);
+//#if CORRECTION
+//#if SEQUENCE
+        slope = ratio * (slope + of_sample.y);
+//#else
+        slope = ratio * (slope + divergence);
+//#endif
+        divergence *= ratio;
+//#endif
+        made += params.beta * vec2<f32>(divergence, slope);
 //#endif
         let low = ratio < 1.0 - params.epsilon && advantage < 0.0;
         let highest = select(1.0 + params.epsilon_high, params.epsilon_high, params.loss == 1u);

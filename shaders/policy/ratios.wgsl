@@ -1,5 +1,6 @@
-// ratios[s] = Σ (log p - old log p) / labels, over the label rows of sample s: the logarithm of the
-// length-normalized ratio of the sample's probabilities (GSPO, arXiv 2507.18071).
+// ratios[s] = (Σ (log p - old log p), Σ KL) / labels, over the label rows of sample s: the logarithm
+// of the length-normalized ratio of the sample's probabilities (GSPO, arXiv 2507.18071), and the mean
+// of its divergences from the reference.
 //
 // THREADS invocations share a sample. Launcher: ops/policy.py.
 //#include common/row_reduce.wgsl
@@ -8,7 +9,7 @@
 @group(0) @binding(2) var<storage, read> samples: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
 @group(0) @binding(4) var<storage, read> completions: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read_write> ratios: array<f32>;
+@group(0) @binding(5) var<storage, read_write> ratios: array<vec2<f32>>;
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -19,11 +20,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         span = samples[sample].xy;
     }
     var sum = 0.0;
+    var divergence = 0.0;
     for (var i = span.x + local.x; i < span.y; i += THREADS) {
+        let apart = completions[i].y + losses[i].x;
         sum -= losses[i].x + completions[i].x;
+        divergence += exp(apart) - apart - 1.0;
     }
     sum = reduce_sum(sum, local.x);
+    divergence = reduce_sum(divergence, local.x);
     if (local.x == 0u && sample < batch_info[3]) {
-        ratios[sample] = sum / f32(max(span.y - span.x, 1u));
+        ratios[sample] = vec2<f32>(sum, divergence) / f32(max(span.y - span.x, 1u));
     }
 }

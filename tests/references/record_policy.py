@@ -44,7 +44,8 @@ def trainer(case):
     """What ``_compute_loss`` looks at of a trainer."""
     options = {
         "loss_type": "dapo", "beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None,
-        "sequence_level": False, "temperature": 1.0, **CASES[case],
+        "sequence_level": False, "temperature": 1.0,
+        "use_bias_correction_kl": True, **CASES[case],
     }  # fmt: skip
     high = options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"]
     same = SimpleNamespace(
@@ -62,7 +63,7 @@ def trainer(case):
         current_gradient_accumulation_steps=1,
         _metrics={"train": defaultdict(list)},
         args=SimpleNamespace(
-            delta=options["delta"], use_bias_correction_kl=False, steps_per_generation=1,
+            delta=options["delta"], use_bias_correction_kl=options["use_bias_correction_kl"], steps_per_generation=1,
             sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
         ),
     )  # fmt: skip

@@ -30,10 +30,10 @@ _BETA, _EPSILON, _HIGH, _DELTA = 0.04, 0.2, 0.28, 1.5
 
 
 @each(
-    ("grpo", False), ("bnpo", False), ("dr_grpo", True), ("dapo", False), ("luspo", True),
-    ("cispo", False), ("sapo", False), ("grpo", True),
+    ("grpo", False, True), ("bnpo", False, False), ("dr_grpo", True, True), ("dapo", False, True),
+    ("luspo", True, False), ("cispo", False, True), ("sapo", False, True), ("grpo", True, True),
 )  # fmt: skip
-def check_policy(run: Runner, loss_type: str, sequence_level: bool) -> None:
+def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bool) -> None:
     """Ratios on both sides of both bounds, advantages of both signs and zero."""
     rng = np.random.default_rng(7)
     lengths = np.array(_LENGTHS)
@@ -51,7 +51,7 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool) -> None:
     if sequence_level:
         ratios = rng.choice([0.7, 1.0, 1.2, 1.4], len(lengths))[of_rows]
     old = (logps - np.log(ratios)).astype(np.float32).astype(np.float64)
-    reference = (logps + rng.normal(0.0, 0.5, len(rows))).astype(np.float32).astype(np.float64)
+    reference = (logps + rng.normal(0.0, 0.3, len(rows))).astype(np.float32).astype(np.float64)
     advantages = np.array([1.5, -0.5, -2.0, 0.0, 0.75, -1.25, 1.0, -0.3])
     high = 1.25 if loss_type == "cispo" else _HIGH
     weights, shares = token_weights(loss_type, tokens, 300.0, 160)
@@ -69,7 +69,7 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool) -> None:
     losses[: len(rows), 0] = -logps
     stats, policy = (
         run.float32(_START[None]),
-        Policy(loss_type, _BETA, _EPSILON, high, _DELTA, sequence_level),
+        Policy(loss_type, _BETA, _EPSILON, high, _DELTA, sequence_level, 1.0, corrects),
     )
     made = policy_loss(run.graph, run.float32(losses.reshape(1, -1)), batch, stats, policy)
     got_stats, got = run.run(stats, made)
@@ -84,11 +84,12 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool) -> None:
         if loss_type == "cispo":
             loss = -np.minimum(ratio, high) * wanted * logps
             apart = reference - logps
-            return (weights[of_rows] * (loss + _BETA * (np.exp(apart) - apart - 1))).sum()
+            divergence = (np.exp(apart) - apart - 1) * np.exp(logps - old)
+            return (weights[of_rows] * (loss + _BETA * divergence)).sum()
         mean_ratio = (means * (logps - old)).sum(axis=1)[of_rows] if sequence_level else None
         losses = policy_reference.token_losses(
             logps, old, reference, wanted, loss_type, _BETA, _EPSILON, high, _DELTA,
-            mean_ratio=mean_ratio,
+            mean_ratio=mean_ratio, corrects=corrects,
         )  # fmt: skip
         return (weights[of_rows] * losses).sum()
 
@@ -100,7 +101,7 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool) -> None:
     sums[:2] += total(logps), shares.sum()
     at = STATS_METRICS
     sums[at : at + 6] += (
-        (np.exp(apart) - apart - 1).sum(), low_clipped.sum(), high_clipped.sum(),
+        ((np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)).sum(), low_clipped.sum(), high_clipped.sum(),
         (low_clipped | high_clipped).sum(), len(rows), len(lengths),
     )  # fmt: skip
     if sequence_level:
