@@ -1,18 +1,18 @@
-# Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
+# Targets set themselves up: a virtual environment in .venv, and lavapipe if there is no GPU.
 .PHONY: help setup demo docs quick test test-full test-lowest test-browser lint bench campaign mutants clean
 
 help:
-	@echo "make demo    fine-tune the small model that ships with the project"
-	@echo "make docs    build the documentation's site, in build/site"
-	@echo "make quick   run the cheap tests, while developing; K=expression chooses among them"
-	@echo "make test    run the tests that a change must pass"
-	@echo "make test-full    run every case of every test, and the short campaigns"
-	@echo "make test-lowest    the same with the lowest versions of all dependencies"
-	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
-	@echo "make lint    ruff, mypy, the import rules, and whether every test can be collected"
-	@echo "make campaign    attack runs, files and texts for hours; ONLY=kills COUNT=50 SEED=7 for less"
-	@echo "make mutants    change one operator at a time and see which tests notice; COUNT=60 SEED=1"
-	@echo "make bench   time a step's parts on this machine"
+	@echo "make demo          fine-tune the small model that comes with the project"
+	@echo "make docs          build the documentation in build/site"
+	@echo "make quick         run the cheap tests, during development; K=EXPRESSION selects some"
+	@echo "make test          run the tests that a change must pass"
+	@echo "make test-full     run all cases of all tests, and the short campaigns"
+	@echo "make test-lowest   run make test with the lowest versions of all dependencies"
+	@echo "make test-browser  test the page in Firefox and Chromium, which it installs"
+	@echo "make lint          run ruff, mypy and import-linter, and collect all tests"
+	@echo "make campaign      attack runs, files and inputs for hours; ONLY=kills COUNT=50 SEED=7 for less"
+	@echo "make mutants       change one operator at a time, and see which tests fail; COUNT=60 SEED=1"
+	@echo "make bench         benchmark the parts of a step on this machine"
 
 setup:
 	@tools/setup.sh dev
@@ -25,15 +25,15 @@ docs:
 	@tools/setup.sh docs
 	.venv/bin/mkdocs build --strict
 
-# The ordinary tests with the lowest versions that pyproject.toml allows; `test` has the highest.
+# `make test` with the lowest versions that pyproject.toml allows; `test` has the highest.
 test-lowest: setup
 	.venv/bin/uv venv --quiet --allow-existing .venv-lowest
 	.venv/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e ".[dev]"
 	.venv-lowest/bin/python -m pytest tests --tier test -n 2 --dist worksteal
 
-# Three tiers (tests/support/tiers.py); the middle one is the gate, and may cost no more than this,
-# of which half are a software GPU's compiling, where no shader has been compiled before.
-export PYTHONDONTWRITEBYTECODE =  # modules are compiled once for all processes
+# Three tiers (tests/support/tiers.py). A change must pass the middle one, within this budget of CPU
+# seconds; a software GPU needs half of them to compile shaders for the first time.
+export PYTHONDONTWRITEBYTECODE =  # so that modules are compiled once for all processes
 PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
 BUDGET = 1900
 
@@ -46,7 +46,7 @@ test: setup
 test-full: setup
 	$(PYTEST) tests campaigns --tier full
 
-# Debian's packages where a browser is missing: some 200 MB.
+# Installs Debian's packages if a browser is missing: about 200 MB.
 test-browser: setup
 	command -v firefox-esr firefox >/dev/null || apt-get install -y firefox-esr
 	command -v chromium google-chrome >/dev/null || apt-get install -y chromium
@@ -64,8 +64,8 @@ bench: setup
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/quantize.py
 
-# Campaigns are scripts, or tests whose examples Hypothesis draws; all are run, whatever the ones
-# before find, but for those that need torch, which is not installed here.
+# Campaigns are scripts, or tests with examples drawn by Hypothesis. All are run, even after failures,
+# except those that need torch, which is not installed here.
 campaign: setup
 	@failed=; \
 	for name in $(or $(ONLY),$$(grep -lE "__main__|^@given" campaigns/*.py \
@@ -80,8 +80,8 @@ campaign: setup
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-# How sharp the tests are. TIERS="quick test full" goes on with what survives, which takes hours;
-# RESULTS=FILE keeps outcomes, so that a run that was stopped goes on.
+# Mutation testing. TIERS="quick test full" runs more tiers on mutants that survive, which takes hours;
+# RESULTS=FILE keeps outcomes, so that a stopped run can be resumed.
 mutants: setup
 	.venv/bin/python -m tools.mutants $(COUNT:%=--count %) $(SEED:%=--seed %) \
 		$(if $(TIERS),--tiers $(TIERS)) $(RESULTS:%=--results %)

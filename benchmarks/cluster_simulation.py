@@ -1,9 +1,9 @@
-"""What a cluster's scheduler makes of up to 1,000 unlike workers, and where a link ends it.
+"""Simulates a cluster of up to 1,000 heterogeneous workers and its network links.
 
 usage: python benchmarks/cluster_simulation.py [--seed S]
 
-Workers and links are drawn, events are simulated, and which worker gets which block is decided by
-the package's own ``Scheduler``. It needs no GPU, no network and less than a minute.
+Speeds and links are random, and blocks are assigned by the package's own ``Scheduler``. It needs no
+GPU and no network, and takes a few minutes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from qlora_wgpu.cluster.scheduler import Assignment, Scheduler
 
 WORKERS = (4, 30, 300, 1000)
 OWNERS_GIGABITS = (1, 10, 100)
-GIGABITS = (0.3, 1, 1, 2.5, 10)  # of workers, drawn evenly
-SPREAD = 0.5  # of the logarithm of workers' speeds: a sixth is slower than 0.6 of the median
-JITTER = 0.05  # of the logarithm of what blocks take one worker
+GIGABITS = (0.3, 1, 1, 2.5, 10)  # of workers, uniformly chosen
+SPREAD = 0.5  # std of the logarithm of speed: a sixth is slower than 0.6 of the median
+JITTER = 0.05  # standard deviation of the logarithm of a block's seconds
 DELAY = 0.001  # seconds
-LOST = 0.01  # of the workers in each step: half of them end, half of them are silent for a while
-NOTICED, BACK, SILENT = 10.0, 60.0, 40.0  # seconds until it is, until there is another, of silence
-BATCHED = 0.01  # of a micro-batch, whose answers the owner looks at together
+LOST = 0.01  # share of workers in each step: half of them crash, half are silent for a while
+NOTICED, BACK, SILENT = 10.0, 60.0, 40.0  # seconds to detection, replacement, end of silence
+BATCHED = 0.01  # of a micro-batch's seconds: results that the owner handles at once
 TOKENS = 1024
 
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained.
+    """The trained model.
 
     Attributes:
-        name: For the table.
-        megabytes: Of its adapter, and of each gradient.
-        seconds: Of a micro-batch on the median worker.
-        blocks: Micro-batches of a step for each worker.
+        name: Label in the table.
+        megabytes: Size of the adapter, and of each gradient.
+        seconds: Duration of a micro-batch on the median worker.
+        blocks: Micro-batches of a step per worker.
     """
 
     name: str
@@ -57,13 +57,13 @@ SMALL, LARGE = Model("8B", 168, 5.1), Model("8B, 8 × the tokens", 168, 41.0)
 
 @dataclass
 class Link:
-    """What carries one thing after the other, each way."""
+    """A link that transfers one message at a time."""
 
     gigabits: float
-    free: float = 0.0  # when what it carries is there
+    free: float = 0.0  # time at which its last transfer ends
 
     def carry(self, megabytes: float, now: float) -> float:
-        """When something is there that sets off now."""
+        """The time at which a transfer that is queued now ends."""
         self.free = max(now, self.free) + self.seconds(megabytes)
         return self.free
 
@@ -73,20 +73,20 @@ class Link:
 
 @dataclass
 class Worker:
-    """One that computes a block after the other."""
+    """A worker, which computes one block at a time."""
 
     speed: float
     link: Link
-    version: int = -1  # the step whose parameters it has
-    ready: float = 0.0  # when it has them
-    free: float = 0.0  # when it has computed what it was given
-    silent: float = 0.0  # until when no answer leaves it
-    is_there: bool = True
+    version: int = -1  # step of its parameters
+    ready: float = 0.0  # time at which it has them
+    free: float = 0.0  # time at which it has computed its blocks
+    silent: float = 0.0  # time until which it sends nothing
+    is_running: bool = True
 
 
 @dataclass
 class Cluster:
-    """Drawn workers, and what happens among them."""
+    """Random workers, and the queue of events."""
 
     rng: random.Random
     model: Model
@@ -114,7 +114,7 @@ class Cluster:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), kind, what))
 
     def step(self, number: int) -> float:
-        """Simulates a step; its seconds."""
+        """Simulates a step; returns its seconds."""
         began, batch = self.now, BATCHED * self.model.seconds
         self.scheduler.begin([TOKENS] * self.model.blocks * self.count)
         self._draw_losses()
@@ -122,7 +122,7 @@ class Cluster:
             for order in self.scheduler.next(self.now):
                 self._send(order, number)
             until = self.now + batch
-            if not self._events or self._events[0][0] > until:  # who is late?
+            if not self._events or self._events[0][0] > until:  # check for late blocks
                 until = self.now + max(0.2, self.model.seconds / 5)
                 until = min([until, *(event[0] + batch for event in self._events[:1])])
             while self._events and self._events[0][0] <= until:
@@ -139,7 +139,7 @@ class Cluster:
 
     def _lose(self, name: str) -> None:
         if name in self.workers:
-            self.workers[name].is_there = False
+            self.workers[name].is_running = False
             self._later(NOTICED, "notice", name)
             self._later(BACK, "replace", self.workers[name].speed)
 
@@ -155,7 +155,7 @@ class Cluster:
             self.workers[name].silent = self.now + SILENT
 
     def _send(self, order: Assignment, number: int) -> None:
-        """Parameters go first, once a step; then the block, whose answer waits for the link."""
+        """Sends parameters, once per step, and a block; schedules the end of its computation."""
         worker = self.workers[order.worker]
         if worker.version != number:
             worker.version = number
@@ -167,7 +167,7 @@ class Cluster:
 
     def _computed(self, what: tuple[Assignment, float]) -> None:
         worker = self.workers.get(what[0].worker)
-        if worker is None or not worker.is_there:
+        if worker is None or not worker.is_running:
             return
         if worker.silent > self.now:
             self._later(worker.silent - self.now, "computed", what)
@@ -181,7 +181,7 @@ class Cluster:
 
 
 def simulated(model: Model, count: int, gigabits: float, seed: int) -> tuple[float, float, Cluster]:
-    """Seconds of a step, its least by the workers' speeds, and the cluster; the first warms up."""
+    """Average seconds of a step after a warm-up, their minimum by speed, and the cluster."""
     cluster, steps = Cluster(random.Random(seed), model, count, gigabits), 3 if count < 300 else 1
     seconds = [cluster.step(number) for number in range(steps + 1)][1:]
     least = model.blocks * count * model.seconds / cluster.speed
@@ -189,10 +189,10 @@ def simulated(model: Model, count: int, gigabits: float, seed: int) -> tuple[flo
 
 
 def in_tree(megabytes: float, links: list[float], gigabits: float, fan: int) -> float:
-    """Seconds in which parameters go down a tree and sums come up.
+    """Seconds of sending parameters down a tree, and sums up.
 
-    The owner is its root, workers with fast links are next to it; whoever has sums of others adds
-    them to its own and sends one on.
+    The owner is the root, and workers with fast links are its neighbours. Each node adds up the
+    sums of its children and its own, and sends one.
     """
     nodes = [gigabits, *sorted(links, reverse=True)]
 
@@ -201,14 +201,14 @@ def in_tree(megabytes: float, links: list[float], gigabits: float, fan: int) -> 
         sent, slowest = 0.0, 0.0
         for child in children:
             sent += megabytes / 125 / min(nodes[place], nodes[child])
-            slowest = max(slowest, 2 * sent + both_ways(child))  # its sum comes in the same order
+            slowest = max(slowest, 2 * sent + both_ways(child))  # sums arrive in the same order
         return slowest
 
     return both_ways(0)
 
 
 def rows(seed: int) -> Iterator[list[str]]:
-    """The table's."""
+    """Yields the table's rows."""
     for model, count in itertools.product((SMALL, LARGE), WORKERS):
         traffic = model.megabytes * count * (model.blocks + 1) / 1000
         bare = Model("", 0.001, model.seconds, model.blocks)
@@ -223,7 +223,7 @@ def rows(seed: int) -> Iterator[list[str]]:
 
 
 def _with_link(model: Model, count: int, gigabits: float, seed: int, least: float) -> str:
-    """The efficiency; where gradients alone take ten times as long, its bound."""
+    """Utilization; only an upper bound if gradients take ten times as long as computing."""
     gradients = Link(gigabits).seconds(model.megabytes) * model.blocks * count
     if gradients > 10 * least:
         return f"under {_share(math.ceil(100 * least / gradients) / 100)}"

@@ -85,17 +85,18 @@ def _each(name: str, bases: str, refused: dict[str, str] | None = None, **more: 
 _EXPERTS = {"target_modules": r".*\.(q_proj|gate_proj|up_proj|down_proj)"}
 _TYING = {"ensure_weight_tying": True}
 _BOTH = ["lm_head", "embed_tokens"]
-_NO_PAGE = {"web": "is not trained in a browser"}
+_NO_PAGE = {"web": "is not supported in a browser"}
 _ONE_MATRIX = {"gguf_adapter": "embedding and head are one matrix"}
-_ALONE = {"second": "stands alone on its base", "serve": "stands alone on its base"}
-_NO_DORA = {"gguf_adapter": "is a DoRA adapter, which llama.cpp cannot apply"}
+_TOGETHER = "cannot be loaded together with others"
+_ALONE = {"second": _TOGETHER, "serve": _TOGETHER}
+_NO_DORA = {"gguf_adapter": "is a DoRA adapter, which llama.cpp does not support"}
 _NO_ROWS = {**_ALONE, **_NO_PAGE, "gguf_adapter": "has trained rows of the embedding"}
 _NOT_WHOLE = {**_ALONE, **_NO_PAGE, "gguf_adapter": "(modules_to_save), which llama.cpp's"}
 _CHANGES_BASE = {
-    "serve": "takes no other adapter", "web": "changes the base",
+    "serve": "no other adapter can be added", "web": "changes the base",
     "merge_nf4": "merge it into the original weights",
 }  # fmt: skip
-_BIASES = {"gguf_adapter": "taken for reading and merging alone"}
+_BIASES = {"gguf_adapter": "only inference and merging support"}
 
 
 def _whole(name: str, modules: list[str]) -> list[Kind]:

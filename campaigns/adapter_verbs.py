@@ -424,9 +424,9 @@ class Walk:
             timeout=300, check=False,
         )  # fmt: skip
         outcome_of(done)
-        beside = f"answers come from {self._beside()}" in done.stderr
+        beside = f"using {self._beside()}" in done.stderr
         told = [line for line in done.stderr.splitlines() if "adapter" in line]
-        alone = "stands alone" in done.stderr or "takes no other" in done.stderr
+        alone = "cannot be loaded together" in done.stderr or "no other adapter can" in done.stderr
         require(beside or alone, f"neither another adapter nor why not: {told[-1:]}")
         require(beside or "serve" in self.kind.refused, f"no other adapter: {told[-1:]}")
 

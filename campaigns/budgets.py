@@ -28,14 +28,15 @@ from safetensors.numpy import save_file
 from support.allocating import allocating_device
 
 from campaigns.support import Tally, campaign
-from qlora_wgpu import Config, Observer
-from qlora_wgpu.config.values import LEAST_ALONE
+from qlora_wgpu import Config
+from qlora_wgpu.config.values import MIN_WITHOUT_UNIT
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.runs.training import train
+from qlora_wgpu.training import Observer
 
 NEAR = 0.01  # of what is taken, how far the plan may be from it
 EVERY = 8  # trials, of which one is computed
@@ -96,8 +97,8 @@ def within_budgets(runs: Runs, rng: random.Random, times: int) -> str:
     if abs(planned - taken) > NEAR * taken:
         return f"without a budget {planned:,} bytes are planned and {taken:,} are taken"
     try:
-        runs.run(LEAST_ALONE)
-        return f"a budget of {LEAST_ALONE:,} bytes is enough"
+        runs.run(MIN_WITHOUT_UNIT)
+        return f"a budget of {MIN_WITHOUT_UNIT:,} bytes is enough"
     except OutOfMemoryError as err:
         told = re.search(r"at least ([\d,]+) MiB", str(err))
         if told is None or "\n" in str(err):
@@ -129,7 +130,7 @@ def same_bits(runs: Runs, rng: random.Random) -> str:
     if abs(planned - taken) > NEAR * taken:
         return f"computed, {planned:,} bytes are planned and {taken:,} are taken"
     share = rng.choice((0.0, rng.random(), 0.99))
-    budget = max(int(planned * share), LEAST_ALONE)
+    budget = max(int(planned * share), MIN_WITHOUT_UNIT)
     try:
         _, taken, waits, got = runs.run(budget)
     except OutOfMemoryError as err:

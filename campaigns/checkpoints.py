@@ -131,7 +131,7 @@ def _judge(
     """``harmless``: what may be used without a word, as long as the end is right."""
     passed = "is skipped" in outcome.text
     faults = outcome.faults()
-    if outcome.code == 2 and "goes on from" in outcome.text:
+    if outcome.code == 2 and "resumed from" in outcome.text:
         faults.append("gone on with, and failed")
     elif outcome.code == 2 and trial.contents() != before:
         faults.append("a refusal changed files")

@@ -87,9 +87,9 @@ def strangers(machines: Machines, tally: Tally) -> None:
     plain = machines.address.replace("tls", "tcp")
     for what, options, sentence in (
         ("foreign certificate", ["--certificates", foreign], "certificate of another cluster"),
-        ("no certificate", [], "needs certificates"),
+        ("no certificate", [], "requires certificates"),
         ("plain tcp", [], "anyone on the network could run code"),
-        ("plain tcp, allowed", ["--allow-plain-tcp"], "wants TLS"),
+        ("plain tcp, allowed", ["--allow-plain-tcp"], "requires TLS"),
     ):
         address = plain if "tcp" in what else machines.address
         log = what.replace(" ", "-")
@@ -137,7 +137,7 @@ def other_base(folder: Path) -> Path:
 
 
 def undisturbed(machines: Machines, tally: Tally, steps: int) -> None:
-    """A run without faults, in which the scheduler passes on what goes to one worker."""
+    """A run without faults, in which one worker's traffic passes through the scheduler."""
     for name in ("owner", WORKERS[0]):
         machines.net.isolate(name, isolated=True)
     process = machines.train("calm", f"train.max_steps={steps}")
@@ -156,7 +156,7 @@ def judge_shares(machines: Machines, tally: Tally) -> None:
     workers = [row.get("workers", {}) for row in map(json.loads, rows)]
     shares = {name: sum(w.get(name, {}).get("share", 0.0) for w in workers) for name in WORKERS}
     print("calm:", {name: round(share / len(workers), 2) for name, share in shares.items()})
-    if "the scheduler passes on" not in machines.log("calm"):
+    if "passes through the scheduler" not in machines.log("calm"):
         tally.fail("a worker behind a wall is not told of", machines.log("calm")[-2000:])
     elif min(shares.values()) <= 0:
         tally.fail("a worker behind a wall does nothing", str(shares))

@@ -34,9 +34,9 @@ from campaigns.drawn_models import met, write_model
 from campaigns.support import Tally, campaign
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import QLoRAError, UnsupportedModelError
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import find_file_type
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE as ARCHITECTURES
 

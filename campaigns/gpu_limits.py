@@ -73,7 +73,7 @@ def sentence(error: QLoRAError, allowed: Drawn) -> str:
     text = str(error)
     limits = [f"{value:,}" for value in allowed.offered.limits.values()]
     if allowed.workgroups < 65_535:
-        limits.append("has more elements than kernels can count")  # that many, squared
+        limits.append("has more elements than kernels support")  # that many, squared
     if "\n" in text or "Error" in text or not any(limit in text for limit in limits):
         return f"refused so: {type(error).__name__}: {text[:300]}"
     return ""

@@ -252,7 +252,7 @@ def grown(rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int)
         for text in texts
     ]
     for text, rows in zip(texts, exact, strict=True):
-        for token, told, logits in zip(text.ids, text.told, rows, strict=True):
+        for token, told, logits in zip(text.ids, text.token_logprobs, rows, strict=True):
             largest = np.abs(logits).max()
             likely = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
             found.logits = _worst(found.logits, abs(told.logprob - likely[token]) / largest)
@@ -261,7 +261,7 @@ def grown(rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int)
     rows = exact[texts.index(text)]
     alone = Engine(model, 1, capacity).add(text.prompt_ids, max_new_tokens=ADDED, logprobs=vocab)
     assert list(alone) == text.ids
-    for told, logits in zip(alone.told, rows, strict=True):
+    for told, logits in zip(alone.token_logprobs, rows, strict=True):
         likely = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
         ids, ours = (np.array(each) for each in zip(*told.top, strict=True))
         apart = np.abs(ours - likely[ids]).max()

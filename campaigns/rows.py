@@ -129,11 +129,11 @@ KINDS: dict[str, Make] = {
 _CHILD = """
 import resource, sys, time
 from support.tiny_tokenizer import tiny_tokenizer
-from qlora_wgpu.data import Preparation, load_dataset
+from qlora_wgpu.data import PreprocessConfig, load_dataset
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.visible import visible
 begin = time.process_time()
-how = Preparation(1024, chat_template=sys.argv[2] or "chatml")
+how = PreprocessConfig(1024, chat_template=sys.argv[2] or "chatml")
 try:
     print("works", len(load_dataset(sys.argv[1], tiny_tokenizer(), 1024, how=how)))
 except QLoRAError as err:

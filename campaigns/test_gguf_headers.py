@@ -17,8 +17,8 @@ from support.gguf_models import changed, folder_of, written
 
 from campaigns.strangers import Content, attempt, damaged
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
+from qlora_wgpu.checkpoint.gguf_tokenizer import tokenizer_files
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.model.pretrained import check_stored_shapes

@@ -21,8 +21,8 @@ from support.tiny_tokenizer import tiny_backend
 
 from campaigns.strangers import Content, attempt, changed, damaged
 from qlora_wgpu.checkpoint import write_safetensors
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.targets import lora_config

@@ -85,7 +85,7 @@ class Outcome:
     def gist(self) -> str:
         """What says how it went: warnings, errors, where it went on from, a traceback's end."""
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
-        words = ("warning: ", "error: ", "goes on from")
+        words = ("warning: ", "error: ", "resumed from")
         told = [line for line in lines if line.startswith(words)]
         frames = [line for line in lines if line.startswith("File ") and "qlora_wgpu/" in line]
         return " | ".join([*told[-4:], *frames[-1:], f"exit code {self.code}", *lines[-1:]])[:900]

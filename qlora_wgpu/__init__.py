@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qlora_wgpu.api import export, init, merge, push, quantize, train
     from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
     from qlora_wgpu.data import Dataset, Tokenizer, load_dataset
     from qlora_wgpu.errors import QLoRAError
@@ -14,15 +15,13 @@ if TYPE_CHECKING:
     from qlora_wgpu.generation.generate import generate
     from qlora_wgpu.runs import estimate, evaluate, open_adapter
     from qlora_wgpu.runs.reporting import RunHistory, read_log
-    from qlora_wgpu.shown import train
-    from qlora_wgpu.training import Observer, Step, Trainer, TrainResult
+    from qlora_wgpu.training import Step, Trainer, TrainerCallback, TrainResult
     from qlora_wgpu.version import __version__
 
 __all__ = [
     "Config",
     "Dataset",
     "LoraConfig",
-    "Observer",
     "QLoRAError",
     "QLoRAModel",
     "QuantConfig",
@@ -31,20 +30,27 @@ __all__ = [
     "Tokenizer",
     "TrainResult",
     "Trainer",
+    "TrainerCallback",
     "__version__",
     "estimate",
     "evaluate",
+    "export",
     "generate",
+    "init",
     "load_config",
     "load_dataset",
+    "merge",
     "open_adapter",
+    "push",
+    "quantize",
     "read_log",
     "register_family",
     "train",
 ]
 
-# Imported when they are asked for: a supervising process needs none of them.
+# Imported on first use: a supervising process needs none of them.
 _ROOMS = {
+    "api": ("export", "init", "merge", "push", "quantize", "train"),
     "config": ("Config", "LoraConfig", "QuantConfig", "load_config"),
     "data": ("Dataset", "Tokenizer", "load_dataset"),
     "errors": ("QLoRAError",),
@@ -52,8 +58,7 @@ _ROOMS = {
     "generation": ("QLoRAModel", "generate"),
     "runs.reporting": ("RunHistory", "read_log"),
     "runs": ("estimate", "evaluate", "open_adapter"),
-    "shown": ("train",),
-    "training": ("Observer", "Step", "TrainResult", "Trainer"),
+    "training": ("Step", "TrainResult", "Trainer", "TrainerCallback"),
     "version": ("__version__",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
@@ -68,4 +73,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The public names alone: for tab completion, modules are not part of the interface."""
+    return sorted(__all__)

@@ -1,7 +1,7 @@
 """``qlora-wgpu`` and ``python -m qlora_wgpu``.
 
-A command that opens a GPU or maps weights runs in a process of its own, which a crash of the
-driver may take away; what only tells of the program does not even import what supervises it.
+A command that opens a GPU or maps weights runs in a child process, which a driver may crash;
+``--help`` and ``--version`` do not even import the supervisor.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 import signal
 import sys
 
-_TELLING = (["--version"], ["--help"], ["-h"])
+_UNSUPERVISED = (["--version"], ["--help"], ["-h"])
 
 
 def main() -> None:
     """Runs a command and exits with its code."""
     try:
         _main()
-    except KeyboardInterrupt:  # before anything else can take it, while importing, too
+    except KeyboardInterrupt:  # while importing, too, before other code can handle it
         sys.exit(128 + signal.SIGINT)
 
 
 def _main() -> None:
-    from qlora_wgpu.supervision.journal import Journal
-    from qlora_wgpu.supervision.processes import let_through
+    from qlora_wgpu.supervision.child import Journal
+    from qlora_wgpu.supervision.processes import unblock_signals
     from qlora_wgpu.supervision.streams import replace_closed
 
-    let_through()
+    unblock_signals()
     replace_closed()
     journal = Journal.inherited()
-    if journal is None and sys.argv[1:] not in _TELLING:
+    if journal is None and sys.argv[1:] not in _UNSUPERVISED:
         from qlora_wgpu.supervision.parent import supervise
 
         if (code := supervise(sys.argv[1:])) is not None:

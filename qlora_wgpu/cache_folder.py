@@ -1,7 +1,7 @@
-"""The folder in which this package keeps what it can make again, and which is its user's alone.
+"""The user's private cache folder.
 
-What cannot be kept is made anew each time, and what is there counts only where it is whole and the
-user's own: no run ends, or computes otherwise, because of a cache.
+Everything in it can be computed again, and is used only if it is complete and belongs to the user:
+no run fails or computes something else because of the cache.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import platformdirs
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 
-_ASKS_FOR_IT = sys.platform in ("win32", "darwin")  # where not every platformdirs does
+_READS_XDG = sys.platform in ("win32", "darwin")  # where not every platformdirs does
 
 
 def folder_of_this_process(prefix: str) -> Path:
-    """A temporary folder that lasts as long as this process, for what no cache keeps."""
-    made = tempfile.TemporaryDirectory(prefix=prefix)
-    atexit.register(made.cleanup)  # which keeps it till then, and Python from warning of it
-    return Path(made.name)
+    """A temporary folder that is removed when this process ends."""
+    folder = tempfile.TemporaryDirectory(prefix=prefix)
+    atexit.register(folder.cleanup)  # also keeps it alive until then
+    return Path(folder.name)
 
 
 def cache_path(*names: str) -> Path:
-    """A path in the operating system's cache folder for this package; nothing is made there.
+    """A path in this package's cache folder, which is not created.
 
-    On Linux that is ``~/.cache/qlora-wgpu``. ``XDG_CACHE_HOME`` names another on every system.
+    On Linux that is ``~/.cache/qlora-wgpu``; ``XDG_CACHE_HOME`` changes it on every system.
     """
-    if _ASKS_FOR_IT and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
+    if _READS_XDG and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
         return Path(chosen, "qlora-wgpu", *names)
     try:
         root = platformdirs.user_cache_dir("qlora-wgpu", appauthor=False)
@@ -45,14 +45,13 @@ def cache_path(*names: str) -> Path:
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Makes a folder of the cache. Nobody else may look into the cache: it holds users' data.
+    """Creates a folder of the cache, which only the user may read: it holds users' data.
 
-    Raises:
-        OSError: If it cannot be made, or is not the user's.
+    Raises an OSError if it cannot be created, or the cache belongs to another user.
     """
     root = cache_path()
-    if not root.is_absolute():  # where there is no home folder
-        raise OSError("it is no absolute path")
+    if not root.is_absolute():  # without a home folder
+        raise OSError("it is not an absolute path")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(root)
     with suppress(OSError):  # a file system without permissions
@@ -61,7 +60,7 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether something in the cache is there and belongs to the user alone, as its folder does."""
+    """Whether something in the cache exists and belongs to the user, like the cache itself."""
     try:
         _check_owner(cache_path())
         _check_owner(path)
@@ -77,7 +76,7 @@ def _check_owner(path: Path) -> None:
 
 
 def cache_problem() -> str | None:
-    """The sentence for a cache that keeps nothing; None where it does."""
+    """A warning if the cache cannot be written to, or None."""
     folder = cache_path("data")
     try:
         make_cache_folder(folder)
@@ -87,14 +86,14 @@ def cache_problem() -> str | None:
     except OSError as err:
         return (
             f"the cache folder {cache_path()} cannot be used ({err.strerror or err}): prepared "
-            "data, timings and checks are made anew by every run; XDG_CACHE_HOME names another "
-            "folder"
+            "data, timings and checks are computed again by every run; set XDG_CACHE_HOME to "
+            "another folder"
         )
     return None
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of the cache; None where there is none that can be read."""
+    """The contents of a JSON file in the cache; None if it cannot be read."""
     if not is_own(path):
         return None
     try:

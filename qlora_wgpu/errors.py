@@ -1,19 +1,24 @@
-"""The exception tree: every failure a user can cause or meet is one of these.
+"""The exceptions of this package, and what their messages are made of.
 
-Each message is one sentence that says what is wrong, where, and what to do. The command line
-prints it without a traceback and exits with ``exit_code``.
+Every failure that a user can cause or meet raises one. Each message is one sentence that says what
+is wrong, where, and what to do. The command line prints it without a traceback and exits with
+``exit_code``.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import reprlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any
 
 ERROR = 2  # exit code of every failure that a sentence explains
-LOST = 75  # the device was lost, and the process could still say so
+LOST = 75  # exit code of a process whose device was lost
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2
@@ -29,7 +34,7 @@ class QLoRAError(Exception):
 
 
 class QLoRAWarning(UserWarning):
-    """What a run would tell an observer, where it has none."""
+    """A warning of a run that has no observer."""
 
 
 class ConfigError(QLoRAError):
@@ -37,7 +42,7 @@ class ConfigError(QLoRAError):
 
 
 class DataError(QLoRAError):
-    """A data set cannot be read or has nothing to learn from."""
+    """A data set cannot be read, or has no tokens to train on."""
 
 
 class TokenizerError(QLoRAError):
@@ -53,19 +58,19 @@ class WeightFileError(CheckpointError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """A model asks for something this package does not compute."""
+    """A model uses something that this package does not support."""
 
 
 class DeviceError(QLoRAError):
-    """No usable GPU, or the device cannot do what is asked of it."""
+    """No usable GPU, or the device does not support an operation."""
 
 
 class OutOfMemoryError(DeviceError):
-    """The device has not enough memory, or a tensor or a loop exceeds one of its limits."""
+    """The device has too little memory, or a tensor or a loop exceeds one of its limits."""
 
 
 class DeviceLostError(DeviceError):
-    """The GPU stopped working in the middle; a process of its own may open it again."""
+    """The GPU was lost; another process may be able to open it again."""
 
     exit_code = LOST
 
@@ -75,15 +80,15 @@ class ShapeError(QLoRAError):
 
 
 class TrainingError(QLoRAError):
-    """Training cannot go on, for instance because the loss is no longer finite."""
+    """Training cannot continue, for instance because the loss is not finite."""
 
 
 class CallbackError(TrainingError):
-    """A function that a run was given has failed; its own error is the cause."""
+    """A callback or observer of a run failed; its exception is the cause."""
 
 
 class ClusterError(QLoRAError):
-    """Workers, their scheduler, or the way to them fail."""
+    """Workers, their scheduler, or the connection to them failed."""
 
 
 _command: ContextVar[str] = ContextVar("command", default="")
@@ -91,11 +96,7 @@ _command: ContextVar[str] = ContextVar("command", default="")
 
 @contextmanager
 def on_command_line(typed: str) -> Iterator[None]:
-    """While it is entered, messages name options as the command line does.
-
-    Args:
-        typed: The whole command.
-    """
+    """Within it, messages name options as the command line does; ``typed`` is the whole command."""
     token = _command.set(typed)
     try:
         yield
@@ -104,16 +105,14 @@ def on_command_line(typed: str) -> Iterator[None]:
 
 
 def command() -> str:
-    """The command that is being run; empty in a Python program."""
+    """The command that is running; empty in a Python program."""
     return _command.get()
 
 
 def option(name: str, value: object = True) -> str:
-    """An option for a message, as its reader gives it: ``--resume``, or ``resume=True`` in Python.
+    """An option in a message: ``--resume`` on the command line, ``resume=True`` in Python.
 
-    Args:
-        name: As Python has it.
-        value: What Python gives it; ``...`` where that is the reader's.
+    ``name`` is the parameter in Python, and ``value`` its value there, or ``...`` for any.
     """
     if command():
         return f"--{name.replace('_', '-')}"
@@ -121,10 +120,61 @@ def option(name: str, value: object = True) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value of a foreign file for a message: its ``repr``, of bounded length and depth."""
+    """A value from a user's file in a message: its ``repr`` with bounded length and depth."""
     return _BRIEF.repr(value)
 
 
 def reason(err: Exception) -> str:
-    """Why something failed, in the system's words: without the number and name that it adds."""
+    """An error's message, without the number and path that the system adds."""
     return getattr(err, "strerror", None) or str(err)
+
+
+# ---- commands in messages ------------------------------------------------------------------------
+
+_PLAIN = re.compile(r"[\w./\\:=+~-]+")  # in cmd.exe and PowerShell
+_BEFORE_A_QUOTE = re.compile(r'(\\*)("|$)')  # where backslashes are special
+
+
+def shell_word(word: str, *, windows: bool = os.name == "nt") -> str:
+    """A word, quoted if necessary; cmd.exe only knows double quotes."""
+    if not windows:
+        return shlex.quote(word)
+    if _PLAIN.fullmatch(word):
+        return word
+    escaped = _BEFORE_A_QUOTE.sub(lambda m: m[1] * 2 + (r"\"" if m[2] else ""), word)
+    return f'"{escaped}"'
+
+
+def shell_command(words: Iterable[str], *, windows: bool = os.name == "nt") -> str:
+    """A command, its words quoted if necessary."""
+    return " ".join(shell_word(word, windows=windows) for word in words)
+
+
+# ---- missing packages ----------------------------------------------------------------------------
+
+# Messages name the packages, never the project with an extra: until the project is published,
+# anybody could register its name on an index.
+EXTRAS = {
+    "parquet": ("pyarrow>=15",),
+    "tensorboard": ("tensorboard>=2.15",),
+    "wandb": ("wandb>=0.17",),
+    "trackio": ("trackio>=0.43",),
+    "cluster": ("distributed>=2024.8", "cryptography>=42"),
+    "serve": ("starlette>=0.40", "uvicorn>=0.30"),
+    "dawn": ("wgpudawn>=0.32.0.4,<0.33",),
+}
+_NEEDED_BY = {"cluster": "clusters", "serve": "serve"}
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra's packages, quoted for any shell."""
+    return " ".join(("pip install", *(f'"{each}"' for each in EXTRAS[extra])))
+
+
+def require_extra(extra: str) -> None:
+    """Raises a ConfigError with the command that installs an extra's missing packages."""
+    names = [requirement.partition(">")[0] for requirement in EXTRAS[extra]]
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        needed = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required"
+        raise ConfigError(f"{needed} for {_NEEDED_BY[extra]}: {install_command(extra)}")

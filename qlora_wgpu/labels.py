@@ -1,3 +1,3 @@
-"""Labels of tokens, as Hugging Face's models and trainers have them."""
+"""Labels of tokens, as in Hugging Face's models and trainers."""
 
-IGNORE_INDEX = -100  # the label of a token that is not learnt
+IGNORE_INDEX = -100  # the label of tokens that the loss is not taken on

@@ -1,7 +1,7 @@
-"""Limits of what is read from outside; tools/reference.py writes them into docs/limits.md.
+"""Limits of inputs; tools/reference.py writes them into docs/limits.md.
 
-They are far above what real models, data and runs have, and low enough that a file which is
-damaged, or made to do harm, costs neither minutes nor gigabytes.
+They are far above what real models, data and runs need, and low enough that a damaged or malicious
+file costs neither minutes nor gigabytes.
 """
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

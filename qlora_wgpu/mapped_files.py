@@ -1,7 +1,7 @@
-"""Files as arrays, which the system reads when they are looked at.
+"""Memory-mapped files as arrays.
 
-Their pages count as the system's once they are let go of. A file that becomes shorter while it is
-mapped ends the process that looks at what is gone, so that is asked first.
+Released pages count as the system's memory. Reading beyond the end of a file that was truncated
+while it is mapped would kill the process, so its size is checked first.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import WeightFileError
-from qlora_wgpu.supervision.journal import TruncatedFile
+from qlora_wgpu.supervision.child import TruncatedFile
 
-_HASHED = 1 << 24  # bytes that are hashed at a time
+_HASH_BYTES = 1 << 24  # hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
 map_listeners: list[Callable[[str, int], None]] = []
-"""Called with path and size of each file that is mapped."""
+"""Called with the path and size of each file that is mapped."""
 
 
 def map_file(path: Path, file: BufferedReader, offset: int = 0) -> npt.NDArray[np.uint8]:
-    """The bytes of an open file from ``offset`` on, read when they are looked at.
+    """The bytes of an open file from ``offset``, of which there must be at least one.
 
-    There must be one, and none may go while they are mapped: how many there are is remembered.
+    The file's size is recorded for ``check_not_truncated``.
     """
     mapped = np.memmap(file, np.uint8, "r", offset=offset).view(np.ndarray)
     mapping = _map_of(mapped)
@@ -43,14 +43,8 @@ def map_file(path: Path, file: BufferedReader, offset: int = 0) -> npt.NDArray[n
     return mapped
 
 
-def require_whole(array: npt.NDArray[Any]) -> None:
-    """Sees that a mapped array's file is as long as it was; nothing for an array in memory.
-
-    The system ends a process that looks at what a file no longer has.
-
-    Raises:
-        WeightFileError: If it is shorter.
-    """
+def check_not_truncated(array: npt.NDArray[Any]) -> None:
+    """Raises a WeightFileError if a mapped array's file has become shorter."""
     mapping = _map_of(array)
     if mapping is None or mapping not in _maps:
         return
@@ -60,48 +54,45 @@ def require_whole(array: npt.NDArray[Any]) -> None:
 
 
 def read_now(array: npt.NDArray[Any]) -> None:
-    """Waits until the system has read all of a mapped array's pages."""
+    """Reads all pages of a mapped array."""
     int(array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE].sum())
 
 
 def path_of(array: npt.NDArray[Any]) -> str | None:
-    """The file that an array is mapped from."""
+    """The file that an array is mapped from, or None."""
     mapping = _map_of(array)
     return None if mapping is None or mapping not in _maps else _maps[mapping][0]
 
 
 def is_mapped(array: npt.NDArray[Any]) -> bool:
-    """Whether an array's bytes are a file's, which the system reads when they are looked at."""
+    """Whether an array is mapped from a file."""
     return _map_of(array) is not None
 
 
-def expect(array: npt.NDArray[Any]) -> None:
-    """Lets the system read a mapped array ahead; nothing for one in memory."""
+def prefetch(array: npt.NDArray[Any]) -> None:
+    """Lets the system read a mapped array ahead."""
     _advise(array, "MADV_WILLNEED")
 
 
-def let_go(array: npt.NDArray[Any]) -> None:
-    """Takes a mapped array's pages out of this process's memory; they can be looked at again.
-
-    The system keeps them for as long as it has room, and counts them as its own.
-    """
+def release_pages(array: npt.NDArray[Any]) -> None:
+    """Removes a mapped array's pages from this process's memory; they are read again on access."""
     _advise(array, "MADV_DONTNEED")
 
 
 def pieces(array: npt.NDArray[Any], size: int) -> Iterator[npt.NDArray[Any]]:
-    """The elements of an array so many at a time, each piece let go of before the next."""
+    """An array's elements, ``size`` at a time; each piece is released before the next."""
     flat = array.reshape(-1)
     for begin in range(0, flat.size, size):
         piece = flat[begin : begin + size]
-        require_whole(piece)
+        check_not_truncated(piece)
         yield piece
-        let_go(piece)
+        release_pages(piece)
 
 
-def sha256(array: npt.NDArray[np.uint8], about: bytes = b"") -> hashlib._Hash:
-    """A hash over bytes that may be a file's, and before them over what is said of them."""
-    digest = hashlib.sha256(about)
-    for piece in pieces(array, _HASHED):
+def sha256(array: npt.NDArray[np.uint8], prefix: bytes = b"") -> hashlib._Hash:
+    """A hash over ``prefix`` and an array's bytes."""
+    digest = hashlib.sha256(prefix)
+    for piece in pieces(array, _HASH_BYTES):
         digest.update(piece.data)
     return digest
 
@@ -119,5 +110,5 @@ def _advise(array: npt.NDArray[Any], advice: str) -> None:
         return
     begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
     first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError):  # advice that the system does not take
+    with suppress(OSError):  # the system does not support it
         mapped.madvise(getattr(mmap, advice), first, begin + array.nbytes - first)

@@ -1,3 +1,3 @@
-"""This package's version: pyproject.toml reads it here, and a bare checkout has it, too."""
+"""This package's version, which pyproject.toml reads."""
 
 __version__ = "0.1.0"

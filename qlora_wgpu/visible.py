@@ -1,4 +1,4 @@
-"""Text of others, such as data, names and what a model says, for a terminal or a page."""
+"""Untrusted text, such as data, names and generated text, for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from qlora_wgpu.limits import MAX_QUOTED
 
-# What a terminal or a browser obeys instead of showing it: C0 but tab and line feed, DEL and C1,
-# marks that change the direction of writing, other ends of lines; half characters, which cannot be
-# written; and characters that no glyph shows but a model reads.
-_OBEYED = re.compile(
+# Characters that a terminal or a browser interprets: C0 except tab and line feed, DEL and C1,
+# direction marks, other line ends; surrogates, which cannot be encoded; and characters that are
+# invisible to users, but not to a model
+_CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -24,32 +24,32 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WAND
 
 
 def visible(text: str) -> str:
-    r"""Text whose control characters are shown, as ``\x1b``, instead of obeyed.
+    r"""Text with control characters escaped, as ``\x1b``, except tabs and line feeds.
 
-    Tabs and line feeds stay. Every character is replaced by itself, so a text may come in parts.
+    Each character is escaped by itself, so text can be passed in parts.
     """
-    return _OBEYED.sub(_escape, text)
+    return _CONTROL.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    r"""Visible text with its line feeds and tabs shown, too, as ``\n`` and ``\t``."""
+    r"""Visible text with tabs and line feeds escaped, too, as ``\t`` and ``\n``."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def without_empty_lines(text: str) -> str:
-    """Text with one empty line where several follow each other, and none around it."""
+    """Text with runs of empty lines collapsed, and without leading and trailing ones."""
     return _EMPTY_LINES.sub("\n\n", text).strip("\n")
 
 
 def quoted(value: object) -> str:
-    """What the user wrote, for a message: in quotes, on one line, and cut where it is long."""
+    """A user's value in a message: quoted, on one line, and truncated."""
     text = value if isinstance(value, str) else repr(value)
     cut = text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…"
     return f"'{one_line(cut)}'"
 
 
 def without_secrets(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Text without the tokens of the user's accounts, which messages of others may hold."""
+    """Text with the user's access tokens masked, which other libraries' messages may contain."""
     for name in _SECRETS:
         value = environ.get(name, "").strip()
         if len(value) >= 8:
@@ -58,9 +58,9 @@ def without_secrets(text: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def visible_json(value: Any) -> str:
-    """A value as JSON on one line, which a terminal shows and a program reads as it is."""
+    """A value as a line of JSON that is safe to print."""
     text = json.dumps(value, ensure_ascii=False)
-    return _OBEYED.sub(lambda match: _utf16_escapes(match[0]), text)
+    return _CONTROL.sub(lambda match: _utf16_escapes(match[0]), text)
 
 
 def _escape(match: re.Match[str]) -> str:

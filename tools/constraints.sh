@@ -1,6 +1,6 @@
 #!/bin/sh
-# Writes constraints/VERSION.txt: for each version of Python, one set of versions of all that the
-# project and its extras take, on every system. CI and the image install these.
+# Writes constraints/VERSION.txt: for each version of Python, the versions of all dependencies of the
+# project and its extras, for every system. CI and the image install these.
 # usage: tools/constraints.sh [VERSION ...]
 set -eu
 cd "$(dirname "$0")/.."

@@ -71,31 +71,30 @@ messages.""",
 >>> with model.adapter_off():
 ...     print(model.generate(question, max_new_tokens=24))
 >>> model""",
-    """## An observer
+    """## Callbacks
 
-It is told of every event of a run, and may stop it. A stopped run can go on.""",
-    """>>> class Enough(qlora_wgpu.Observer):
-...     def evaluation(self, row):
-...         if row["eval_loss"] < 3.8:
-...             self.stop_run("the held-out loss is low enough")
+A `TrainerCallback` watches a run, and can stop it. A stopped run can be resumed.""",
+    """>>> class Enough(qlora_wgpu.TrainerCallback):
+...     def on_evaluate(self, step):
+...         if step.eval_loss < 3.8:
+...             step.stop("the held-out loss is low enough")
 ...
 ...
 >>> few = {"dir": folder / "stopped", "max_steps": steps, "eval_steps": 1, "quiet": True}
->>> stopped = qlora_wgpu.train(demo / "demo.yaml", Enough(), **few)
+>>> stopped = qlora_wgpu.train(demo / "demo.yaml", callbacks=[Enough()], **few)
 >>> print(stopped.steps, "steps:", stopped.stop_reason)
 >>> whole = qlora_wgpu.train(demo / "demo.yaml", resume=True, **few)
 >>> print(whole.steps, "steps:", whole.stop_reason)""",
-    """## Steps
-
-Functions are called between steps, and may stop, save and evaluate the run and change its learning
-rate. A `Trainer`'s `steps()` are a loop of your own.""",
-    """>>> def halve(step):
-...     if step.step == 2:
-...         step.scale_learning_rate(0.5)
+    """A `Step` also saves and evaluates the run, and changes its learning rate. A loop of your own
+over steps is `Trainer.steps()`.""",
+    """>>> class Halve(qlora_wgpu.TrainerCallback):
+...     def on_step_end(self, step):
+...         if step.step == 2:
+...             step.scale_learning_rate(0.5)
 ...
 ...
 >>> slower = {"dir": folder / "slower", "max_steps": 4, "eval_steps": 0, "quiet": True}
->>> _ = qlora_wgpu.train(demo / "demo.yaml", on_step=halve, logging_steps=1, **slower)
+>>> _ = qlora_wgpu.train(demo / "demo.yaml", callbacks=[Halve()], logging_steps=1, **slower)
 >>> halved = qlora_wgpu.read_log(folder / "slower").rows
 >>> [row["learning_rate"] for row in halved if "loss" in row]""",
     """## Its parts

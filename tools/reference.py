@@ -1,7 +1,7 @@
 """Writes docs/configuration.md, docs/cli.md and the tables of docs/limits.md from the code.
 
 usage: python tools/reference.py           writes all
-       python tools/reference.py --check   fails where one is not what it would write
+       python tools/reference.py --check   fails if one is out of date
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 from qlora_wgpu import limits
 from qlora_wgpu.cli import commands
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.section import summary
 
 DOCS = Path(__file__).parents[1] / "docs"
 _NOTE = "<!-- Written by tools/reference.py: change the {} and run it again. -->\n"
@@ -37,11 +38,11 @@ def configuration() -> str:
     )
     for section, field in Config.model_fields.items():
         model = field.annotation
-        lines.append(f"## {section}\n\n{field.description}\n")
+        lines.append(f"## {section}\n\n{summary(model)}\n")
         lines.append("| key | default | meaning |\n|---|---|---|")
         for key, leaf in model.model_fields.items():
             default = "required" if leaf.is_required() else f"`{_shown(leaf.get_default())}`"
-            meaning = (leaf.description or "").replace("|", "\\|")
+            meaning = " ".join((leaf.description or "").split()).replace("|", "\\|")
             lines.append(f"| `{section}.{key}` | {default} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
@@ -62,9 +63,9 @@ def command_line() -> str:
     """Every command's help, as it prints it."""
     lines = [_NOTE.format("commands, qlora_wgpu/cli,"), "# Commands\n"]
     lines.append(
-        "Each command ends with exit code 0, or with 2 and one sentence on what is wrong, where,\n"
-        "and what to do. One that is stopped ends with 128 and the signal's number: 130 after\n"
-        "Ctrl-C, which is the usual end of `chat` and of `web --serve` and is 0 there.\n"
+        "A command exits with 0 on success, and with 2 after an error, which is one sentence on\n"
+        "what is wrong, where, and what to do. A command that is stopped exits with 128 plus the\n"
+        "signal's number, such as 130 after Ctrl-C; `chat` and `web --serve` then exit with 0.\n"
     )
     verbs = deepcopy(commands)
     parent = click.Context(verbs, info_name="qlora-wgpu", **verbs.context_settings)

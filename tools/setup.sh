@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv with this project in it, and sees to it that a GPU with Vulkan is there.
+# Creates .venv with this project, and makes sure that there is a GPU with Vulkan.
 # usage: tools/setup.sh [pip extras, such as dev]
 set -eu
 cd "$(dirname "$0")/.."
@@ -11,14 +11,14 @@ as_root() {
     elif command -v sudo >/dev/null 2>&1; then
         sudo "$@"
     else
-        echo "error: '$*' needs root: run it as root, or install sudo" >&2
+        echo "error: '$*' requires root: run it as root, or install sudo" >&2
         exit 2
     fi
 }
 
 apt_install() {
     if ! command -v apt-get >/dev/null 2>&1; then
-        echo "error: please install with your system's package manager: $*" >&2
+        echo "error: install with your system's package manager: $*" >&2
         exit 2
     fi
     as_root apt-get update -qq
@@ -29,7 +29,7 @@ new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
-# The system's own may be older than another that is there.
+# The system's Python may be older than another one.
 python=
 for name in python3.11 python3 python3.12 python3.13 python3.14; do
     if command -v "$name" >/dev/null 2>&1 && new_enough "$name"; then
@@ -42,14 +42,14 @@ if [ -z "$python" ] && ! command -v python3 >/dev/null 2>&1; then
     python=python3
 fi
 if [ -z "$python" ] || ! new_enough "$python"; then
-    echo "error: Python 3.11 or newer is needed, found $(python3 --version)" >&2
+    echo "error: Python 3.11 or later is required, found $(python3 --version)" >&2
     exit 2
 fi
 
-# A virtual environment knows its folder's path: where that was moved or copied, the one made there is made anew.
+# A virtual environment contains its path: it is created again if the folder was moved or copied.
 here=$(pwd -P)
 if [ ! -x .venv/bin/python ] || [ "$(cat .venv/.made-in 2>/dev/null || echo "$here")" != "$here" ]; then
-    # Debian's python3 comes without venv's own parts.
+    # Debian's python3 lacks parts of venv.
     "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install python3-venv
     "$python" -m venv --clear .venv
     echo "$here" >.venv/.made-in
@@ -61,15 +61,15 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     touch "$stamp"
 fi
 
-# doctor fails where there is no usable GPU; the WebGPU library itself may lack libvulkan.
+# doctor fails if there is no usable GPU; the WebGPU library itself may lack libvulkan.
 if ! .venv/bin/qlora-wgpu doctor >/dev/null 2>&1; then
     echo "no GPU with Vulkan found: installing lavapipe (mesa-vulkan-drivers)"
     apt_install mesa-vulkan-drivers libvulkan1
-    .venv/bin/qlora-wgpu doctor >/dev/null  # says on stderr what is missing
+    .venv/bin/qlora-wgpu doctor >/dev/null  # reports on stderr what is missing
 fi
 
-# The tests ask RADV, the compiler for AMD's cards, what it makes of the kernels, on any machine.
+# The tests compile kernels with RADV, the driver for AMD's GPUs, on any machine.
 if [ "$extras" = dev ] && [ "$(uname)" = Linux ] && ! ls /usr/share/vulkan/icd.d/radeon_icd*.json >/dev/null 2>&1; then
-    echo "no RADV found: installing it (mesa-vulkan-drivers)"
+    echo "RADV not found: installing it (mesa-vulkan-drivers)"
     apt_install mesa-vulkan-drivers libvulkan1
 fi

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Tries a wheel as somebody who has nothing else: an empty environment, no checkout to import from,
-# doctor, and two steps of the demo.
+# Tests a wheel in an empty environment, without a checkout: doctor, and two steps of the demo.
 # usage: tools/try_wheel.sh WHEEL
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)

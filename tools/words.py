@@ -51,7 +51,7 @@ INSTEAD = {
     r"thought to be": "assumed",
     r"heed(s|ed)?|insists?": "respect, require",
 }
-_OLD = re.compile(rf"(?<![\w-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
+_OLD = re.compile(rf"(?<![\w</.-])({'|'.join(INSTEAD)})(?![\w-])", re.IGNORECASE)
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 
@@ -74,7 +74,7 @@ def _search(path: Path, line: int, text: str) -> Iterator[Found]:
 def in_python(path: Path) -> Iterator[Found]:
     """Old words in the strings and docstrings of a module."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield from _search(path, node.lineno, _CODE.sub(" ", node.value))
 
 

@@ -1,1 +1,1 @@
-"""Measuring: steps, kernels and the GPU's own ceilings. Nothing else imports it but the CLI."""
+"""Benchmarks of training steps and kernels, against the GPU's measured peak."""

@@ -1,4 +1,4 @@
-"""The whole measurement of one workload on one device, summed up by kernel."""
+"""A benchmark of one workload on one device, with times by kernel."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from qlora_wgpu.training.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class KernelTime:
-    """All launches of one label in a step."""
+    """Time of all launches of one kernel in a step."""
 
     label: str
     launches: int
-    seconds: float  # of all launches, each timed by itself
-    share: float  # of the seconds of all kernels; 0 where the clock saw none
-    flops: int  # floating-point operations, of products only
-    nbytes: int  # bytes of the tensors they bind, each counted once a launch
+    seconds: float  # of all launches, each timed alone
+    share: float  # of the time of all kernels; 0 if the clock is too coarse
+    flops: int  # floating-point operations, of matrix products only
+    nbytes: int  # bytes of the bound tensors, counted once per launch
     on_matrix_units: bool = False
 
     @property
     def flops_per_second(self) -> float:
-        """Achieved operations; 0 where the clock was too coarse."""
+        """Achieved operations per second; 0 if the clock is too coarse."""
         return self.flops / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Achieved bytes; 0 where the clock was too coarse."""
+        """Achieved bytes per second; 0 if the clock is too coarse."""
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     def flops_ceiling(self, ceilings: Ceilings) -> float:
-        """The most operations a second of the units that it runs on."""
-        most = ceilings.matrix_flops_per_second if self.on_matrix_units else 0.0
-        return most or ceilings.flops_per_second
+        """Peak operations per second of the units that the kernel runs on."""
+        peak = ceilings.matrix_flops_per_second if self.on_matrix_units else 0.0
+        return peak or ceilings.flops_per_second
 
     def of_nearest(self, ceilings: Ceilings) -> tuple[str, float]:
-        """The ceiling that it is nearest to, ``"operations"`` or ``"bytes"``, and its share."""
+        """The ceiling it is closest to, ``"operations"`` or ``"bytes"``, and the fraction of it."""
         shares = {
             "operations": self.flops_per_second / self.flops_ceiling(ceilings),
             "bytes": self.bytes_per_second / ceilings.bytes_per_second,
@@ -67,7 +67,7 @@ class KernelTime:
         return max(shares.items(), key=lambda pair: pair[1])
 
     def to_json(self, ceilings: Ceilings) -> dict[str, Any]:
-        """All figures, rates included, beside the GPU's ceilings."""
+        """All values, with rates and fractions of the GPU's ceilings."""
         row = {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
         nearest, share = self.of_nearest(ceilings)
         return {
@@ -80,7 +80,7 @@ class KernelTime:
 
 
 def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelTime]:
-    """One row per label, the slowest first."""
+    """One row per kernel, the slowest first."""
     total = sum(seconds)
     rows: dict[str, list[tuple[Launch, float]]] = {}
     for launch, took in zip(launches, seconds, strict=True):
@@ -102,35 +102,35 @@ def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelT
     return sorted(table, key=lambda row: -row.seconds)
 
 
-_ROUNDS = 3  # of each launch, of which the best counts
+_ROUNDS = 3  # timings of each launch, of which the best counts
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The results of a measurement."""
+    """The results of a benchmark."""
 
     workload: Workload  # the training steps that ran
     device: Device
     ceilings: Ceilings
-    load_seconds: float  # from an open device to a model with all weights on it
+    load_seconds: float  # from an open device until all weights are on it
     prepare_seconds: float  # tracing, planning, compiling and binding the step
-    compile_seconds: float  # the part of it in which the driver compiled
-    gaps: Gaps  # the overhead of launches
+    compile_seconds: float  # of these, the driver's compilation
+    gaps: Gaps  # overhead of launches
     steps: StepTimes
-    flops_per_step: int  # operations of a step's products
-    kernels: list[KernelTime] | None  # by label, the slowest first; None without timestamps
-    planned: Counter[str]  # bytes on the device by kind, as planned from config.json
+    flops_per_step: int  # operations of a step's matrix products
+    kernels: list[KernelTime] | None  # the slowest first; None without timestamps
+    planned: Counter[str]  # planned bytes of GPU memory, by kind
     peak_bytes: int
     adapter_parameters: int
 
     @property
     def tokens_per_step(self) -> int:
-        """Positions of a micro-batch."""
+        """Tokens of a micro-batch, with padding."""
         return self.workload.batch * self.workload.seq
 
     @property
     def work_seconds(self) -> float | None:
-        """Time of a step's launches, without what timestamps show of launches that do nothing."""
+        """Time of a step's launches, minus what timestamps show for empty launches."""
         if self.kernels is None:
             return None
         return sum(max(row.seconds - row.launches * self.gaps.timed, 0.0) for row in self.kernels)
@@ -144,7 +144,7 @@ class Measurement:
 def measure(
     workload: Workload, device: Device, progress: Callable[[str], None] = lambda text: None
 ) -> Measurement:
-    """Loads, compiles, trains, and then times every launch by itself."""
+    """Loads, compiles, trains, and then times every launch alone."""
     planned = workload.planned_memory(device)
     progress("measuring the GPU's ceilings")
     ceilings, gaps = measure_ceilings(device), measure_gaps(device)
@@ -171,7 +171,7 @@ def measure(
         kernels = time_kernels(model, optimizer, workload.batch, workload.seq, _ROUNDS)
     peak = device.memory.peak
     progress("measuring the GPU's ceilings again")
-    # Another program may have taken its part of the machine the first time.
+    # Another program may have slowed the first measurement down.
     with contextlib.suppress(OutOfMemoryError):
         ceilings = ceilings.higher(measure_ceilings(device))
     return Measurement(
@@ -194,7 +194,7 @@ def measure(
 def time_kernels(
     model: QLoRAModel, optimizer: Optimizer, batch: int, seq: int, rounds: int
 ) -> list[KernelTime]:
-    """Times each launch of a micro-batch and its update by itself, which trains the adapter."""
+    """Times each launch of a micro-batch and its update alone, which trains the adapter."""
     programs = model.program("train", batch, seq), optimizer._program
     launches = [launch for program in programs for launch in program.plan.launches]
     pieces = [piece for program in programs for piece in program.pieces]
@@ -214,14 +214,14 @@ def _load(workload: Workload, device: Device, progress: Callable[[str], None]) -
     )
 
 
-_LAYERS = (1, 3)  # of two models, whose difference is what a layer takes
-_VOCABULARY = 4096  # of theirs
+_LAYERS = (1, 3)  # of two models, whose difference is the time of a layer
+_VOCABULARY = 4096  # of both
 _TOKENS = 256
 _SPEED_ROUNDS = 2
 
 
 def training_speed(config: Mapping[str, Any], device: Device) -> float:
-    """About how many tokens per second QLoRA trains: a layer and a part of the head are timed."""
+    """Estimated training speed in tokens per second, from timing a layer and a part of the head."""
     few, more = (_step_seconds({**config, **_part(layers)}, device) for layers in _LAYERS)
     layer = max(more - few, 0.0) / (_LAYERS[1] - _LAYERS[0])
     head = max(few - layer, 0.0) * config["vocab_size"] / _VOCABULARY
@@ -233,7 +233,7 @@ def _part(layers: int) -> dict[str, int]:
 
 
 def _step_seconds(config: Mapping[str, Any], device: Device) -> float:
-    """The best time of a step, once everything is compiled."""
+    """The best time of a step, after compilation."""
     model = QLoRAModel.from_folder(
         RandomFolder(config, quant=QuantConfig()),
         LoraConfig(),

@@ -1,4 +1,4 @@
-"""A measurement as JSON, and as text for a terminal."""
+"""A benchmark's results as JSON, and as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qlora_wgpu.bench.timing import Spread
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.version import __version__
 
-NO_TIMESTAMPS = "the GPU has no timestamp queries, so kernels cannot be timed one by one"
+NO_TIMESTAMPS = "the GPU does not support timestamp queries, so kernels are not timed"
 
 
 def to_json(measurement: Measurement) -> dict[str, Any]:
-    """All figures in seconds, bytes and operations (not in thousands of them)."""
+    """All results, in seconds, bytes and operations without prefixes."""
     steps, kernels = measurement.steps, measurement.kernels
     return {
         "versions": versions(measurement.device),
@@ -41,7 +41,7 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
             "first_step": steps.first_step_seconds,
             "to_first_step": measurement.seconds_to_first_step,
         },
-        # The matrix units' only where kernels use them.
+        # Matrix units only if kernels use them
         "ceilings": {name: rate for name, rate in asdict(measurement.ceilings).items() if rate},
         "gaps": asdict(measurement.gaps),
         "memory": {
@@ -59,13 +59,13 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
 
 
 def tokens_per_second(measurement: Measurement) -> Spread:
-    """Positions a second, of the step in the middle, the slowest and the fastest."""
+    """Tokens per second of the median, slowest and fastest step."""
     seconds, tokens = measurement.steps.step_seconds, measurement.tokens_per_step
     return Spread(tokens / seconds.median, tokens / seconds.most, tokens / seconds.least)
 
 
 def show(console: Console, measurement: Measurement) -> None:
-    """Prints the figures and the kernels."""
+    """Prints a summary and a table of kernels."""
     summary = Table(show_header=False, box=None)
     for row in _summary_rows(measurement):
         summary.add_row(*row)
@@ -77,7 +77,7 @@ def show(console: Console, measurement: Measurement) -> None:
 
 
 def versions(device: Device) -> dict[str, str | None]:
-    """Those of this package, of the WebGPU implementation, and of Python and its platform."""
+    """Versions of this package, the WebGPU implementation, Python and the platform."""
     return {
         "qlora-wgpu": __version__,
         device.backend.package: _version(device.backend.package),
@@ -87,7 +87,7 @@ def versions(device: Device) -> dict[str, str | None]:
 
 
 def device_figures(device: Device) -> dict[str, Any]:
-    """What a device is called and driven by, and how its kernels are cut."""
+    """A device's name, driver and tiling profile."""
     info = device.gpu.info
     return {
         "name": device.name,
@@ -169,37 +169,37 @@ def _matrix_ceiling(ceilings: Ceilings) -> str:
 
 
 def _gap_rows(measurement: Measurement) -> list[tuple[str, str]]:
-    """What of a step is no kernel's work, where kernels could be timed."""
+    """The time of a step outside of kernels, if they were timed."""
     if measurement.work_seconds is None:
         return []
     step = measurement.steps.step_seconds.median
     gap = step - measurement.work_seconds
     if gap >= 0.0:
-        told = f"{1e3 * gap:,.2f} ms of a step, {_percent(gap, step)}"
-    else:  # one after another they find more in the caches, or begin before the last has ended
-        told = (
-            f"not known: timed by themselves they take {1e3 * -gap:,.2f} ms "
-            f"({_percent(-gap, step)}) longer than the step"
+        text = f"{1e3 * gap:,.2f} ms of a step, {_percent(gap, step)}"
+    else:  # in a step, launches overlap, or find data in the caches
+        text = (
+            f"unknown: timed alone, kernels take {1e3 * -gap:,.2f} ms ({_percent(-gap, step)}) "
+            "longer than the step"
         )
-    nothing = 1e6 * measurement.gaps.dispatch
-    return [("between kernels", f"{told}; a launch that does nothing takes {nothing:,.1f} µs")]
+    empty = 1e6 * measurement.gaps.dispatch
+    return [("between kernels", f"{text}; an empty launch takes {empty:,.1f} µs")]
 
 
 def _table(kernels: list[KernelTime], ceilings: Ceilings) -> Table:
     total = sum(row.seconds for row in kernels)
     table = Table(
-        title="kernels of a step, each launch timed by itself",
+        title="kernels of a step, each launch timed alone",
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
     table.caption = (
-        "of most, of copy: of the ceilings above; bytes are the bound tensors', once a launch, and "
-        "caches can be faster than the copy"
+        "% peak, % copy: of the ceilings above. Bytes are those of the bound tensors, once per "
+        "launch; caches can be faster than the copy."
     )
     table.caption_justify = "left"
     table.add_column("kernel", no_wrap=True)
-    for name in ("runs", "ms", "share", "GFLOP/s", "of most", "GB/s", "of copy"):
+    for name in ("runs", "ms", "share", "GFLOP/s", "% peak", "GB/s", "% copy"):
         table.add_column(name, justify="right")
     for row in kernels:
         table.add_row(
@@ -214,7 +214,7 @@ def _table(kernels: list[KernelTime], ceilings: Ceilings) -> Table:
         )
     table.add_section()
     table.add_row(
-        "all",
+        "total",
         str(sum(row.launches for row in kernels)),
         f"{1e3 * total:,.2f}",
         f"{sum(row.share for row in kernels):.1%}",

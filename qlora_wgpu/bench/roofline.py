@@ -1,4 +1,4 @@
-"""A GPU's ceilings, and the overhead of launches."""
+"""A GPU's measured peak throughput and bandwidth, and the overhead of launches."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constants, Shader, fold_workgroups, load_shader
 from qlora_wgpu.graph.tensor import ceil_div
 
-_KIND = "ceilings"  # what their buffers are counted as
+_KIND = "ceilings"  # of the buffers, in the memory statistics
 _FMA_GROUPS, _FMA_GROUP = 8192, 32
 _FMA_PER_TURN = 8 * 24  # of an invocation, as shaders/bench/fma.wgsl is unrolled
 _MATRIX_GROUPS = {True: 64, False: 4096}  # by Device.is_cpu
-_MATRIX_SUBGROUPS, _MATRICES_PER_TURN = 4, 8  # of a workgroup and a subgroup of bench/matrix.wgsl
-_MOST_TURNS = 32_768  # software GPUs end loops after twice as many
-_COPY_BYTES = {True: 64 << 20, False: 256 << 20}  # past the caches; by Device.is_cpu
+_MATRIX_SUBGROUPS, _MATRICES_PER_TURN = 4, 8  # of a workgroup and subgroup in bench/matrix.wgsl
+_MAX_TURNS = 32_768  # software GPUs abort loops after twice as many
+_COPY_BYTES = {True: 64 << 20, False: 256 << 20}  # larger than caches; by Device.is_cpu
 _ENOUGH_SECONDS = 0.02
 _ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The measured ceilings of one GPU."""
+    """The measured peak rates of a GPU."""
 
-    flops_per_second: float  # rate of a loop of float32 multiply-adds, two operations each
+    flops_per_second: float  # of float32 multiply-adds, two operations each
     bytes_per_second: float  # read plus written by a copy kernel, in the faster kind of memory
-    # Rate of matrix units whose operands stay in registers; 0 where kernels use none.
+    # Of matrix units with operands in registers; 0 if kernels use none
     matrix_flops_per_second: float = 0.0
 
     def higher(self, other: Ceilings) -> Ceilings:
-        """The higher of two measurements in each."""
+        """The higher of two measurements of each rate."""
         return Ceilings(
             max(self.flops_per_second, other.flops_per_second),
             max(self.bytes_per_second, other.bytes_per_second),
@@ -55,14 +55,14 @@ def measure_ceilings(device: Device) -> Ceilings:
 
 
 def _fma_rate(device: Device) -> float:
-    # x becomes x / 2 + 1, so that it stays a normal number for ever.
+    # x becomes x / 2 + 1, which stays a normal number.
     shader = load_shader("bench/fma.wgsl")
     turns = _turns_per_second(device, shader, _FMA_GROUPS, factor=0.5, summand=1.0)
     return 2.0 * _FMA_PER_TURN * _FMA_GROUPS * _FMA_GROUP * turns
 
 
 def _matrix_rate(device: Device) -> float:
-    """The rate of the matrix units; 0 where there are none, or none that run this."""
+    """The rate of the matrix units; 0 if there are none, or if they fail."""
     if device.profile.gemm_kind != "matrix":
         return 0.0
     m, n, k, threads = device.profile.matrix
@@ -86,7 +86,7 @@ def _matrix_rate(device: Device) -> float:
 
 
 def _turns_per_second(device: Device, shader: Shader, groups: int, **values: float) -> float:
-    """How often a second all invocations of a shader repeat their loop."""
+    """How often per second all invocations of a shader repeat their loop."""
     nbytes = 4 * groups * math.prod(shader.workgroup_size)
     sums, params = device.buffer(nbytes, _KIND), device.buffer(16, _KIND)
     windows = {"params": (params, 0, 16), "sums": (sums, 0, nbytes)}
@@ -96,9 +96,9 @@ def _turns_per_second(device: Device, shader: Shader, groups: int, **values: flo
     while True:
         device.write(params, shader.pack_params({"turns": turns, **values}))
         seconds = clock(dispatch)
-        if seconds >= _ENOUGH_SECONDS or turns == _MOST_TURNS:
+        if seconds >= _ENOUGH_SECONDS or turns == _MAX_TURNS:
             break
-        turns = min(4 * turns, _MOST_TURNS)
+        turns = min(4 * turns, _MAX_TURNS)
     seconds = min(seconds, _best(clock, dispatch))
     _destroy(sums, params)
     return turns / max(seconds, 1e-9)
@@ -119,7 +119,7 @@ def _copy_rate(device: Device, *, texture: bool) -> float:
     groups = fold_workgroups(ceil_div(nbytes // 16, flat * elements))
     dispatch = device.pipeline(shader), device.bind_group(shader, windows), groups
     clock = clock_of(device, params)
-    clock(dispatch)  # the first touches the pages
+    clock(dispatch)  # the first one touches the pages
     seconds = _best(clock, dispatch)
     _destroy(x, y, params)
     return 2.0 * nbytes / seconds
@@ -140,15 +140,15 @@ _DISPATCHES, _SUBMITS = 1000, 20
 
 @dataclass(frozen=True)
 class Gaps:
-    """Seconds without work, the least of some rounds."""
+    """Overheads in seconds, the minimum of several rounds."""
 
-    dispatch: float  # from one dispatch to the next that needs its result, within a pass
-    submit: float  # of one more submit, its encoding included
+    dispatch: float  # of a dispatch that depends on the one before, within a pass
+    submit: float  # of a submit, with its encoding
     timed: float  # of an almost empty dispatch, by timestamps; 0 without them
 
 
 def measure_gaps(device: Device) -> Gaps:
-    """Measures all, in about a second."""
+    """Measures all overheads, in about a second."""
     load = Load(device)
     load.raise_clock()
     with device.memory.uncounted():

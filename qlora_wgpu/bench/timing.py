@@ -1,7 +1,6 @@
-"""Times of dispatches, submits and training steps, on a GPU kept busy.
+"""Times of dispatches, submits and training steps, on a GPU that is kept busy.
 
-A GPU at rest lowers its clock, some to a fifth. Only work raises it again, after a while; short
-pieces of work that are waited for hardly do.
+An idle GPU lowers its clock, some to a fifth, and raises it only after a while of continuous work.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ __all__ = [
 ]
 
 _GROUPS, _GROUP = 4096, 32  # enough to fill every GPU
-_QUEUED = 4  # submits that are waited for together
-_SECONDS = 0.005  # of each, once it is known how much work that is
-_FIRST_TURNS, _MOST_TURNS = 4, 32_768
-_RISES, _NEAR = 1.02, 0.95  # smaller differences are scatter
-_SETTLED, _MOST_SECONDS = 1.0, 2.0  # without a rise, which some drivers delay, and in all
+_QUEUED = 4  # submits between two waits
+_SECONDS = 0.005  # target duration of each
+_FIRST_TURNS, _MAX_TURNS = 4, 32_768
+_RISES, _NEAR = 1.02, 0.95  # smaller differences are noise
+_SETTLED, _MAX_SECONDS = 1.0, 2.0  # without a rise, which some drivers delay, and in total
 
 
 class Load:
-    """Multiply-adds for a GPU; a software GPU, whose clock is the host's, is left alone."""
+    """Multiply-adds that keep a GPU busy; nothing for a software GPU, whose clock is the host's."""
 
     def __init__(self, device: Device) -> None:
-        """Makes the work ready; its memory is not counted."""
+        """Prepares the work; its memory is not counted."""
         self._device = device
         self._turns = _FIRST_TURNS
         if device.is_cpu:
@@ -58,7 +57,7 @@ class Load:
         usage = device.backend.module.BufferUsage
         flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC | usage.UNIFORM
         nbytes = 4 * _GROUPS * _GROUP
-        with device.driver_call("allocating room for busy work"):
+        with device.driver_call("allocating buffers for warm-up work"):
             self._sums = device.raw.create_buffer(size=nbytes, usage=flags)
             self._params = device.raw.create_buffer(size=16, usage=flags)
         windows = {"params": (self._params, 0, 16), "sums": (self._sums, 0, nbytes)}
@@ -66,12 +65,12 @@ class Load:
         self._dispatch = device.pipeline(self._shader), group, (_GROUPS, 1, 1)
 
     def raise_clock(self) -> None:
-        """Keeps the GPU busy until it works as fast as it has before, or no longer gets faster."""
+        """Keeps the GPU busy until it is as fast as before, or no longer gets faster."""
         if self._device.is_cpu:
             return
         known, fastest = self._device.pace.busy_rate, 0.0
         begin = now = rose = time.perf_counter()
-        while now - rose < _SETTLED and now - begin < _MOST_SECONDS:
+        while now - rose < _SETTLED and now - begin < _MAX_SECONDS:
             rate = self.run()
             now = time.perf_counter()
             if known and rate > _NEAR * known:
@@ -80,31 +79,31 @@ class Load:
                 fastest, rose = rate, now
 
     def clock(self) -> float:
-        """What the GPU does now of the most that it has done; 1 for a software GPU."""
+        """The current speed as a fraction of the highest so far; 1 for a software GPU."""
         return self.run() / self._device.pace.busy_rate if self._device.pace.busy_rate else 1.0
 
     def run(self) -> float:
-        """Keeps the GPU busy for a moment, and waits; returns how much a second it has done."""
+        """Keeps the GPU busy for a moment, and waits; returns its speed."""
         device = self._device
         if device.is_cpu:
             return 0.0
         values = {"turns": self._turns, "factor": 0.5, "summand": 1.0}
         device.write(self._params, self._shader.pack_params(values))
-        device.read(self._sums, 4)  # what was handed in before is none of it
+        device.read(self._sums, 4)  # waits for earlier submits
         begin = time.perf_counter()
         for _ in range(_QUEUED):
             device.dispatch(*self._dispatch)
         device.read(self._sums, 4)
         seconds = time.perf_counter() - begin
         rate = _QUEUED * self._turns / seconds
-        # A clock that falls again must not make it too long for the driver.
+        # If the clock falls again, a submit must not become too long for the driver.
         aim = min(_SECONDS, device.pace.limit / 10) * rate
-        self._turns = max(1, min(int(aim), 4 * self._turns, _MOST_TURNS))
+        self._turns = max(1, min(int(aim), 4 * self._turns, _MAX_TURNS))
         device.pace.busy_rate = max(device.pace.busy_rate, rate)
         return rate
 
 
-_MOST_TIMED = 500  # dispatches of a submit: there are only so many timestamps
+_MAX_TIMED = 500  # dispatches of a submit, by the number of timestamps
 
 
 @dataclass(frozen=True)
@@ -117,39 +116,35 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Sums up at least one value."""
+        """Of one or more values."""
         return cls(float(np.median(values)), float(min(values)), float(max(values)))
 
 
 class DispatchTimer:
-    """Times dispatches on a GPU whose clock is kept up.
-
-    Attributes:
-        load: What keeps it up.
-    """
+    """Times dispatches on a GPU that ``load`` keeps busy."""
 
     def __init__(self, device: Device) -> None:
-        """Makes the queries; the device must have timestamps (``has_timestamps``)."""
+        """Creates the queries; the device must have timestamps (``has_timestamps``)."""
         self.load = Load(device)
         self._limit = device.pace.limit
-        self._timestamps = Timestamps(device, _MOST_TIMED)
+        self._timestamps = Timestamps(device, _MAX_TIMED)
 
     def rough_seconds(self, dispatch: Dispatch) -> float:
-        """Runs a dispatch alone, at whatever clock the GPU has now."""
+        """Runs a dispatch alone, without raising the clock."""
         return self._timestamps.seconds([dispatch])[0]
 
     def seconds(self, dispatches: Sequence[Dispatch], expected: Sequence[float]) -> list[float]:
-        """Runs dispatches, in as few submits as their time allows, each right after busy work."""
+        """Runs dispatches in as few submits as their time allows, each right after ``load``."""
         seconds: list[float] = []
-        for each in cut(expected, self._limit, _MOST_TIMED):
+        for each in cut(expected, self._limit, _MAX_TIMED):
             seconds += self._timestamps.seconds(dispatches[each], self.load.run)
         return seconds
 
 
 def clock_of(device: Device, waits_for: Any) -> Callable[[Dispatch], float]:
-    """The best clock there is: timestamps, or else the host's, which counts submit and wait.
+    """The best available timer: timestamps, or the host's clock, which includes submit and wait.
 
-    The device's clock is raised first, and kept up; four bytes of a buffer are read back to wait.
+    The GPU is kept busy. To wait, four bytes of a buffer are read back.
     """
     if has_timestamps(device):
         timer = DispatchTimer(device)
@@ -177,10 +172,10 @@ def best_of(
     least: int | None = None,
     enough: float = math.inf,
 ) -> list[float]:
-    """The least seconds of each launch over some rounds, all in their order every time.
+    """The minimum time of each launch over several rounds, each of which runs all in order.
 
-    The first round is one by one, since nobody knows how long each takes; the GPU's clock is raised
-    after it.
+    The first round runs them one by one, since their durations are unknown; then the clock is
+    raised.
     """
     pieces = [dispatch for dispatches in launches for dispatch in dispatches]
     best = [timer.rough_seconds(piece) for piece in pieces]
@@ -200,13 +195,12 @@ class CallClock:
     """Seconds spent inside calls of one method."""
 
     def __init__(self) -> None:
-        """Starts at zero."""
         self.seconds = 0.0
 
 
 @contextmanager
 def clocked(owner: Any, method: str) -> Iterator[CallClock]:
-    """Counts the calls of an object's method into a clock while the context lasts."""
+    """Times the calls of an object's method within the context."""
     clock, original = CallClock(), getattr(owner, method)
 
     def call(*arguments: Any) -> Any:
@@ -220,25 +214,25 @@ def clocked(owner: Any, method: str) -> Iterator[CallClock]:
     try:
         yield clock
     finally:
-        delattr(owner, method)  # the class's own is found again
+        delattr(owner, method)  # restores the class's method
 
 
 def clocked_submits(device: Device) -> AbstractContextManager[CallClock]:
-    """Counts a device's submits, where a software GPU computes."""
+    """Times a device's submits, in which a software GPU computes."""
     return clocked(device.raw.queue, "submit")
 
 
-_WARM_UP = 2  # steps before those that count
+_WARM_UP = 2  # steps that are not counted
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of the steps, each one micro-batch and one update."""
+    """Times of steps of one micro-batch and one update."""
 
-    first_step_seconds: float  # after everything was compiled
-    step_seconds: Spread  # of the steps that count
-    # The median share of packing and encoding in a step; without submits, since a software GPU
-    # computes inside them.
+    first_step_seconds: float  # after compilation
+    step_seconds: Spread  # without warm-up steps
+    # Median fraction of packing and encoding in a step; without submits, in which a software GPU
+    # computes
     host_share: float
     loss: float  # mean loss of the last step
 
@@ -251,7 +245,7 @@ def time_steps(
     steps: int,
     progress: Callable[[], None] = lambda: None,
 ) -> StepTimes:
-    """Trains on random tokens and waits for every step."""
+    """Trains on random tokens, and waits for every step."""
     ids = np.random.default_rng(1).integers(0, model.architecture.vocab_size, (batch, seq))
     checked, load = model.checked(ids, ids), Load(model.device)
     model.zero_gradient()
@@ -271,7 +265,7 @@ def time_steps(
             whole.append(time.perf_counter() - begin)
             host.append(encoded - begin)
             if not math.isfinite(loss):
-                raise TrainingError(f"the loss of step {step} is {loss}: the weights do not train")
+                raise TrainingError(f"the loss of step {step} is {loss}: use other weights")
             model.zero_stats()
             progress()
     counted = Spread.of(whole[_WARM_UP:])
@@ -279,5 +273,5 @@ def time_steps(
 
 
 def total_steps(steps: int) -> int:
-    """Steps with those that warm up."""
+    """Steps, with warm-up."""
     return steps + _WARM_UP

@@ -1,4 +1,4 @@
-"""The models and training steps to be measured, and whether the machine has room for them."""
+"""The models and training steps of a benchmark, and whether they fit into memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.files import exists, is_dir, is_file
@@ -31,14 +31,14 @@ from qlora_wgpu.model.pretrained import tensor_shapes
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 _SCALE = np.float32(0.02)  # Hugging Face's initializer_range
-_PERIOD = 1_000_003  # values before they repeat; prime, so that no two rows are alike
-_BLOCKS = 31_249  # the same of quantized blocks
+_PERIOD = 1_000_003  # of repeated values; a prime, so that no two rows are equal
+_BLOCKS = 31_249  # of repeated quantized blocks
 
 
 class RandomFolder(ModelFolder):
-    """Random weights, made when they are asked for, and the same for the same config.json.
+    """Random weights, generated when they are read, and always the same for a config.json.
 
-    Norms are ones, all else is normal with a standard deviation of 0.02.
+    Norms are ones; all other weights are normal with a standard deviation of 0.02.
     """
 
     def __init__(
@@ -47,13 +47,9 @@ class RandomFolder(ModelFolder):
         architecture: Architecture | None = None,
         quant: QuantConfig | None = None,
     ) -> None:
-        """Makes a folder for a config.json.
+        """Takes a config.json, and optionally a part of its architecture.
 
-        Args:
-            config: The config.json.
-            architecture: A part of what it asks for; by default all.
-            quant: In which form linear layers are given, so that nothing is left to be quantized;
-                None gives floats.
+        With ``quant``, linear layers are stored quantized; without, in floats.
         """
         super().__init__(Path("random weights"), dict(config), {})
         if architecture is None:
@@ -73,7 +69,7 @@ class RandomFolder(ModelFolder):
         return list(self._shapes)
 
     def find(self, name: str) -> RandomWeight | None:
-        """A weight by its name."""
+        """A weight by name."""
         if name not in self._shapes:
             return None
         blocks = None
@@ -82,7 +78,7 @@ class RandomFolder(ModelFolder):
         return RandomWeight(name, self._shapes[name], blocks, is_norm=name in self._norms)
 
     def _blocks(self, name: str) -> QuantizedWeight:
-        """A linear layer's codes and scales, made anew."""
+        """Generates a linear layer's codes and scales."""
         rows, columns = self._shapes[name]
         sample, first = self._sample, zlib.crc32(name.encode()) % _BLOCKS
         form = sample.format
@@ -101,7 +97,7 @@ class RandomFolder(ModelFolder):
 
     @cached_property
     def _sample(self) -> QuantizedWeight:
-        """Quantized weights, of which others are repetitions: billions would take minutes."""
+        """Quantized weights that all layers repeat: billions of them would take minutes."""
         assert self._form is not None
         size = (1, _BLOCKS * self._form.blocksize)
         weights = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * _SCALE
@@ -109,7 +105,7 @@ class RandomFolder(ModelFolder):
 
 
 class RandomWeight(StoredWeight):
-    """One of them, whose numbers are made anew each time that they are read."""
+    """A weight that is generated each time it is read."""
 
     def __init__(
         self,
@@ -119,48 +115,48 @@ class RandomWeight(StoredWeight):
         *,
         is_norm: bool = False,
     ) -> None:
-        """Takes what it is, and what makes its blocks, if it is given in blocks."""
+        """With ``blocks``, which generates them, the weight is quantized."""
         self.name, self._shape = name, shape
         self._blocks, self._is_norm = blocks, is_norm
 
     @property
     def path(self) -> Path:
-        """None that there is."""
+        """No file."""
         return Path("random weights")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As config.json asks for."""
+        """The shape by config.json."""
         return self._shape
 
     @property
     def dtype(self) -> str:
-        """float32."""
+        """The stored type, float32."""
         return "F32"
 
     stored_dtype = dtype
 
     def raw(self) -> npt.NDArray[np.float32]:
-        """As ``read``."""
+        """The same as ``read``."""
         return self.read()
 
     def read(self) -> npt.NDArray[np.float32]:
-        """Its numbers."""
+        """Generates the values."""
         if self._is_norm:
             return np.ones(self._shape, np.float32)
-        # Billions of random numbers would take minutes; repeated ones compute as fast.
+        # Billions of random numbers would take minutes; the speed does not depend on them.
         random = np.random.default_rng(zlib.crc32(self.name.encode()))
         count = min(math.prod(self._shape), _PERIOD)
         block = random.standard_normal(count, dtype=np.float32) * _SCALE
         return _repeated(block, math.prod(self._shape)).reshape(self._shape)
 
     def quantized(self) -> QuantizedWeight | None:
-        """The blocks."""
+        """Generates the blocks; None if the weight is not quantized."""
         return None if self._blocks is None else self._blocks()
 
 
 def _repeated(values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
-    """As ``numpy.resize``, which would hold twice as much."""
+    """``numpy.resize`` with half its memory."""
     whole = np.empty(count, values.dtype)
     for start in range(0, count, values.size):
         piece = whole[start : start + values.size]
@@ -177,7 +173,7 @@ _LLAMA: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
-# Dimensions only: what else a model of that name has (biases, rescaled RoPE) costs next to nothing.
+# Dimensions only: other features of these models (biases, scaled RoPE) take hardly any time.
 SHAPES: dict[str, dict[str, int | bool]] = {
     "S": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
           "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048},
@@ -200,11 +196,11 @@ SHAPES: dict[str, dict[str, int | bool]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A model to be measured."""
+    """A model to benchmark."""
 
-    name: str  # the preset's, or the path as it was given
-    folder: ModelFolder  # the configuration and the weights, real or random
-    weights: str  # ``"random"``, or the folder that they come from
+    name: str  # of the preset, or the path as given
+    folder: ModelFolder  # configuration and weights, real or random
+    weights: str  # ``"random"``, or the folder
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -213,15 +209,14 @@ class Shape:
 
 
 def config_of(shape: str) -> dict[str, Any]:
-    """A preset's config.json, a Llama of its dimensions."""
+    """A preset's config.json: a Llama with its dimensions."""
     return {**_LLAMA, **SHAPES[shape]}
 
 
 def find_shape(text: str) -> Shape:
-    """Finds a preset, a config.json, a folder that holds one, or a GGUF file.
+    """Finds a preset, a config.json, a model folder or a GGUF file.
 
-    A folder's safetensors are used where it has some; otherwise the weights are random. Nothing is
-    downloaded.
+    Weights are random unless the folder has safetensors. Nothing is downloaded.
     """
     preset = next((name for name in SHAPES if name.lower() == text.lower()), None)
     if preset is not None:
@@ -235,7 +230,7 @@ def find_shape(text: str) -> Shape:
         if exists(path / "config.json"):
             return _random(text, read_json_object(path / "config.json"))
         raise ConfigError(
-            f"{path} has no config.json: give a model folder, a config.json or one of "
+            f"{path} has no config.json: pass a model folder, a config.json or one of "
             f"{', '.join(SHAPES)}"
         )
     if path.suffix == GGUF and is_file(path):
@@ -245,8 +240,8 @@ def find_shape(text: str) -> Shape:
     close = difflib.get_close_matches(text.lower(), [name.lower() for name in SHAPES], 1)
     meant = next((f" (did you mean {n!r}?)" for n in SHAPES if n.lower() in close), "")
     raise ConfigError(
-        f"there is no shape {text!r}{meant}: give one of {', '.join(SHAPES)}, or the path of a "
-        "model folder or of a config.json"
+        f"unknown shape {text!r}{meant}: pass one of {', '.join(SHAPES)}, or the path of a model "
+        "folder or a config.json"
     )
 
 
@@ -259,15 +254,14 @@ class Workload:
     """Training steps of one shape: NF4 base, LoRA on every linear layer, AdamW."""
 
     shape: Shape
-    batch: int = 1  # rows of a micro-batch, which is a whole step
-    seq: int = 256  # tokens of a row
-    rank: int = 8  # rank of the adapter
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"  # type of matmul operands
-    gradient_checkpointing: bool = False  # whether layers are recomputed in the backward
-    steps: int = 5  # how many steps count
+    batch: int = 1  # rows per micro-batch; a step has one
+    seq: int = 256  # tokens per row
+    rank: int = 8  # of the adapter
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"  # of matmul operands
+    gradient_checkpointing: bool = False
+    steps: int = 5  # without warm-up
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
         for name, least in (("batch", 1), ("seq", 2), ("rank", 1), ("steps", 1)):
             value = getattr(self, name)
             if value < least:
@@ -278,18 +272,18 @@ class Workload:
         if isinstance(longest, int) and self.seq > longest:
             raise ConfigError(
                 f"--seq {self.seq} is longer than the model's {longest} positions "
-                f"(max_position_embeddings of {self.shape.name}): give at most {longest}"
+                f"(max_position_embeddings of {self.shape.name}): set at most {longest}"
             )
 
     @property
     def lora(self) -> LoraConfig:
-        """The adapter, scaled by two."""
+        """LoRA with a scaling of 2."""
         return LoraConfig(r=self.rank, lora_alpha=2 * self.rank)
 
     def planned_memory(self, device: Device) -> Counter[str]:
-        """Bytes on the device by kind, from config.json alone."""
+        """Bytes of GPU memory by kind, from config.json alone."""
         architecture = find_family(self.shape.config).read(self.shape.config)
-        # Two bytes of each: tracing an absurd shape only to refuse it would take minutes.
+        # A lower bound first: tracing an absurdly large shape would take minutes.
         rows = architecture.vocab_size + self.batch * self.seq
         self._refuse_too_much(device, 2 * rows * architecture.hidden_size)
         try:
@@ -306,9 +300,9 @@ class Workload:
                 keep_dequantized="auto",
                 is_cpu=device.is_cpu,
             )
-        except OutOfMemoryError as err:  # a size of more than 32 bits
+        except OutOfMemoryError as err:  # a size beyond 32 bits
             raise OutOfMemoryError(
-                f"{self._shape} has tensors of more elements than kernels can count: {self._advice}"
+                f"{self._shape} has tensors with too many elements for a kernel: {self._advice}"
             ) from err
         self._refuse_too_much(device, sum(planned.values()))
         return planned
@@ -317,8 +311,8 @@ class Workload:
         left = _available_bytes()
         if device.is_cpu and left is not None and needed > left:
             raise OutOfMemoryError(
-                f"{self._shape} needs at least {needed / 2**20:,.0f} MiB and this machine has "
-                f"{left / 2**20:,.0f} MiB left: {self._advice}"
+                f"{self._shape} needs at least {needed / 2**20:,.0f} MiB, but this machine has "
+                f"only {left / 2**20:,.0f} MiB left: {self._advice}"
             )
 
     @property
@@ -327,5 +321,5 @@ class Workload:
 
     @property
     def _advice(self) -> str:
-        checkpointing = "" if self.gradient_checkpointing else ", or turn on --checkpointing"
+        checkpointing = "" if self.gradient_checkpointing else ", or use --checkpointing"
         return f"lower --batch, --seq or --rank{checkpointing}"

@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face models in, and files that appear whole."""
+"""Model folders and their files, read; and files that are written atomically."""
 
 from qlora_wgpu.checkpoint.atomic import (
     FileLock,
@@ -6,8 +6,8 @@ from qlora_wgpu.checkpoint.atomic import (
     atomic_folder,
     flush_file,
     recover,
+    recover_all,
     remove,
-    settle_all,
     write_file,
 )
 from qlora_wgpu.checkpoint.manifest import MANIFEST, read_manifest, write_manifest
@@ -24,8 +24,8 @@ __all__ = [
     "flush_file",
     "read_manifest",
     "recover",
+    "recover_all",
     "remove",
-    "settle_all",
     "write_file",
     "write_manifest",
     "write_safetensors",

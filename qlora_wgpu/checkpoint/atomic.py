@@ -1,12 +1,12 @@
-"""Files and folders that appear whole or not at all, and locks that end with their process.
+"""Atomic writes of files and folders, and locks that end with their process.
 
-Everything is written under a temporary name in the same folder, flushed to the disk, and renamed;
-then the folder is flushed, which makes the rename itself last. What is removed is renamed first,
-too, so that no folder is ever seen with some of its files. A killed process may leave three names
-behind, which the next writer of that name, or ``recover``, clears up:
+Everything is written under a temporary name in the same folder, flushed to disk, and renamed; then
+the folder is flushed, so that the rename is durable. A folder is renamed before it is removed, so
+nobody sees a part of it. A killed process may leave three names behind, which the next writer of
+that name, or ``recover``, cleans up:
 
-- ``.tmp-NAME`` was being written and is worth nothing.
-- ``.old-NAME`` is whole: it was moved aside for a successor, and comes back if that did not arrive.
+- ``.tmp-NAME`` was being written and is incomplete.
+- ``.old-NAME`` is complete: it was moved aside for a replacement, and is restored without one.
 - ``.gone-NAME`` was being removed.
 """
 
@@ -32,25 +32,25 @@ from qlora_wgpu.files import BUFFER_BYTES, exists, is_dir, is_file
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _REMOVED = ".gone-"
-_LEFT_BEHIND = (_TEMPORARY, _REPLACED, _REMOVED)
+_LEFTOVERS = (_TEMPORARY, _REPLACED, _REMOVED)
 _PAUSES = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8) if sys.platform == "win32" else ()
-"""Seconds to wait for what has a file open, as virus scanners and ``watch`` have for a moment."""
+"""Seconds to wait for programs that have a file open, such as virus scanners and ``watch``."""
 
 
 def write_file(path: str | PathLike[str], content: bytes) -> None:
-    """Writes a file, or replaces it; its permissions follow the umask.
+    """Writes or replaces a file; its permissions follow the umask.
 
-    What is there and no regular file, such as /dev/stdout or a named pipe, is written to as it is.
+    Devices and named pipes, such as /dev/stdout, are written to in place.
     """
     write_pieces(path, (content,))
 
 
 def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]) -> None:
-    """Writes a file likewise, of pieces that follow one another."""
+    """The same as ``write_file``, for content in several pieces."""
     path = Path(path)
-    with _explained(path):
+    with _checkpoint_errors(path):
         _refuse_folder(path)
-        if exists(path) and not is_file(path):  # nothing takes the place of a device
+        if exists(path) and not is_file(path):  # a device must not be replaced
             with path.open("wb") as stream:
                 stream.writelines(pieces)
             return
@@ -61,60 +61,59 @@ def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]
 
 @contextmanager
 def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
-    """Makes a folder, or replaces it, once everything in it has been written.
+    """Creates or replaces a folder once everything in it has been written.
 
     Usage: ``with atomic_folder(path) as unfinished: ...`` and write into ``unfinished``. If the
-    body raises, nothing of it stays and what ``path`` held before is untouched.
+    body raises, ``path`` is unchanged.
     """
     path = Path(path)
     temporary, replaced = (path.with_name(prefix + path.name) for prefix in (_TEMPORARY, _REPLACED))
-    with _explained(path):
+    with _checkpoint_errors(path):
         if exists(path) and not is_dir(path):
             raise NotADirectoryError(0, "it is a file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        _settle(path)
+        _clean_up(path)
         temporary.mkdir()
         try:
             yield temporary
             flush_tree(temporary)
             if exists(path):
-                _renamed(path.rename, replaced)
-            _renamed(temporary.rename, path)
+                _retry(path.rename, replaced)
+            _retry(temporary.rename, path)
         except BaseException:
             with suppress(OSError):
-                _settle(path)
+                _clean_up(path)
             raise
         _flush_folder(path.parent)
-        with suppress(OSError):  # what is in the way is cleared up the next time
-            _settle(path)
+        with suppress(OSError):  # otherwise the next writer cleans up
+            _clean_up(path)
 
 
 @contextmanager
 def atomic_file(path: str | PathLike[str]) -> Iterator[Path]:
-    """Makes a file once everything in it has been written; of the same ending before.
+    """Creates or replaces a file once everything in it has been written.
 
-    Usage: ``with atomic_file(path) as unfinished: ...`` and write ``unfinished``. If the body
-    raises, nothing of it stays and what ``path`` held before is untouched.
+    Usage: ``with atomic_file(path) as unfinished: ...`` and write ``unfinished``, which has the
+    same suffix. If the body raises, ``path`` is unchanged.
     """
     path = Path(path)
-    with _explained(path):
+    with _checkpoint_errors(path):
         _refuse_folder(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _settle(path)
+        _clean_up(path)
         with _replacing(path) as temporary:
             yield temporary
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A name to write a file under, which then takes the place of what is there."""
     temporary = path.with_name(_TEMPORARY + path.name)
     try:
         temporary.unlink(missing_ok=True)
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        _renamed(temporary.replace, path)
+        _retry(temporary.replace, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -128,17 +127,19 @@ def _refuse_folder(path: Path) -> None:
 
 
 def append_line(path: str | PathLike[str], line: str) -> None:
-    """Appends a line to a text file, which is made if it is not there.
+    """Appends a line to a text file, or creates it.
 
-    A last line that has no end was torn by a kill or a full disk, and is dropped first. If the new
-    one cannot be written whole, nothing of it stays. A line that the file ends with already is not
-    added: it was written, and only closing the file failed.
+    An incomplete last line, from a kill or a full disk, is dropped first. If writing fails, the
+    file is unchanged. A line that the file already ends with is not added again: it was written,
+    and only closing the file failed.
     """
     path, data = Path(path), line.encode() + b"\n"
-    # Without a buffer, or closing the file would try again what has just failed.
-    with _explained(path), path.open("ab+", buffering=0) as file:
+    # Unbuffered, since closing the file would otherwise repeat a write that failed.
+    with _checkpoint_errors(path), path.open("ab+", buffering=0) as file:
         end = _end_of_lines(file)
-        if _ends_with(file, end, data):
+        begin = max(end - len(data) - 1, 0)  # includes the newline before it
+        file.seek(begin)
+        if file.read(end - begin) in (data, b"\n" + data):
             return
         try:
             file.truncate(end)
@@ -150,40 +151,37 @@ def append_line(path: str | PathLike[str], line: str) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Brings what was appended to a file to the disk."""
-    with _explained(path), path.open("rb+") as file:
+    """Flushes a file to disk."""
+    with _checkpoint_errors(path), path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def remove(path: str | PathLike[str]) -> None:
-    """Removes a folder or a file if it is there; a folder loses its name before its files."""
+    """Removes a folder or a file if it exists; a folder is renamed first."""
     path = Path(path)
-    with _explained(path, "removed"):
-        _settle(path)
+    with _checkpoint_errors(path, "removed"):
+        _clean_up(path)
         if exists(path):
             _discard(path, path.with_name(_REMOVED + path.name))
 
 
 def recover(path: str | PathLike[str]) -> None:
-    """Clears up what killed writers of a file or folder left beside it.
-
-    Nobody may be writing it meanwhile.
-    """
-    with _explained(Path(path)):
-        _settle(Path(path))
+    """Cleans up after killed writers of a file or folder; nobody else may be writing it."""
+    with _checkpoint_errors(Path(path)):
+        _clean_up(Path(path))
 
 
-def settle_all(folder: Path) -> None:
-    """Clears up what killed writers of anything in a folder left there."""
-    with _explained(folder):
+def recover_all(folder: Path) -> None:
+    """The same as ``recover``, for everything in a folder."""
+    with _checkpoint_errors(folder):
         entries = [entry.name for entry in folder.iterdir()] if is_dir(folder) else []
-        prefixes = [(name, prefix) for name in entries for prefix in _LEFT_BEHIND]
+        prefixes = [(name, prefix) for name in entries for prefix in _LEFTOVERS]
         for name in {n.removeprefix(p) for n, p in prefixes if n.startswith(p)}:
-            _settle(folder / name)
+            _clean_up(folder / name)
 
 
 @contextmanager
-def _explained(path: Path, done: str = "written") -> Iterator[None]:
+def _checkpoint_errors(path: Path, done: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as err:
@@ -191,30 +189,29 @@ def _explained(path: Path, done: str = "written") -> Iterator[None]:
 
 
 def final_name(path: Path) -> Path:
-    """The name that a file or folder is to get, which the user knows, not the temporary one."""
+    """A path without the temporary prefixes of its parts, as users know it."""
     return Path(*(part.removeprefix(_TEMPORARY) for part in path.parts))
 
 
-def _settle(path: Path) -> None:
-    temporary, replaced, removed = (path.with_name(prefix + path.name) for prefix in _LEFT_BEHIND)
+def _clean_up(path: Path) -> None:
+    temporary, replaced, removed = (path.with_name(prefix + path.name) for prefix in _LEFTOVERS)
     if exists(replaced):
         if exists(path):
             _discard(replaced, removed)
         else:  # a process was killed between the two renames of a folder
-            _renamed(replaced.rename, path)
+            _retry(replaced.rename, path)
     _delete(temporary)
     _delete(removed)
 
 
 def _discard(path: Path, removed: Path) -> None:
-    """Takes a thing's name away and deletes it."""
     _delete(removed)
-    _renamed(path.rename, removed)
+    _retry(path.rename, removed)
     _delete(removed)
 
 
-def _renamed(rename: Callable[[Path], Path], name: Path) -> None:
-    """Gives a file or folder a name, which Windows refuses while it, or what has it, is open."""
+def _retry(rename: Callable[[Path], Path], name: Path) -> None:
+    """Renames, which fails on Windows while either file is open."""
     for seconds in _PAUSES:
         try:
             rename(name)
@@ -232,7 +229,6 @@ def _delete(path: Path) -> None:
 
 
 def _end_of_lines(file: IO[bytes]) -> int:
-    """Where the last whole line of an open file ends."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return 0
@@ -243,14 +239,8 @@ def _end_of_lines(file: IO[bytes]) -> int:
     return file.read(size).rfind(b"\n") + 1
 
 
-def _ends_with(file: IO[bytes], end: int, line: bytes) -> bool:
-    begin = end - len(line) - 1  # and the line end before it
-    file.seek(max(begin, 0))
-    return file.read(end - max(begin, 0)) == (line if begin < 0 else b"\n" + line)
-
-
 def _write_all(file: IO[bytes], data: bytes) -> None:
-    while data:  # a write may take a part
+    while data:  # a write may be partial
         written = file.write(data)
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -258,8 +248,8 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flushes all files and folders below a folder, and itself, to the disk."""
-    mode = "rb+" if os.name == "nt" else "rb"  # Windows flushes only what can be written
+    """Flushes a folder and everything in it to disk."""
+    mode = "rb+" if os.name == "nt" else "rb"  # Windows flushes only writable files
     for parent, _, names in os.walk(folder):
         for name in names:
             with (Path(parent) / name).open(mode) as file:
@@ -268,7 +258,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows opens no folders
+    if os.name == "nt":  # folders cannot be opened
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -281,20 +271,19 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 
 
 class FileLock:
-    """A lock on a file, held by one opener at a time; where there are none, everybody gets it.
+    """A lock on a file, which everybody acquires if the file system does not support locks.
 
     Attributes:
         path: The file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Does not take it yet."""
         self.path = path
         self._lock = filelock.FileLock(path, thread_local=False)
         self._taken: os.stat_result | None = None
 
     def acquire(self) -> bool:
-        """Takes it; False if somebody else has it."""
+        """Acquires the lock; False if another process holds it."""
         try:
             self._lock.acquire(blocking=False)
         except filelock.Timeout:
@@ -307,31 +296,31 @@ class FileLock:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether it is held, and nobody else can have it."""
+        """Whether the lock is held and the file system supports locks."""
         return self._lock.is_locked
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the file that was taken."""
+        """Whether the path is still the file that was locked."""
         try:
             return self._taken is not None and os.path.samestat(self.path.stat(), self._taken)
         except OSError:
             return False
 
     def release(self) -> None:
-        """Gives it back; nothing where it is not held."""
+        """Releases the lock, if it is held."""
         self._lock.release()
         self._taken = None
 
     def remove(self) -> None:
-        """Takes the file away and gives it back, whichever of the two Windows does first."""
+        """Removes the file and releases the lock, in the order that Windows allows."""
         for step in (self.path.unlink, self.release, self.path.unlink):
             with suppress(OSError):
                 step()
 
 
 def write_cache_file(path: Path, content: str) -> str:
-    """Replaces a file of the cache, unless another process is writing it just now."""
+    """Replaces a file of the cache, unless another process is writing it; returns the problem."""
     try:
         make_cache_folder(path.parent)
         lock = FileLock(path.with_name(f".{path.name}.lock"))

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: its configuration, and its weights one at a time."""
+"""A Hugging Face model folder: config.json, and weights that are read on demand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import hub
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
+from qlora_wgpu.checkpoint.manifest import WeightFingerprint, identity
 from qlora_wgpu.checkpoint.quantized import quantized_files
 from qlora_wgpu.checkpoint.quantized.coded_weight import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import INDEX, WEIGHTS, SafetensorsFile, nearest
@@ -23,7 +23,7 @@ from qlora_wgpu.checkpoint.stored_weight import (
     FloatWeight,
     StoredWeight,
 )
-from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import exists, is_dir, is_file, is_there
 from qlora_wgpu.limits import INDEX_BYTES
@@ -35,68 +35,67 @@ _ONE_OF_SEVERAL = re.compile(r"-of-(?!0*1\.)\d+\.safetensors$")
 
 
 def open_weights(folder: Path) -> dict[str, SafetensorsFile]:
-    """Opens a model's weight files and says which of them holds which tensor.
-
-    A single ``model.safetensors`` goes before an index, as in transformers.
-    """
+    """A model's open weight files by tensor; model.safetensors goes before an index."""
     if is_there(folder / WEIGHTS):
         file = SafetensorsFile(folder / WEIGHTS)
         return dict.fromkeys(file.names(), file)
     if is_there(folder / INDEX):
         return _open_shards(folder)
-    raise CheckpointError(f"{folder} has no {WEIGHTS}{_what_it_has_instead(folder)}")
+    raise CheckpointError(f"{folder} has no {WEIGHTS}{_hint(folder)}")
 
 
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     index = folder / INDEX
     weight_map = read_json_object(index, INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map that says which shard holds what")
+        raise CheckpointError(f"{index} has no weight_map with the shard of each tensor")
     for name, shard in weight_map.items():
-        # A shard lies in the folder itself: an index must not point anywhere else.
+        # An index must not point outside its folder.
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             raise CheckpointError(
-                f"{index} gives {brief(shard)} as the file of tensor {brief(name)}"
+                f"{index}: the shard of tensor {brief(name)} must be a file name ending in "
+                f".safetensors, got {brief(shard)}"
             )
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not is_there(folder / shard)]
     if missing:
         raise CheckpointError(
-            f"{folder} lacks {missing[0]} ({len(missing)} of {len(shards)} shards in {INDEX} are "
-            "missing): download the model again"
+            f"{missing[0]} is missing from {folder} ({len(missing)} of {len(shards)} shards of "
+            f"{INDEX} are missing): download the model again"
         )
     files = {shard: SafetensorsFile(folder / shard) for shard in shards}
     for name, shard in weight_map.items():
         if name not in files[shard]:
             raise CheckpointError(
-                f"{index} says that {shard} holds tensor {brief(name)}, but it does not: "
-                "download the model again"
+                f"tensor {brief(name)} is missing from {shard}, where {index} expects it: download "
+                "the model again"
             )
     unlisted = {name: file for file in files.values() for name in file.names()}
     return unlisted | {name: files[shard] for name, shard in weight_map.items()}
 
 
-def _what_it_has_instead(folder: Path) -> str:
+def _hint(folder: Path) -> str:
+    """The end of a message about missing weights: what the folder has instead, and what to do."""
     names = sorted(path.name for path in folder.iterdir() if is_file(path))
 
     def first(*endings: str) -> str | None:
         return next((name for name in names if name.endswith(endings)), None)
 
     if "adapter_model.safetensors" in names or "adapter_config.json" in names:
-        return ": it holds a PEFT adapter; give the folder of its base model"
+        return ": it is a PEFT adapter; use the folder of its base model"
     if other := first(".safetensors"):
         advice = "" if _ONE_OF_SEVERAL.search(other) else "rename it, or "
         return f" and no {INDEX}, only {other}: {advice}download the index"
     if other := first(".gguf"):
-        return f", only {other}: name that file itself"
+        return f", only {other}: use the path of that file"
     if other := first(".bin", ".pth", ".pt", ".ckpt", ".pkl"):
         return (
-            f", only {other}: PyTorch's pickles are not read; load the model with transformers and "
-            "save_pretrained it, which writes safetensors"
+            f", only {other}: PyTorch pickles are not supported; load the model with transformers "
+            "and call save_pretrained, which writes safetensors"
         )
     if other := first(".h5", ".msgpack", ".onnx", ".npz"):
-        return f", only {other}: take the model's safetensors version"
-    return ": there are no weights in it"
+        return f", only {other}: use the model's safetensors version"
+    return ": it has no weights"
 
 
 # ---- the folder ----------------------------------------------------------------------------------
@@ -105,7 +104,7 @@ GGUF = ".gguf"
 
 
 class ModelFolder:
-    """An opened model folder. Headers are read and checked; a weight is read when asked for.
+    """An opened model folder. Headers are read and checked; weights are read on demand.
 
     Attributes:
         path: The folder.
@@ -115,33 +114,33 @@ class ModelFolder:
     _missing = "the checkpoint has no tensor"
 
     def __init__(self, path: Path, config: dict[str, Any], files: Files) -> None:
-        """Puts a folder together from its parts; users call ``open``."""
+        """Use ``open`` instead."""
         self.path = path
         self.config = config
         self._files = files
         self._quantized = (
             quantized_files(path, files, config) if files else QuantizedFiles(files, config)
         )
-        self._stacks = ExpertStacks(files, config.get("model_type"))
+        self._stacks = ExpertStacks(files, config)
         self._fingerprint: WeightFingerprint | None = None
 
     @classmethod
     def open(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
-        """Opens a folder, or downloads a model of the Hugging Face hub if there is no such folder.
+        """Opens a folder or a GGUF file, or downloads a model from the Hugging Face Hub.
 
         Args:
-            path_or_name: A path, or a hub name such as "HuggingFaceTB/SmolLM2-135M".
+            path_or_name: A path, or a Hub name such as "HuggingFaceTB/SmolLM2-135M".
         """
         path = _find(str(path_or_name), weights=True)
         if path.suffix == GGUF:
             return _gguf(path)
         config = _read_config(path)
-        quantized_files(path, {}, config)  # refuses before weights are opened
+        quantized_files(path, {}, config)  # raises before weights are opened
         return cls(path, config, open_weights(path))
 
     @classmethod
     def without_weights(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
-        """Opens a folder for its config.json and its tokenizer; weights are not even downloaded."""
+        """Opens a folder for its config.json and its tokenizer, without downloading weights."""
         path = _find(str(path_or_name), weights=False)
         if path.suffix == GGUF:
             return _gguf(path)
@@ -154,7 +153,7 @@ class ModelFolder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What quantization_config asks for and is not done, for the user to know."""
+        """What quantization_config requires and is ignored, for the user."""
         return self._quantized.notes
 
     @property
@@ -163,23 +162,23 @@ class ModelFolder:
         return self.path
 
     @property
-    def parts_stacks(self) -> bool:
-        """Whether experts are by themselves here, which Hugging Face's files hold together."""
+    def splits_experts(self) -> bool:
+        """Whether experts are separate tensors here, which Hugging Face's files stack."""
         return False
 
     def names(self) -> list[str]:
-        """All tensors as stored, companions of quantized weights included."""
+        """All stored tensors, including those that belong to quantized weights."""
         return list(self._files)
 
     def files(self) -> dict[str, list[str]]:
-        """The names of the weight files, and the tensors that each of them holds."""
+        """The names of the weight files, and the tensors in each of them."""
         tensors: dict[str, list[str]] = {}
         for name, file in self._files.items():
             tensors.setdefault(file.path.name, []).append(name)
         return tensors
 
     def find(self, name: str) -> StoredWeight | None:
-        """A weight by its name: a quantized one, a tensor as it is, or a part of a stack."""
+        """A weight by its name: quantized, a plain tensor, or a part of a stack of experts."""
         quantized = self._quantized.find(name)
         if quantized is not None or name not in self._files:
             return quantized or self._stacks.find(name)
@@ -197,29 +196,29 @@ class ModelFolder:
         return self.find(name) is not None
 
     def weight_in(self, tensor: str) -> StoredWeight | None:
-        """The weight that a stored tensor holds; None if it only belongs to a quantized one."""
+        """The weight in a stored tensor; None if it only belongs to a quantized weight."""
         if tensor.endswith(self._quantized.unused):
             return None
         owner = self._quantized.owner(tensor)
         return self[tensor] if owner is None else owner if owner.tensor == tensor else None
 
     def stack(self, tensor: str) -> ExpertStack | None:
-        """The weights that a stored tensor holds, where it is a stack of experts'."""
+        """The weights in a stored tensor, if it is a stack of experts."""
         return self._stacks.stack(tensor)
 
     def start_fingerprint(self) -> None:
-        """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""
+        """Hashes weights while they are read, so that ``fingerprint`` is cheap."""
         self._fingerprint = self._fingerprint or WeightFingerprint(self._files)
 
     def finish_fingerprint(self) -> None:
-        """Hashes, in a thread, what has not been read; reading no longer counts."""
+        """Hashes what has not been read, in a thread."""
         self.start_fingerprint()
         assert self._fingerprint is not None
         self._fingerprint.finish()
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """The model's identity: hashes of config.json and of all weights; waits for them."""
+        """Hashes of config.json and of all weights; waits until they are read."""
         self.finish_fingerprint()
         assert self._fingerprint is not None
         config = json.dumps(self.config, sort_keys=True).encode()
@@ -230,11 +229,10 @@ class ModelFolder:
 
     @cached_property
     def identity(self) -> str | None:
-        """Tells this folder's files from others and from other versions of themselves.
+        """A hash that changes with the folder's files, and is fast, unlike ``fingerprint``.
 
-        config.json counts, and of the files names, sizes, times of change, headers and samples of
-        the tensors: it is known at once, where ``fingerprint`` reads everything. None without
-        files.
+        It covers config.json, and the files' names, sizes, modification times, headers and samples
+        of the tensors. None without files.
         """
         if not self._files:
             return None
@@ -248,19 +246,17 @@ def _find(text: str, *, weights: bool) -> Path:
     if text and exists(path):
         if path.suffix == GGUF:
             return path
-        raise CheckpointError(
-            f"{path} is a file: give the folder that holds the model, or a {GGUF} file"
-        )
+        raise CheckpointError(f"{path} is a file: a model must be a folder or a {GGUF} file")
     if hub.is_hub_model(text):
         return hub.download(text, weights=weights)
     if hub.is_hub_file(text):
         return hub.download_file(text)
-    wanted = hub.owner_wanted(text)
-    raise CheckpointError(f"there is no model folder {text!r}" + (wanted and f": {wanted}"))
+    hint = hub.owner_hint(text)
+    raise CheckpointError(f"model folder {text!r} does not exist" + (hint and f": {hint}"))
 
 
 def _gguf(path: Path) -> ModelFolder:
-    from qlora_wgpu.gguf.folder import GGUFFolder  # which is a ModelFolder itself
+    from qlora_wgpu.gguf.folder import GGUFFolder  # imports this module
 
     return GGUFFolder(GGUFFile(path))
 
@@ -270,15 +266,15 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not is_there(file):
         if exists(path / "adapter_config.json"):
             raise CheckpointError(
-                f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
+                f"{path} is a PEFT adapter, not a model: use the folder of its base model"
             )
         if exists(path / "adapter" / "adapter_config.json"):
             raise CheckpointError(
-                f"{path} is a run's folder, not a model: give the folder of its base model, or "
-                "what `merge` makes of the run"
+                f"{path} is a run's folder, not a model: use the folder of its base model, or of "
+                "its merged model (`merge`)"
             )
         if other := next(iter(sorted(path.glob(f"*{GGUF}"))), None):
-            raise CheckpointError(f"{path} has no config.json: name the file {other} itself")
+            raise CheckpointError(f"{path} has no config.json: use the path of the file, {other}")
         raise CheckpointError(
             f"{path} has no config.json, so it is not a Hugging Face model folder"
         )

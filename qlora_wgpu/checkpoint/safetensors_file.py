@@ -1,12 +1,10 @@
 """Safetensors files, read and written tensor by tensor through a memory map.
 
-Format: 8 bytes header length (little-endian), a JSON object, then the tensors' bytes. Every byte of
-the data belongs to exactly one tensor. A file that the library refuses is refused here, and one
-that it takes is taken, within the limits of ``limits.py``: two readers that differ would make of
-one file two models.
+Format: 8 bytes of header length (little-endian), a JSON object, then the tensors' bytes. Every byte
+of the data belongs to exactly one tensor. Within the limits of ``limits.py``, exactly the files
+that the safetensors library accepts are accepted, so that both read the same model.
 
-The library itself copies every tensor and then the whole file; an adapter's moments alone may be
-gigabytes.
+The library itself would copy every tensor and then the whole file, which may be gigabytes.
 """
 
 from __future__ import annotations
@@ -31,35 +29,30 @@ from safetensors import safe_open
 from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint.atomic import final_name, write_pieces
 from qlora_wgpu.errors import CheckpointError, brief, reason
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import LFS_PREFIX, open_file
 from qlora_wgpu.limits import DIMENSIONS, HEADER_BYTES, TENSORS
 from qlora_wgpu.mapped_files import map_file, pieces
 
-# ---- files of another kind -----------------------------------------------------------------------
+# ---- other kinds of files ------------------------------------------------------------------------
 
-LFS_PREFIX = b"version https://git-lfs"
-
-_KINDS = (
+_OTHER_FORMATS = (
     (LFS_PREFIX, "is a Git LFS pointer, not the weights: run git lfs pull"),
     (b"PK\x03\x04", "is a PyTorch or zip file, not safetensors: save the model as safetensors"),
     (b"\x80\x02", "is a PyTorch pickle, not safetensors: save the model as safetensors"),
-    (
-        b"GGUF",
-        "is a GGUF file, not safetensors: name it NAME.gguf, and give the file itself",
-    ),
-    (b"<", "is a web page, not the weights: download it again, logged in if the model asks for it"),
+    (b"GGUF", "is a GGUF file, not safetensors: rename it to NAME.gguf, and use its own path"),
+    (b"<", "is a web page, not the weights: download it again, logged in if the model requires it"),
 )
 
 
-def what_it_is(start: bytes) -> str | None:
-    """The end of a sentence about a file that is no safetensors file, by its first 64 bytes.
+def other_format(start: bytes) -> str | None:
+    """The end of a message about a file that is not safetensors, by its first 64 bytes.
 
     A safetensors file starts with the length of its header, 8 bytes of which the last four are
-    zero, so none can be mistaken.
+    zero, so it is never mistaken for another.
     """
-    for prefix, kind in _KINDS:
+    for prefix, message in _OTHER_FORMATS:
         if start.lstrip().startswith(prefix) and start[4:8] != bytes(4):
-            return kind
+            return message
     return None
 
 
@@ -71,30 +64,30 @@ NUMPY_DTYPES = {
     "BF16": "<u2", "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8",
     "F64": "<f8", "C64": "<c8",
 }  # fmt: skip
-"""What NumPy reads an element as: bfloat16 as uint16, 8-bit floats as uint8."""
+"""NumPy's dtype of an element: uint16 for bfloat16, uint8 for 8-bit floats."""
 
 BITS = {name: 8 * np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPES.items()}
 BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
-"""Bits of an element, by the format's dtype names."""
+"""Bits of an element."""
 
 TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-"""PyTorch's names of the floating-point types that weights are stored in."""
+"""PyTorch's names of the dtypes of weights."""
 
-FLOATS = ("F32", "F16", "BF16", "F64")
-"""The types that weights are read from."""
+FLOATS = tuple(TORCH_NAMES)
+"""The dtypes of weights."""
 
 METADATA = {"format": "pt"}
-"""What a model's file says of itself; transformers refuses one without."""
+"""A model file's metadata, which transformers requires."""
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-# ---- what is wrong with a header -----------------------------------------------------------------
+# ---- errors in a header --------------------------------------------------------------------------
 
 
 class HeaderError(Exception):
-    """What is wrong with a header, as the end of a sentence that starts with the file's name."""
+    """An error in a header, as the end of a message that starts with the file's name."""
 
 
 Place = tuple[int, int]
@@ -102,7 +95,7 @@ Place = tuple[int, int]
 
 
 def check_header(raw: bytes, data_bytes: int) -> None:
-    """Looks for what is wrong with a header: whether it is refused, the library decides."""
+    """Explains why the library refused a header, by raising a HeaderError."""
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError as err:
@@ -110,8 +103,11 @@ def check_header(raw: bytes, data_bytes: int) -> None:
     except (RecursionError, ValueError) as err:
         raise HeaderError(f"is damaged: its header is not JSON ({err})") from err
     if not isinstance(header, dict):
-        raise HeaderError("is damaged: its header is no JSON object")
-    _check_metadata(header.pop("__metadata__", None))
+        raise HeaderError("is damaged: its header is not a JSON object")
+    metadata = header.pop("__metadata__", None)
+    is_map = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
+    if metadata is not None and not is_map:
+        raise HeaderError("is damaged: its metadata is not a map of strings")
     places = {name: _place(name, value) for name, value in header.items()}
     _check_cover(places, data_bytes, 8 + len(raw))
 
@@ -124,13 +120,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_metadata(value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise HeaderError("is damaged: its metadata is no map of strings")
-
-
 def _place(name: str, value: Any) -> Place:
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
         raise HeaderError(
@@ -138,7 +127,7 @@ def _place(name: str, value: Any) -> Place:
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise HeaderError(f"has tensor {brief(name)} of unknown dtype {brief(dtype)}")
+        raise HeaderError(f"has tensor {brief(name)} with unknown dtype {brief(dtype)}")
     if not _are_sizes(shape):
         raise HeaderError(f"is damaged: tensor {brief(name)} has shape {str(shape)[:80]}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -150,7 +139,7 @@ def _place(name: str, value: Any) -> Place:
 def _check_size(name: str, dtype: str, shape: list[int], nbytes: int) -> None:
     bits = BITS[dtype]
     for size in shape:
-        bits = min(bits * size, 2**80)  # a list of large numbers has no end otherwise
+        bits = min(bits * size, 2**80)  # the product could become arbitrarily large
     if bits != 8 * nbytes:
         raise HeaderError(
             f"is damaged: tensor {brief(name)}, {dtype} {brief(shape)}, needs {-(-bits // 8)} "
@@ -159,12 +148,12 @@ def _check_size(name: str, dtype: str, shape: list[int], nbytes: int) -> None:
 
 
 def _are_sizes(value: Any) -> bool:
-    """Whether it is a list of integers from 0 to 2^63 - 1; ``True`` is no integer here."""
+    """Whether a value is a list of integers from 0 to 2^63 - 1, without booleans."""
     return isinstance(value, list) and all(type(x) is int and 0 <= x < 2**63 for x in value)
 
 
 def _check_cover(places: Mapping[str, Place], data_bytes: int, header_bytes: int) -> None:
-    """Every byte belongs to exactly one tensor."""
+    """Requires that every byte belongs to exactly one tensor."""
     reached = 0
     last = ""
     for name, (begin, end) in sorted(places.items(), key=lambda item: item[1]):
@@ -172,12 +161,13 @@ def _check_cover(places: Mapping[str, Place], data_bytes: int, header_bytes: int
             raise HeaderError(f"is damaged: tensors {brief(last)} and {brief(name)} overlap")
         if begin > reached:
             raise HeaderError(
-                f"is damaged: {begin - reached} bytes before tensor {brief(name)} belong to none"
+                f"is damaged: {begin - reached} bytes before tensor {brief(name)} belong to no "
+                "tensor"
             )
         reached, last = end, name
     if reached > data_bytes:
         raise HeaderError(
-            f"is truncated: its header says {header_bytes + reached} bytes, the file has "
+            f"is truncated: expected {header_bytes + reached} bytes, got "
             f"{header_bytes + data_bytes}; download or copy it again"
         )
     if reached < data_bytes:
@@ -189,35 +179,34 @@ def _check_cover(places: Mapping[str, Place], data_bytes: int, header_bytes: int
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor's type, shape and place in the file."""
+    """A tensor's entry in the header."""
 
-    dtype: str  # the format's name of the element type, for example "BF16"
-    shape: tuple[int, ...]  # the tensor's dimensions
+    dtype: str  # for example "BF16"
+    shape: tuple[int, ...]
     begin: int  # first byte, counted from the end of the header
-    end: int  # byte after its last
+    end: int  # byte after the last
 
 
 def read_header(
     path: Path, raw: bytes, data_bytes: int
 ) -> tuple[dict[str, TensorEntry], Mapping[str, str]]:
     """Reads and checks a header."""
-    with _refusals(raw, data_bytes), safe_open(path, framework="numpy") as file:
+    with _header_errors(raw, data_bytes), safe_open(path, framework="numpy") as file:
         names, metadata = set(file.keys()), file.metadata() or {}
     if len(names) > TENSORS:
         raise HeaderError(f"lists {len(names)} tensors, more than the {TENSORS} allowed")
     entries = _entries(raw)
     last = max((entry.end for entry in entries.values()), default=0)
     if entries.keys() != names or last != data_bytes:
-        raise HeaderError("has changed while it was read: try again")
+        raise HeaderError("changed while it was read: try again")
     return entries, metadata
 
 
 def _entries(raw: bytes) -> dict[str, TensorEntry]:
-    """What a header says that the library has checked, but of which it does not tell all."""
     try:
         header = json.loads(raw)
-    except ValueError as err:  # an integer of more digits than Python reads, where none is needed
-        raise HeaderError(f"has a header that is not read: {err}") from err
+    except ValueError as err:  # a number with more digits than Python reads, in an unused field
+        raise HeaderError(f"has a header that cannot be read: {err}") from err
     header.pop("__metadata__", None)
     return {name: _entry(name, value) for name, value in header.items()}
 
@@ -227,23 +216,23 @@ def _entry(name: str, value: Any) -> TensorEntry:
     dtype, shape, (begin, end) = value if isinstance(value, list) else [value[k] for k in keys]
     if len(shape) > DIMENSIONS:
         raise HeaderError(
-            f"has shape {brief(shape)} for tensor {brief(name)}: more than {DIMENSIONS} dimensions "
-            "are not allowed"
+            f"has shape {brief(shape)} for tensor {brief(name)}: at most {DIMENSIONS} dimensions "
+            "are supported"
         )
-    if isinstance(dtype, dict):  # {"F32": null}, which the library takes for "F32"
+    if isinstance(dtype, dict):  # {"F32": null}, which the library accepts as "F32"
         (dtype,) = dtype
     return TensorEntry(dtype, tuple(shape), begin, end)
 
 
 @contextmanager
-def _refusals(raw: bytes, data_bytes: int) -> Iterator[None]:
-    """Turns what the library raises into a sentence that says where the damage is."""
+def _header_errors(raw: bytes, data_bytes: int) -> Iterator[None]:
+    """Turns the library's exceptions into messages that say what is damaged."""
     try:
         yield
     except HeaderError:
         raise
     except BaseException as err:
-        # A panic of the library is no Exception; an interrupt must stay one.
+        # The library's panics are not Exceptions; an interrupt must be passed on.
         if not isinstance(err, Exception) and type(err).__name__ != "PanicException":
             raise
         check_header(raw, data_bytes)
@@ -253,22 +242,21 @@ def _refusals(raw: bytes, data_bytes: int) -> Iterator[None]:
 # ---- the file ------------------------------------------------------------------------------------
 
 _PIECE = 1 << 22  # numbers that are read at a time
-_MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that
+_MAX_COMPARED = 20_000  # names: comparing more takes seconds
 
 
 class SafetensorsFile:
-    """An open safetensors file; nothing but its header is read before it is asked for.
+    """An open safetensors file; tensors are read on demand.
 
     Attributes:
         path: The file.
-        metadata: The strings stored beside the tensors.
+        metadata: The file's metadata, strings by name.
         on_read: Called with the name of each tensor that is about to be read.
     """
 
     on_read: Callable[[str], None] | None = None
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a file and checks its header."""
         self.path = Path(path)
         try:
             self._entries, self.metadata, self._data = _open(self.path)
@@ -281,7 +269,7 @@ class SafetensorsFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._data = None  # arrays that ``raw`` gave out keep the map as long as they need it
+        self._data = None  # arrays from ``raw`` keep the map alive
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -295,7 +283,7 @@ class SafetensorsFile:
         return self._entry(name).shape
 
     def dtype(self, name: str) -> str:
-        """A tensor's element type by the format's name, for example "BF16"."""
+        """A tensor's dtype by the format's name, for example "BF16"."""
         return self._entry(name).dtype
 
     def raw(self, name: str) -> npt.NDArray[Any]:
@@ -303,28 +291,28 @@ class SafetensorsFile:
         entry = self._entry(name)
         if entry.dtype not in NUMPY_DTYPES:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, which NumPy has not"
+                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, which is not supported"
             )
         if self.on_read is not None:
             self.on_read(name)
         array = self.stored_bytes(name).view(NUMPY_DTYPES[entry.dtype])
         try:
             return array.reshape(entry.shape)
-        except (ValueError, OverflowError) as err:  # of no elements, but with huge dimensions
+        except (ValueError, OverflowError) as err:  # no elements, but huge dimensions
             raise CheckpointError(
                 f"{self.path}: tensor {brief(name)} has shape {brief(entry.shape)}, which NumPy "
-                "does not take"
+                "does not support"
             ) from err
 
     def stored_bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor's bytes, whatever their type, as a read-only view of the file."""
+        """A tensor's bytes as a read-only view of the file."""
         entry = self._entry(name)
         if self._data is None:
             raise ValueError(f"{self.path} is closed")
         return self._data[entry.begin : entry.end]
 
     def float32(self, name: str, part: tuple[int | slice, ...] = ()) -> npt.NDArray[np.float32]:
-        """A tensor of floating-point numbers, or a part of it, as a float32 array of its own.
+        """A copy of a tensor of floats, or a part of it, as float32.
 
         float64 numbers beyond float32's range become infinite.
         """
@@ -352,11 +340,11 @@ class SafetensorsFile:
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """The end of a sentence about a missing tensor: empty, or "; nearest is 'y'"."""
+    """The end of a message about a missing tensor: empty, or "; did you mean 'y'?"."""
     leaf = name.rpartition(".")[2]
-    alike = [n for n in names if n.rpartition(".")[2] == leaf] or names
-    close = difflib.get_close_matches(name, alike[:_MAX_SUGGESTED_FROM], n=1)
-    return f"; nearest is {close[0]!r}" if close else ""
+    candidates = [n for n in names if n.rpartition(".")[2] == leaf] or names
+    close = difflib.get_close_matches(name, candidates[:_MAX_COMPARED], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _open(
@@ -368,8 +356,8 @@ def _open(
         start = file.read(64)
         if not start:
             raise HeaderError("is empty: download or copy it again")
-        if kind := what_it_is(start):
-            raise HeaderError(kind)
+        if message := other_format(start):
+            raise HeaderError(message)
         if size < 8:
             raise HeaderError(f"is not a safetensors file: it has only {size} bytes")
         length = int.from_bytes(start[:8], "little")
@@ -380,7 +368,7 @@ def _open(
             )
         if length > size - 8:
             raise HeaderError(
-                f"is truncated: its header says it has {length} bytes itself, the file has {size}; "
+                f"is truncated: its header should have {length} bytes, but the file has {size}; "
                 "download or copy it again"
             )
         file.seek(8)
@@ -389,6 +377,8 @@ def _open(
             return entries, metadata, np.empty(0, np.uint8)
         return entries, metadata, map_file(path, file, 8 + length)
 
+
+# ---- writing -------------------------------------------------------------------------------------
 
 # The library's order: the largest elements first, so that each tensor is aligned.
 _ORDER = (
@@ -406,7 +396,7 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor's element type by the format's name, and its dimensions."""
+    """A tensor's dtype by the format's name, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -422,13 +412,12 @@ def write_safetensors(
     tensors: Mapping[str, npt.NDArray[np.generic]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes tensors as a safetensors file, atomically, without a copy of them all.
+    """Writes a safetensors file atomically, without copying all tensors.
 
     Args:
         path: The file.
-        tensors: Arrays by name, which may be views of others.
-        metadata: Strings to store beside them; {"format": "pt"} if None, without which
-            transformers refuses a model's file.
+        tensors: Arrays by name, which may be views.
+        metadata: The file's metadata; by default {"format": "pt"}, which transformers requires.
     """
     entries = {n: Entry(_NAMES[np.asarray(a).dtype], np.shape(a)) for n, a in tensors.items()}
     ordered = sorted(entries, key=lambda name: (_ORDER.index(entries[name].dtype), name))
@@ -440,14 +429,14 @@ def write_safetensors(
 def write_stream(
     path: Path, entries: Mapping[str, Entry], data: Callable[[str], npt.NDArray[Any]]
 ) -> None:
-    """Writes a file that transformers opens; not atomic. ``data`` gives a tensor's bytes."""
+    """Writes a file for transformers, not atomically; ``data`` returns a tensor by name."""
     try:
         with path.open("wb") as file:
             file.write(_header(entries, METADATA))
             for name, entry in entries.items():
                 raw = np.ascontiguousarray(data(name)).view(np.uint8).reshape(-1)
                 if raw.size != entry.nbytes:
-                    raise ValueError(f"{name} has {raw.size} bytes, not {entry.nbytes}")
+                    raise ValueError(f"{name}: expected {entry.nbytes} bytes, got {raw.size}")
                 file.write(raw.data)
     except OSError as err:
         raise CheckpointError(f"{final_name(path)} cannot be written: {reason(err)}") from err

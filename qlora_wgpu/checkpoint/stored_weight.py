@@ -1,13 +1,13 @@
-"""A weight as a model's files hold it: one handle, of stacks of experts too.
+"""Handles of a model's stored weights, including parts of stacks of experts.
 
 ``P.experts.gate_up_proj`` is (experts, 2 · rows, columns), gate above up, and
-``P.experts.down_proj`` (experts, rows, columns), neither of them quantized. Each expert's matrices
-are weights of their own here: ``P.experts.3.gate_proj.weight``.
+``P.experts.down_proj`` (experts, rows, columns), both unquantized. Each expert's matrices are
+separate weights here: ``P.experts.3.gate_proj.weight``.
 
-Granite's files call the stacks ``P.input_linear.weight`` and ``P.output_linear.weight``. Those of
-gpt-oss are transposed, columns of gate and up taking turns: (experts, columns, 2 · rows), with
-``…_bias`` (experts, 2 · rows) beside them. Its published files have MXFP4 codes in their place,
-``…_blocks``, whose parts ``Mxfp4ExpertWeight`` reads (``quantized/float_weights.py``).
+Granite calls the stacks ``P.input_linear.weight`` and ``P.output_linear.weight``. gpt-oss's stacks
+are transposed, with alternating columns of gate and up: (experts, columns, 2 · rows), and
+``…_bias`` (experts, 2 · rows). Its published files have MXFP4 codes instead, ``…_blocks``, which
+``Mxfp4ExpertWeight`` reads (``quantized/float_weights.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,17 @@ from qlora_wgpu.mapped_files import pieces
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 Files = Mapping[str, SafetensorsFile]
-"""Which open file holds which tensor."""
+"""The open file of each tensor."""
 FloatArray = npt.NDArray[np.float32]
 
-_PIECE = 1 << 22  # numbers that are looked at a time
+_PIECE = 1 << 22  # numbers that are checked at a time
 
 
 class StoredWeight(ABC):
-    """A weight in a model's files. Headers say what it is; its bytes are read when asked for.
+    """A weight in a model's files, which is read on demand.
 
     Attributes:
-        name: Hugging Face's name of it.
+        name: Hugging Face's name.
     """
 
     name: str
@@ -52,150 +53,147 @@ class StoredWeight(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions, of a quantized one those of the matrix and not of its codes."""
+        """Its dimensions, also if it is quantized."""
 
     @property
     @abstractmethod
     def dtype(self) -> str:
-        """The type of its floats by safetensors' name, of a quantized one the type before."""
+        """The dtype of its floats by safetensors' name; before quantization, if quantized."""
 
     @property
     @abstractmethod
     def stored_dtype(self) -> str:
-        """The type that the file has, such as "U8", or by llama.cpp's name "Q4_K"."""
+        """The dtype in the file, such as "U8", or llama.cpp's "Q4_K"."""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its files hold codes."""
+        """Whether it is stored quantized."""
         return False
 
     @property
     def is_mapped(self) -> bool:
-        """Whether ``quantized`` leaves nearly all of it in its file."""
+        """Whether most of ``quantized`` is a view of the file."""
         return False
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether its file holds it in bfloat16 as it is, so that ``bfloat16`` gives the bits."""
+        """Whether ``bfloat16`` may be called: it is stored in bfloat16, as a whole tensor."""
         return False
 
     @property
     def format(self) -> WeightFormat | None:
-        """What ``quantized`` is stored in; None of floats, and of forms that no kernel has."""
+        """The format of ``quantized``; None if it is not quantized, or no kernel reads it."""
         return None
 
     @property
     def must_requantize(self) -> bool:
-        """Whether it is quantized in a form that no kernel has; ``read`` gives it."""
+        """Whether it is quantized in a format that no kernel reads."""
         return self.is_quantized and self.format is None
 
     @abstractmethod
     def raw(self) -> npt.NDArray[Any]:
-        """The elements as stored, a view of the file where it can be; bfloat16 as uint16."""
+        """The elements as stored, a view of the file if possible; bfloat16 as uint16."""
 
     @abstractmethod
     def read(self) -> FloatArray:
-        """The weight as finite float32 numbers in an array of their own, dequantized if need be."""
+        """A copy of the weight as float32, dequantized if needed; all values are finite."""
 
     @abstractmethod
     def quantized(self) -> QuantizedWeight | None:
-        """The codes and scales as ``format`` says, some of them views of the file."""
+        """Codes and scales in ``format``, some of them views of the file."""
 
     def bfloat16(self) -> npt.NDArray[np.uint16]:
-        """The finite bits of one that ``is_bfloat16``, a read-only view of its file."""
+        """The bits of a weight that ``is_bfloat16``, all finite: a read-only view of its file."""
         bits: npt.NDArray[np.uint16] = self.raw()
         if any(map(has_nonfinite, pieces(bits, _PIECE))):
             raise self._damaged()
         return bits
 
     def _finite(self, array: FloatArray) -> FloatArray:
-        # Both are NaN if any element is, and no temporary array is needed.
+        # Minimum and maximum are NaN if any element is, and need no temporary array.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise self._damaged()
         return array
 
     def _damaged(self) -> CheckpointError:
         return CheckpointError(
-            f"{self.path}: tensor {self.name!r} holds NaN or infinity, so the model is damaged"
+            f"{self.path}: tensor {self.name!r} contains NaN or infinity: the model is damaged"
         )
 
 
-# ---- of floats -----------------------------------------------------------------------------------
+# ---- floats --------------------------------------------------------------------------------------
 
 Part = tuple[int | slice, ...]
-"""An expert, and rows of its own, or columns."""
+"""The index of an expert, and of its rows or columns."""
 
 
 class FloatWeight(StoredWeight):
-    """A tensor of a safetensors file as it is, or a part of a stack of experts'."""
+    """An unquantized tensor of a safetensors file, or a part of a stack of experts."""
 
     def __init__(
         self, files: Files, name: str, tensor: str, part: Part = (), *, transposed: bool = False
     ) -> None:
-        """Takes its tensor, and where in it the weight lies: all of it, or perhaps transposed."""
         self.name, self.tensor = name, tensor
         self._files, self._file = files, files[tensor]
         self._part, self._transposed = part, transposed
 
     @property
     def path(self) -> Path:
-        """The tensor's file."""
+        """As in ``StoredWeight``."""
         return self._file.path
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its own."""
+        """As in ``StoredWeight``."""
         shape = self._file.shape(self.tensor)
         if not self._part:
             return shape
-        places = zip(self._part, shape, strict=False)
-        cut = [len(range(*p.indices(size))) for p, size in places if isinstance(p, slice)]
-        sizes = (*cut, *shape[len(self._part) :])
+        slices = zip(self._part, shape, strict=False)
+        lengths = [len(range(*p.indices(size))) for p, size in slices if isinstance(p, slice)]
+        sizes = (*lengths, *shape[len(self._part) :])
         return sizes[::-1] if self._transposed else sizes
 
     @property
     def dtype(self) -> str:
-        """The tensor's."""
+        """As in ``StoredWeight``."""
         return self._file.dtype(self.tensor)
 
     stored_dtype = dtype
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether it is a whole tensor of that type."""
+        """As in ``StoredWeight``."""
         return not self._part and self.dtype == "BF16"
 
     def raw(self) -> npt.NDArray[Any]:
-        """The elements as stored."""
+        """As in ``StoredWeight``."""
         array = self._file.raw(self.tensor)
         return self._oriented(array[self._part]) if self._part else array
 
     def read(self) -> FloatArray:
-        """The numbers, if nothing says that they are codes."""
+        """As in ``StoredWeight``; refuses tensors that seem to be quantized."""
         self._refuse_codes()
         return self._finite(self._oriented(self._file.float32(self.tensor, self._part)))
 
     def quantized(self) -> None:
-        """None, if nothing says that it is codes."""
+        """None; refuses tensors that seem to be quantized."""
         self._refuse_codes()
 
     def _oriented(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.ascontiguousarray(array.T) if self._transposed else array
 
     def _refuse_codes(self) -> None:
-        """Refuses a tensor that is quantized in a way that nothing in its folder says."""
         where, dtype = f"{self.path}: {self.tensor!r}", self.dtype
         if dtype in _OTHER_QUANTIZATIONS:
             raise UnsupportedModelError(
-                f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but neither scales beside it "
-                "nor quantization_config in config.json say what they stand for: take the "
-                "unquantized model"
+                f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but neither scales nor "
+                "quantization_config in config.json describe them: use the unquantized model"
             )
         is_codes = dtype == "U8" and self.tensor.endswith(".weight")
         if f"{self.tensor}.absmax" in self._files or is_codes:
             raise CheckpointError(
                 f"{where} is quantized, but {self.tensor}.quant_state.bitsandbytes__nf4 is "
-                "missing: the file is incomplete, or was not written by bitsandbytes"
+                "missing: the file is incomplete or was not written by bitsandbytes"
             )
 
 
@@ -206,8 +204,12 @@ _OTHER_QUANTIZATIONS = {
 }
 
 
+# ---- stacks of experts ---------------------------------------------------------------------------
+
 IN_TURNS = ("gpt_oss",)
-"""Model types whose stacks are as gpt-oss's."""
+"""Model types with transposed stacks in which gate and up alternate."""
+_EITHER_WAY = ("qwen3_vl_moe",)
+"""Model types whose published stacks are transposed, and those that transformers 5 saves not."""
 
 _WEIGHT = re.compile(r"(.*\.experts)\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
 _STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj|(.*)\.(in|out)put_linear\.weight")
@@ -219,39 +221,43 @@ _DIMENSIONS = {"weight": 3, "bias": 2}
 
 @dataclass(frozen=True)
 class ExpertStack:
-    """A tensor that holds a matrix of all experts, be it of codes."""
+    """A tensor with a matrix of all experts, perhaps as codes."""
 
-    name: str  # the tensor's name where it is of floats
-    parts: list[str]  # the weights that it holds, in its order
+    name: str  # the unquantized tensor's name
+    parts: list[str]  # the names of its weights, in order
     experts: int
-    in_turns: bool  # whether it is as gpt-oss's
+    in_turns: bool  # whether it is stored like gpt-oss's
+    transposed: bool = False  # whether it is (experts, in_features, out_features)
 
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        """Its dimensions where it is of floats, and each of its parts of these."""
+        """The unquantized tensor's shape, for parts of this shape."""
         together = rows * len(self.parts) // self.experts
-        own = (columns, together) if self.in_turns else (together, columns)
+        own = (columns, together) if self.transposed else (together, columns)
         return self.experts, *own
 
     def joined(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """The tensor of floats, of all its parts."""
+        """The unquantized tensor of all its parts."""
         rows, columns = parts[0].shape
         shape = self.shape(rows, columns)
-        if not self.in_turns:
+        if not self.transposed:
             return np.concatenate(parts).reshape(shape)
-        apart = np.stack(parts).reshape(self.experts, -1, rows, columns)  # experts, kinds, …
-        return np.ascontiguousarray(apart.transpose(0, 3, 2, 1)).reshape(shape)
+        separate = np.stack(parts).reshape(self.experts, -1, rows, columns)  # experts, kinds, …
+        order = (0, 3, 2, 1) if self.in_turns else (0, 3, 1, 2)
+        return np.ascontiguousarray(separate.transpose(order)).reshape(shape)
 
 
 class ExpertStacks:
-    """The stacks of a folder's files, by the names of their parts."""
+    """The stacks of experts in a folder's files."""
 
-    def __init__(self, files: Files, model_type: object = None) -> None:
-        """Looks into the files' headers only."""
+    def __init__(self, files: Files, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._files = files
-        self._in_turns = model_type in IN_TURNS
+        text = config.get("text_config")
+        self._hidden_size = (text if isinstance(text, Mapping) else config).get("hidden_size")
+        self._in_turns = config.get("model_type") in IN_TURNS
+        self._either_way = config.get("model_type") in _EITHER_WAY
 
     def find(self, name: str) -> FloatWeight | None:
-        """A weight that a stack of floats holds."""
+        """A weight in an unquantized stack."""
         match = _WEIGHT.fullmatch(name)
         if match is None or (match[4] == "bias" and not self._in_turns):
             return None
@@ -264,15 +270,18 @@ class ExpertStacks:
         shape = self._shape(stack, _DIMENSIONS[match[4]], count)
         if shape is None or expert >= shape[0]:
             return None
-        if self._in_turns:
-            columns = *[slice(None)] * (len(shape) - 2), slice(place, None, count)
-            return FloatWeight(self._files, name, stack, (expert, *columns), transposed=True)
-        rows = shape[1] // count
+        transposed = self._is_transposed(kind, shape)
+        rows = shape[-1 if transposed else 1] // count
         own = slice(rows * place, rows * (place + 1))
+        if self._in_turns:
+            own = slice(place, None, count)
+        if transposed:
+            columns = *[slice(None)] * (len(shape) - 2), own
+            return FloatWeight(self._files, name, stack, (expert, *columns), transposed=True)
         return FloatWeight(self._files, name, stack, (expert, own))
 
     def stack(self, tensor: str) -> ExpertStack | None:
-        """What a stored tensor holds; None if it is no stack."""
+        """The stack in a stored tensor; None if it is not one."""
         is_packed = self._in_turns and tensor.endswith(_BLOCKS)
         name = tensor.removesuffix(_BLOCKS) if is_packed else tensor
         match = _STACK.fullmatch(name)
@@ -286,14 +295,21 @@ class ExpertStacks:
         if not (is_packed and shape) and self._shape(tensor, 3, len(leaves)) is None:
             return None
         parts = [f"{at}.{i}.{leaf}_proj.weight" for i in range(shape[0]) for leaf in leaves]
-        return ExpertStack(name, parts, shape[0], self._in_turns)
+        transposed = self._is_transposed(kind, shape)
+        return ExpertStack(name, parts, shape[0], self._in_turns, transposed)
 
     def _shape(self, stack: str, dimensions: int, halves: int) -> tuple[int, ...] | None:
-        """A stack's dimensions; None if there is none of that name."""
+        """An unquantized stack's shape; None if there is no such stack."""
         file = self._files.get(stack)
         if file is None or file.dtype(stack) not in FLOATS:
             return None
         shape = file.shape(stack)
-        if len(shape) != dimensions or shape[-1 if self._in_turns else 1] % halves:
+        kind = "gate_up" if halves == 2 else "down"
+        if len(shape) != dimensions:
             return None
-        return shape
+        return None if shape[-1 if self._is_transposed(kind, shape) else 1] % halves else shape
+
+    def _is_transposed(self, kind: str, shape: tuple[int, ...]) -> bool:
+        """Whether a stack's rows are its last dimension, as transformers tells from its shape."""
+        plain = shape[-1 if kind == "gate_up" else 1] == self._hidden_size
+        return self._in_turns or (self._either_way and not plain)

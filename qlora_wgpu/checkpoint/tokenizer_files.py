@@ -1,4 +1,4 @@
-"""The files of a tokenizer and its chat templates, from one folder into another."""
+"""The files of a tokenizer and its chat templates, and copies of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.atomic import write_file
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import file_bytes, is_there
@@ -17,13 +17,13 @@ TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 PROMPT_FORMAT = "prompt_format.json"  # of this package: chat, alpaca or text
-WITHOUT_TOKENIZER = "no-tokenizer.txt"  # why a model has no tokenizer.json, where that is known
+WITHOUT_TOKENIZER = "no-tokenizer.txt"  # the reason why a model has no tokenizer.json
 MORE_TEMPLATES = "additional_chat_templates"
 _FILES = ("tokenizer.json", CONFIG, TOKENS, "added_tokens.json")
 
 
 def tokenizer_folder(adapter: str | PathLike[str]) -> Path | None:
-    """Where the tokenizer of an adapter lies: beside it, else beside the final one of its run."""
+    """The folder with an adapter's tokenizer: its own, or that of its run's final adapter."""
     folders = [Path(adapter).expanduser()]
     if (run := find_run(adapter)) is not None:
         folders.append(RunPaths(run).adapter)
@@ -31,7 +31,7 @@ def tokenizer_folder(adapter: str | PathLike[str]) -> Path | None:
 
 
 def copy_tokenizer(source: Path, target: Path, *, templates: bool = True) -> None:
-    """Copies all of a folder's files of that kind into another one, over those that are there."""
+    """Copies a folder's tokenizer and templates into another folder, replacing existing files."""
     names = [*_FILES, TEMPLATE] if templates else _FILES
     for name in names:
         if is_there(source / name):
@@ -41,7 +41,7 @@ def copy_tokenizer(source: Path, target: Path, *, templates: bool = True) -> Non
 
 
 def copy_more_templates(source: Path, target: Path) -> None:
-    """Copies the chat templates that a model has beside its usual one."""
+    """Copies a model's additional chat templates."""
     for path in sorted((source / MORE_TEMPLATES).glob("*.jinja")):
         copy = target / MORE_TEMPLATES / path.name
         copy.parent.mkdir(exist_ok=True)

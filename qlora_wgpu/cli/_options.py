@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, and types whose mistakes are our sentences."""
+"""Options that several commands share, and the types that parse them."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ from qlora_wgpu.files import exists, is_dir
 # ---- types ---------------------------------------------------------------------------------------
 
 
-class ReadBy(click.ParamType):  # type: ignore[type-arg]  # older versions' have none
-    """What a function makes of an option's name and text, or refuses by a sentence."""
+class ParsedType(click.ParamType):  # type: ignore[type-arg]  # not generic in older versions
+    """A type that parses an option's name and text, or raises a ConfigError."""
 
-    def __init__(self, name: str, read: Callable[[str, Any], Any]) -> None:
-        self.name, self.read = name, read
+    def __init__(self, name: str, parse: Callable[[str, Any], Any]) -> None:
+        self.name, self.parse = name, parse
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """What the help shows in the value's place."""
+        """What the help shows in place of the value."""
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Reads the text; a default is read already."""
+        """Parses the text."""
         assert param is not None
-        return self.read(param.opts[0], value)
+        return self.parse(param.opts[0], value)
 
 
-class TargetFile(click.Path):
-    """A file that is written, as ``target_file`` checks it."""
+class OutputFile(click.Path):
+    """A file to write, checked before anything is computed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuses what cannot be written, before anything is computed."""
+        """Checks the path."""
         assert param is not None
-        return target_file(param.opts[0], value)
+        return output_file(param.opts[0], value)
 
 
-def any_whole_number(option: str, text: str) -> int:
-    """A whole number of either sign."""
+def integer(option: str, text: str) -> int:
+    """An integer, negative ones included."""
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{option} must be a whole number, got {text!r}") from None
+        raise ConfigError(f"{option} must be an integer, got {text!r}") from None
 
 
-def whole_number(option: str, text: str, most: int | None = None) -> int:
-    """A whole number above zero."""
+def positive_integer(option: str, text: str, maximum: int | None = None) -> int:
+    """An integer from 1 to ``maximum``."""
     try:
         value = int(text)
     except ValueError:
         value = 0
     if value < 1:
-        raise ConfigError(f"{option} must be a whole number above zero, got {brief(text)}")
-    if most is not None and value > most:
-        raise ConfigError(f"{option} must be at most {most:,}, got {brief(value)}")
+        raise ConfigError(f"{option} must be a positive integer, got {brief(text)}")
+    if maximum is not None and value > maximum:
+        raise ConfigError(f"{option} must be at most {maximum:,}, got {brief(value)}")
     return value
 
 
-def whole_numbers(option: str, text: str, most: int) -> tuple[int, ...]:
-    """Several of them with commas between, each once."""
+def positive_integers(option: str, text: str, maximum: int) -> tuple[int, ...]:
+    """Comma-separated integers, without duplicates."""
     parts = text.split(",") if text else []
-    return tuple(dict.fromkeys(whole_number(option, part.strip(), most) for part in parts))
+    return tuple(dict.fromkeys(positive_integer(option, part.strip(), maximum) for part in parts))
 
 
 def read_bytes(option: str, text: str) -> int:
@@ -79,46 +79,46 @@ def read_bytes(option: str, text: str) -> int:
     return size
 
 
-def target_file(option: str, name: str) -> Path:
-    """Where an option's file goes; where a link leads, so that the link stays one."""
+def output_file(option: str, name: str) -> Path:
+    """The path of a file to write; the target of a link, so that the link is kept."""
     path = Path(name).expanduser()
     if not name or is_dir(path):
-        raise ConfigError(f"{option} {name!r} is not a file name: give one such as figures.json")
+        raise ConfigError(f"{option} must be a file name such as results.json, got {name!r}")
     if not is_dir(path.parent):
-        raise ConfigError(f"{option} {name}: there is no folder {path.parent}")
+        raise ConfigError(f"{option} {name}: the folder {path.parent} does not exist")
     if not os.access(path if exists(path) else path.parent, os.W_OK):
-        raise ConfigError(f"{option} {name} cannot be written: you may not write there")
+        raise ConfigError(f"{option} {name} cannot be written: permission denied")
     return path.resolve() if path.is_symlink() else path
 
 
-def write_figures(path: Path, figures: dict[str, Any]) -> None:
-    """Writes an option's file as JSON."""
-    write_file(path, (json.dumps(figures, indent=1) + "\n").encode())
+def write_json_file(path: Path, value: dict[str, Any]) -> None:
+    """Writes an indented JSON file, atomically."""
+    write_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def one_of(*names: str) -> ReadBy:
-    """One of some words."""
+def one_of(*names: str) -> ParsedType:
+    """A choice whose error is our sentence."""
 
-    def read(option: str, text: str) -> str:
+    def parse(option: str, text: str) -> str:
         if text not in names:
             raise ConfigError(f"{option} must be {' or '.join(names)}, got {text!r}")
         return text
 
-    return ReadBy("|".join(names), read)
+    return ParsedType("|".join(names), parse)
 
 
-def counted(most: int | None = None) -> ReadBy:
-    """A whole number above zero."""
-    return ReadBy("N", partial(whole_number, most=most))
+def count(maximum: int | None = None) -> ParsedType:
+    """A positive integer."""
+    return ParsedType("N", partial(positive_integer, maximum=maximum))
 
 
-FILE_OR_FOLDER = click.Path(readable=False)  # whether it can be read is told by who reads it
+FILE_OR_FOLDER = click.Path(readable=False)  # the code that reads it reports what is wrong
 DTYPE = one_of("bfloat16", "float32")
-PORT = counted(65_535)
-PORT_OR_ANY = ReadBy("N", lambda option, text: 0 if text == "0" else PORT.read(option, text))
-SIZE = ReadBy("TEXT", read_bytes)
-SIZE_OR_AUTO = ReadBy(
-    "TEXT", lambda option, text: text if text == "auto" else SIZE.read(option, text)
+PORT = count(65_535)
+PORT_OR_ANY = ParsedType("N", lambda option, text: 0 if text == "0" else PORT.parse(option, text))
+SIZE = ParsedType("SIZE", read_bytes)
+SIZE_OR_AUTO = ParsedType(
+    "SIZE", lambda option, text: text if text == "auto" else read_bytes(option, text)
 )
 
 # ---- options -------------------------------------------------------------------------------------
@@ -128,11 +128,14 @@ chat_template_option = click.option(
     "--chat-template",
     "template_name",
     type=FILE_OR_FOLDER,
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
+    help="Chat template to use instead of the run's or the tokenizer's: a .jinja file or a "
+    "built-in name.",
 )
 max_new_tokens_option = click.option(
-    "--max-new-tokens", default=256, type=click.IntRange(1), help="Most tokens of an answer."
+    "--max-new-tokens",
+    default=256,
+    type=click.IntRange(1),
+    help="Maximum number of tokens to generate.",
 )
 _SAMPLING = (
     max_new_tokens_option,
@@ -140,59 +143,57 @@ _SAMPLING = (
         "--temperature",
         default=0.0,
         type=click.FloatRange(0),
-        help="How freely tokens are chosen; 0 takes the likeliest.",
+        help="Sampling temperature; 0 is greedy.",
     ),
     click.option(
         "--top-k",
         default=0,
         type=click.IntRange(0),
-        help="Sample among this many of the likeliest tokens; 0 for all of them.",
+        help="Sample from this many most likely tokens; 0 for all.",
     ),
     click.option(
         "--top-p",
         default=1.0,
         type=click.FloatRange(0, 1, min_open=True),
-        help="Sample among the likeliest tokens that together have this probability.",
+        help="Sample from the most likely tokens whose probabilities add up to this.",
     ),
     click.option(
         "--min-p",
         default=0.0,
         type=click.FloatRange(0, 1),
-        help="Sample among tokens that have at least this share of the likeliest's probability.",
+        help="Sample from tokens with at least this fraction of the highest probability.",
     ),
     click.option(
         "--repetition-penalty",
         default=1.0,
         type=click.FloatRange(0, min_open=True),
-        help="Divides the positive logits of tokens that the text already has; 1 changes nothing.",
+        help="Penalty on tokens that the text already has; 1 disables it.",
     ),
-    click.option(
-        "--seed", default=0, type=click.IntRange(0), help="Seed of the random choice of tokens."
-    ),
+    click.option("--seed", default=0, type=click.IntRange(0), help="Random seed of sampling."),
 )
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say how tokens are chosen."""
+    """The options of sampling."""
     for option in reversed(_SAMPLING):
         command = option(command)
     return command
 
 
 def json_option(text: str) -> Callable[..., Any]:
-    """``--json FILE``, for figures."""
-    return click.option("--json", "json_file", type=TargetFile(), metavar="FILE", help=text)
+    """``--json FILE``."""
+    return click.option("--json", "json_file", type=OutputFile(), metavar="FILE", help=text)
 
 
 def batch_option(text: str) -> Callable[..., Any]:
-    """``--batch``, for answers that are made at a time."""
+    """``--batch``, of generation."""
     return click.option("--batch", default=8, type=click.IntRange(1), help=text)
 
 
 def gpu_option(
     text: str, *old_names: str, default: str | None = "auto", show_default: bool | str = True
 ) -> Callable[..., Any]:
-    """``--gpu``, which is still read under the names that the option used to have."""
+    """``--gpu``, which is also read under its former names."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for name in old_names:

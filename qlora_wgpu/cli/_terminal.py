@@ -1,11 +1,11 @@
-"""The console of all commands: what others wrote is shown there, never obeyed."""
+"""The console of all commands, which escapes control characters in foreign text."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import IO, Any, cast
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -16,60 +16,61 @@ from rich.text import Text
 from qlora_wgpu.supervision.streams import Output
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
-_UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
-_USUAL = 80  # of a terminal that says it has none
+_UNLIMITED = 100_000  # columns of a pipe or a file, so that lines are not wrapped
+_DEFAULT_WIDTH = 80  # of a terminal that reports none
 
 
 class Terminal(Console):
-    """A console on which square brackets and control characters of others are plain text.
+    """A console that prints square brackets and control characters as plain text.
 
-    Where there is no terminal, lines are as long as they are. A pipe that nobody reads any more
-    is no error: the command goes on to its own end; if ``lasting``, a full disk is none, either.
+    Without a terminal, lines are not wrapped. A broken pipe does not end the command; with
+    ``ignore_errors``, neither does a full disk.
     """
 
     def __init__(
-        self, *, stderr: bool = False, soft_wrap: bool = False, lasting: bool = False
+        self, *, stderr: bool = False, soft_wrap: bool = False, ignore_errors: bool = False
     ) -> None:
         output, stream = None, sys.stderr if stderr else sys.stdout
-        if stream is not None:  # None where a program has no output at all
-            output = cast(IO[str], Output(stream, goes_on=True, lasting=lasting or stderr))
-        # In a notebook, plain lines: what moves would need ipywidgets there.
+        if stream is not None:  # None in programs without output
+            guarded = Output(stream, ignore_broken_pipe=True, ignore_errors=ignore_errors or stderr)
+            output = cast(IO[str], guarded)
+        # A notebook gets plain lines: live display would need ipywidgets.
         super().__init__(
             stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False,
             force_jupyter=False, force_terminal=False if in_notebook() else None, file=output
         )  # fmt: skip
         columns = os.environ.get("COLUMNS", "")
-        is_set = columns.isdigit() and int(columns) > 0  # in no columns nothing would be shown
+        is_set = columns.isdigit() and int(columns) > 0  # with 0 nothing would be shown
         if not (self.is_terminal or is_set):
-            self.width = _UNBROKEN
+            self.width = _UNLIMITED
         elif self.width < 1:
-            self.width = _USUAL
+            self.width = _DEFAULT_WIDTH
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Styles a text, which is shown as it is."""
+        """Styles a text, without markup."""
         return super().render_str(visible(without_secrets(text)), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Cuts what is printed into pieces; those that move the cursor are rich's own."""
+        """Escapes all segments except rich's own, which move the cursor."""
         for piece in super().render(renderable, options):
             yield piece if piece.control else Segment(visible(piece.text), piece.style)
 
     def note(self, text: object) -> None:
-        """Prints what a user may want to know."""
+        """Prints a note."""
         self.print(f"note: {text}", style="yellow")
 
     def warning(self, text: object) -> None:
-        """Prints what a user should look at."""
+        """Prints a warning."""
         self.print(f"warning: {text}", style="yellow")
 
     def facts(self, rows: Mapping[str, str]) -> None:
-        """Prints a name and a text on each line, the texts below each other."""
+        """Prints names and texts in two columns."""
         if self.is_terminal or self.is_jupyter:
             table = Table(show_header=False, box=None)
             table.add_column()
-            table.add_column(overflow="fold")  # a path is whole, however narrow it gets
+            table.add_column(overflow="fold")  # so that no path is truncated
             for name, text in rows.items():
                 table.add_row(name, text)
             self.print(table)
@@ -86,7 +87,7 @@ class Terminal(Console):
         return _PlainStatus(_plain(status), console=self, **options)
 
     def has_characters(self, text: str) -> bool:
-        """Whether the encoding has all of a text's; pipes on Windows lack many."""
+        """Whether the encoding can write a text; pipes on Windows often cannot."""
         try:
             text.encode(self.encoding)
         except (UnicodeEncodeError, LookupError):
@@ -96,7 +97,7 @@ class Terminal(Console):
 
 class _PlainStatus(Status):
     def update(self, status: RenderableType | None = None, **options: Any) -> None:
-        """Shows something else."""
+        """Replaces the text."""
         super().update(None if status is None else _plain(status), **options)
 
 
@@ -105,25 +106,27 @@ def _plain(shown: RenderableType) -> RenderableType:
 
 
 def in_notebook() -> bool:
-    """Whether a notebook's kernel shows what is printed, which calls itself a terminal."""
+    """Whether a notebook shows what is printed; its kernel claims to be a terminal."""
     ipython = sys.modules.get("IPython")
     return hasattr(ipython.get_ipython(), "kernel") if ipython is not None else False
 
 
 def write(text: str) -> None:
-    """Writes a part of a text to stdout at once."""
+    """Writes text to stdout, unbuffered."""
     sys.stdout.write(visible(text))
     sys.stdout.flush()
 
 
-def write_json(value: Any, *, lasting: bool = False) -> None:
-    """Writes a value to stdout as a line of JSON, in UTF-8 whatever the console has, at once.
+def write_json(value: Any, *, ignore_errors: bool = False) -> None:
+    """Writes a value to stdout as a line of JSON, in UTF-8 whatever the console's encoding is.
 
-    If ``lasting``, neither a closed pipe nor a full disk ends the command.
+    With ``ignore_errors``, neither a broken pipe nor a full disk ends the command.
     """
-    reconfigure = getattr(sys.stdout, "reconfigure", None)  # others than files have none
-    if reconfigure is not None:  # what a console lacks, it would escape as no JSON does
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # only files have it
+    if reconfigure is not None:  # otherwise some characters are escaped, which is not JSON
         reconfigure(encoding="utf-8", errors="backslashreplace")
-    stream = Output(sys.stdout, goes_on=True, lasting=True) if lasting else sys.stdout
+    stream: TextIO | Output = sys.stdout
+    if ignore_errors:
+        stream = Output(sys.stdout, ignore_broken_pipe=True, ignore_errors=True)
     stream.write(visible_json(value) + "\n")
     stream.flush()

@@ -1,4 +1,4 @@
-"""``bench``: how fast this machine trains a shape, and which kernels take the time."""
+"""``bench``: training speed of a model shape on this machine, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._options import (
     DTYPE,
     FILE_OR_FOLDER,
-    ReadBy,
-    any_whole_number,
+    ParsedType,
     gpu_option,
+    integer,
     json_option,
-    write_figures,
+    write_json_file,
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import DeviceConfig, QuantConfig
@@ -27,16 +27,16 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.opening import tune_device
 from qlora_wgpu.tuning.tuner import Task
 
-_WHOLE = ReadBy("N", any_whole_number)  # what each must be, the workload says
+_INTEGER = ParsedType("N", integer)  # the workload checks ranges
 
 
-@click.command(epilog=f"Shapes with a name: {', '.join(SHAPES)}.")
+@click.command(epilog=f"Named shapes: {', '.join(SHAPES)}.")
 @click.argument("shape", default="S", type=FILE_OR_FOLDER)
-@click.option("--batch", default=1, type=_WHOLE, help="Rows of a step.")
-@click.option("--seq", default=256, type=_WHOLE, help="Tokens of a row.")
-@click.option("--rank", default=8, type=_WHOLE, help="Rank of the adapter.")
+@click.option("--batch", default=1, type=_INTEGER, help="Rows per step.")
+@click.option("--seq", default=256, type=_INTEGER, help="Tokens per row.")
+@click.option("--rank", default=8, type=_INTEGER, help="Rank of the adapter.")
 @click.option(
-    "--steps", default=5, type=_WHOLE, help="How many steps are measured, after two for warming up."
+    "--steps", default=5, type=_INTEGER, help="Steps to measure, after two warm-up steps."
 )
 @click.option(
     "--dtype", "compute_dtype", default="bfloat16", type=DTYPE, help="Type of matmul operands."
@@ -53,15 +53,16 @@ _WHOLE = ReadBy("N", any_whole_number)  # what each must be, the workload says
     "--device",
 )
 @click.option("--backend", default="auto", help="WebGPU implementation: wgpu or dawn.")
-@click.option("--tune", is_flag=True, help="Time ways of cutting kernels first, and keep the best.")
-@json_option("File to write all figures to.")
+@click.option("--tune", is_flag=True, help="Autotune kernels first.")
+@json_option("File to write all results to.")
 def bench(
     shape: str, gpu: str, backend: str, tune: bool, json_file: Path | None, **options: Any
 ) -> None:
-    """Time training steps of SHAPE on this machine, and every kernel of them.
+    """Benchmark training steps of SHAPE, and each of their kernels.
 
     SHAPE is a name (below), a config.json or a model folder. Weights are random unless the folder
-    has some; nothing is downloaded. Kernels are shown against what the GPU gives at most.
+    has some; nothing is downloaded. The throughput of kernels is also shown as a percentage of the
+    GPU's measured peak.
     """
     console = Terminal()
     workload = Workload(find_shape(shape), **options)
@@ -74,7 +75,7 @@ def bench(
         workload.batch,
         workload.seq,
     )
-    # Without --tune, what is known already is used.
+    # Without --tune, cached tilings are used.
     settings = DeviceConfig.model_validate(
         {"gpu": gpu, "backend": backend, "tune": "always" if tune else "auto"}
     )
@@ -85,5 +86,5 @@ def bench(
         measurement = measure(workload, device, status.update)
     show(console, measurement)
     if json_file is not None:
-        write_figures(json_file, to_json(measurement))
+        write_json_file(json_file, to_json(measurement))
         console.print(f"written to {json_file}")

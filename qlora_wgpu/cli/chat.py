@@ -1,4 +1,4 @@
-"""``chat``: a conversation with a model, with the adapter on or off."""
+"""``chat``: a conversation with a model, with or without its adapter."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.resolve import adapter_in
 from qlora_wgpu.runs.workload import GenerationWorkload
 
-_CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
+_CONVERSATION = 2048  # tokens that memory is planned for; a longer one uses what is left
 _END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
 _HELP = f"/adapter on|off|NAME|FOLDER, /system TEXT, /reset, /help, /exit (or {_END})"
 _TEXT_ONLY = (
-    "note: this adapter has learnt to continue text, not to chat: each line is continued as it is, "
-    "and the lines before are forgotten (`qlora-wgpu generate` does it for one text)"
+    "note: this adapter was trained on plain text, not on chats: each line is continued on its "
+    "own, without the lines before (as by `qlora-wgpu generate`)"
 )
 
 
 @click.command()
 @opening_options()
-@click.option("--system", help="System message that the conversation begins with.")
+@click.option("--system", help="System message.")
 @chat_template_option
 @sampling_options
 def chat(
     opening: ModelOptions, system: str | None, template_name: str | None, **sampling: Any
 ) -> None:
-    """Talk with what a run has trained, or with any model and adapter.
+    """Chat with a run's model, or with any model and adapter.
 
-    RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
-    folder of its run is opened as the run's config.yaml says it was trained, and prompts are
-    written as it has learnt them: with the chat template, Alpaca's prompt, or as plain text.
+    RUN is the folder of a run, such as runs/first, or of an adapter or a model. An adapter in its
+    run's folder is opened with the settings of the run's config.yaml, and prompts have the format
+    it was trained on: the chat template, Alpaca's prompt, or plain text.
 
-    A line is a turn; /adapter off answers with the base alone, /adapter runs/second with another
-    adapter of the same base, /reset forgets the conversation. Turns can be piped in.
+    Each line is a turn. /adapter off disables the adapter, /adapter runs/second loads another one
+    of the same base, and /reset clears the conversation. Turns can be piped in.
     """
     console = Terminal(stderr=True)
     source = OpenedModel.open(opening.model)
@@ -75,9 +75,9 @@ def chat(
         if word in ("/exit", "/quit"):
             break
         if word == "/reset":
-            talk.begin(talk.system)
+            talk.reset(talk.system)
         elif word == "/system":
-            talk.begin(rest or None)
+            talk.reset(rest or None)
         elif word == "/adapter":
             console.print(talk.adapter(rest), style="dim")
         elif word.startswith("/"):
@@ -86,85 +86,85 @@ def chat(
             try:
                 talk.answer(line)
             except DataError as err:
-                console.print(f"{err}: /reset begins anew", style="yellow")
+                console.print(f"{err}: /reset clears the conversation", style="yellow")
             except KeyboardInterrupt:
                 write("\n")
 
 
 class _Conversation:
-    """What was said so far, and the model and adapter that answer."""
+    """The messages so far, and the model that answers."""
 
     def __init__(
         self, model: QLoRAModel, prompt_of: Callable[[str | None], PromptFormat],
         sampling: dict[str, Any], system: str | None,
     ) -> None:  # fmt: skip
         self._model, self._prompt_of, self._sampling = model, prompt_of, sampling
-        self.begin(system)
+        self.reset(system)
 
-    def begin(self, system: str | None) -> None:
-        """Forgets all that was said, but for the system message."""
+    def reset(self, system: str | None) -> None:
+        """Clears the conversation, and sets its system message."""
         self.system = system
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
     def use(self, prompt: PromptFormat, *, has_adapter: bool) -> None:
-        """Answers with another adapter from now on, which is on."""
+        """Switches to an adapter, enabled, and its prompt format."""
         self._prompt = prompt
         self._is_on = self._has_adapter = has_adapter
 
     def answer(self, line: str) -> None:
-        """Answers a line, and keeps both; an answer that is cut short is not kept."""
-        asked = [*self._messages, {"role": "user", "content": line}]
+        """Streams the answer to a line, and keeps both unless it is interrupted."""
+        messages = [*self._messages, {"role": "user", "content": line}]
         sampling = {**self._sampling, "seed": self._sampling["seed"] + len(self._messages)}
         is_off = self._has_adapter and not self._is_on
         with self._model.disable_adapter() if is_off else nullcontext():
             tokens = generate(
                 self._model,
-                self._prompt.ids(asked),
+                self._prompt.ids(messages),
                 stop_ids=self._prompt.stop_ids,
                 max_length=self._model.max_length,
                 **sampling,
             )
             answer = stream(self._prompt.tokenizer, tokens, self._prompt.stop_text)
-        self._messages = [*asked, {"role": "assistant", "content": answer}]
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def adapter(self, what: str) -> str:
-        """Does what ``/adapter`` asks for, and says what is so then."""
-        if what in ("on", "off"):
-            self._is_on = what == "on" and self._has_adapter
+    def adapter(self, argument: str) -> str:
+        """Runs ``/adapter``; returns what to print."""
+        if argument in ("on", "off"):
+            self._is_on = argument == "on" and self._has_adapter
             return f"the adapter is {'on' if self._is_on else 'off'}"
         try:
-            return self._chosen(what) if what else self._listed()
+            return self._select(argument) if argument else self._list()
         except QLoRAError as err:
             return str(err)
 
-    def _chosen(self, name: str) -> str:
+    def _select(self, name: str) -> str:
         model = self._model
         if name not in model.adapters:
             folder = adapter_in(name) or name
-            self._prompt_of(folder)  # before anything is taken
+            self._prompt_of(folder)  # fails before memory is allocated
             model.load_adapter(folder, name)
         model.set_adapter(name)
         now = model.adapters[name]
         self.use(self._prompt_of(now.path), has_adapter=now.path is not None)
-        return f"answers come from {_in_words(now)}"
+        return f"using {_describe(now)}"
 
-    def _listed(self) -> str:
+    def _list(self) -> str:
         return "\n".join(
-            ("* " if name == self._model.active_adapter else "  ") + _in_words(adapter)
+            ("* " if name == self._model.active_adapter else "  ") + _describe(adapter)
             for name, adapter in self._model.adapters.items()
         )
 
 
-def _in_words(adapter: LoadedAdapter) -> str:
+def _describe(adapter: LoadedAdapter) -> str:
     if adapter.path is None:
-        return f"{adapter.name}: the base alone"
+        return f"{adapter.name}: the base without an adapter"
     where = "" if adapter.path == adapter.name else f" ({adapter.path})"
-    size = f"{adapter.device_bytes / MIB:,.1f} MiB on the device"
+    size = f"{adapter.device_bytes / MIB:,.1f} MiB on the GPU"
     return f"{adapter.name}{where}: r {adapter.config.r}, {size}"
 
 
 def _read(console: Terminal) -> str | None:
-    """A line, or None at the end."""
+    """A line of input, or None at its end."""
     try:
         if sys.stdin.isatty():
             return console.input("[bold]> [/bold]").strip()
@@ -172,5 +172,5 @@ def _read(console: Terminal) -> str | None:
     except (EOFError, KeyboardInterrupt):
         return None
     except UnicodeDecodeError as err:
-        raise DataError(f"what is piped or typed in is not text in {err.encoding}") from err
+        raise DataError(f"the input is not valid {err.encoding}") from err
     return line.strip() if line else None

@@ -1,4 +1,4 @@
-"""``worker`` and ``certificates``: machines that compute for runs elsewhere, and who may."""
+"""``worker`` and ``certificates``: a cluster's machines, and how they trust each other."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from qlora_wgpu.cluster.serving import PATIENCE, WorkerOptions, serve
 @click.option(
     "--name",
     show_default="the machine's name, and --gpu",
-    help="The worker's name, which no other one may have.",
+    help="The worker's name, unique in the cluster.",
 )
 @click.option("--certificates", help="Folder with ca.pem, cert.pem and key.pem.")
 @click.option(
     "--model",
     type=FILE_OR_FOLDER,
     show_default="the run's",
-    help="Folder or hub name of the base, here.",
+    help="Folder or hub name of the base on this machine.",
 )
 @click.option(
     "--allow-plain-tcp",
     is_flag=True,
-    help="Connect to tcp:// on another machine, although anyone on the network could then run "
-    "code here.",
+    help="Allow tcp:// to another machine, which lets anyone on the network run code here.",
 )
 @click.option(
     "--memory-limit",
     type=SIZE,
-    help="Memory of this machine, such as 16GiB, beyond which the worker restarts.",
+    help="Host memory, such as 16GiB, beyond which the worker restarts.",
 )
 @click.option(
     "--patience",
     default=PATIENCE,
     type=click.FloatRange(0),
-    help="Seconds to wait for a scheduler that does not answer.",
+    help="Seconds to wait for a scheduler that does not respond.",
 )
 def worker(**options: Any) -> None:
-    """Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.
+    """Compute on this machine's GPU for runs on other machines.
 
-    SCHEDULER is its address, such as tls://192.168.1.5:8786. One worker takes one GPU. Ctrl-C ends
-    it: what it was computing goes to others. If it crashes, it restarts by itself.
+    SCHEDULER is the address of a Dask scheduler, such as tls://192.168.1.5:8786. A worker uses one
+    GPU. After Ctrl-C, other workers repeat its current work. If it crashes, it restarts by itself.
     """
     console = Terminal(soft_wrap=True)
     serve(WorkerOptions(**options), console.print)
@@ -57,18 +56,18 @@ def worker(**options: Any) -> None:
 @click.command()
 @click.argument("folder", type=click.Path())
 @click.option(
-    "--days", default=365, type=click.IntRange(1, 3650), help="How long the certificate is valid."
+    "--days", default=365, type=click.IntRange(1, 3650), help="Validity of the certificate in days."
 )
 def certificates(folder: str, days: int) -> None:
-    """Make the certificate that the machines of a cluster share, in FOLDER.
+    """Create the certificate that a cluster shares, in FOLDER.
 
-    A machine is added by copying FOLDER to it. Whoever has key.pem can run code on every machine
-    of the cluster. Nothing is ever overwritten.
+    To add a machine, copy FOLDER to it. Whoever has key.pem can run code on every machine of the
+    cluster. Existing files are never overwritten.
     """
     console = Terminal(soft_wrap=True)
     made = make_certificates(folder, days)
     console.print(
-        f"{made.folder} holds ca.pem, cert.pem and key.pem, valid until {made.until:%Y-%m-%d}; "
-        "copy it to each machine of the cluster as it is, such as with "
-        f"`scp -rp {made.folder} MACHINE:`, and keep key.pem secret"
+        f"{made.folder} has ca.pem, cert.pem and key.pem, valid until {made.until:%Y-%m-%d}; copy "
+        f"the folder to each machine of the cluster, for example with `scp -rp {made.folder} "
+        "MACHINE:`, and keep key.pem secret"
     )

@@ -1,4 +1,4 @@
-"""``data``: what a run will learn from, before it runs."""
+"""``data``: a preview of a run's training examples, their loss mask and lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.dataset import Subset
-from qlora_wgpu.data.row_source import SAID
+from qlora_wgpu.data.row_source import ANSWER_NAMES
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
@@ -30,30 +30,31 @@ from qlora_wgpu.training.data import preparation, source_figures
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
-_BLOCKS = "█▏"  # of bars, and of one that would have no length
+_BLOCKS = "█▏"  # a bar's character, and the one for a bar shorter than that
 _SHOWN_TOKENS = 400
-_LEARNT = "bold green"
+_TRAINED_ON = "bold green"
 
 
 @click.command()
 @click.argument("config", type=click.Path())
 @overrides_argument
-@click.option("--samples", default=3, type=click.IntRange(0), help="How many samples to show.")
+@click.option("--samples", default=3, type=click.IntRange(0), help="Number of samples to show.")
 @click.option("--eval", "held_out", is_flag=True, help="Show the held-out data instead.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print an object per sample instead, one a line: text, input_ids, labels, and answer "
-    "(such as chosen) where rows have several.",
+    help="Print a JSON object per sample instead: text, input_ids, labels, and answer (such as "
+    "chosen) where rows have several.",
 )
 def data(
     config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool
 ) -> None:
-    """Show what the run of CONFIG, a YAML file or its folder, learns from.
+    """Preview the training examples of CONFIG and their loss mask.
 
-    Samples with their learnt tokens in colour, how long rows are, and how much is cut, masked and
-    packed. Nothing is trained, and no weights are read; the model's folder needs its tokenizer.
+    CONFIG is a run's YAML or folder. Shows samples with the tokens that the loss is taken on, the
+    lengths of rows, and how many are truncated, masked and packed. No weights are read: the model's
+    folder only needs its tokenizer.
     """
     settings = as_config(config, overrides)
     if as_json:
@@ -66,27 +67,27 @@ def data(
     for title, example in islice(_titled(settings, dataset), samples):
         _show_sample(console, colored(example, prepared.tokenizer), title)
     if samples:
-        how = "stand in {+ +}" if _is_colorless(console) else "are green"
-        console.print(f"learnt tokens {how}", style="dim")
+        shown = "tokens in {+ +}" if _is_colorless(console) else "green tokens"
+        console.print(f"{shown} are trained on", style="dim")
     bars = _BLOCKS if console.has_characters(_BLOCKS) else "#-"
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length, bars))
-    console.print(_figures(settings, prepared, held_out=held_out))
+    console.print(_statistics(settings, prepared, held_out=held_out))
 
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
-    """Examples under their rows' numbers, where a row has answers with what is said of each."""
-    said = SAID.get(settings.train.objective, ("",))
+    """Examples with a title: the row's number, and which of its answers it is."""
+    said = ANSWER_NAMES.get(settings.train.objective, ("",))
     rows = len(dataset) // len(said)
     for number in range(len(dataset)):
         row, place = divmod(number, len(said))
         example = dataset[number]
-        if len(example):  # the other place of a row with one answer is empty
+        if len(example):  # a row with one answer has an empty second example
             word = f", {said[place]}" if said[place] else ""
             yield f"{row + 1:,} of {rows:,}{word}: {len(example):,} tokens", example
 
 
 def _show_sample(console: Terminal, text: Text, title: str) -> None:
-    """Prints a sample, in a frame only where there is a screen around it."""
+    """Prints a sample, in a frame if stdout is a terminal."""
     if _is_colorless(console):
         text = _marked(text)
     if console.is_terminal:
@@ -100,16 +101,16 @@ def _is_colorless(console: Terminal) -> bool:
 
 
 def _marked(text: Text) -> Text:
-    """A coloured sample with its learnt parts in {+ +}, as git marks words without colours."""
+    """A sample with its label tokens in {+ +}, as in git's word diff, instead of colours."""
     marked = Text()
     for span in text.spans:
         part = text.plain[span.start : span.end]
-        marked.append(f"{{+{part}+}}" if span.style == _LEARNT else part)
+        marked.append(f"{{+{part}+}}" if span.style == _TRAINED_ON else part)
     return marked
 
 
 def _write_json(settings: Config, *, held_out: bool) -> None:
-    """Every sample as an object, one a line, on stdout."""
+    """Prints each sample as a line of JSON."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
     tokenizer = tokenizer_of(settings, ModelFolder.without_weights(base_in(settings)))
     if settings.data.sources is not None and (not held_out or split is not None):
@@ -128,22 +129,22 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
         if chosen is None or (content_digest(sample.ids) in chosen) == held_out:
             text = tokenizer.decode(sample.ids, False) if sample.text is None else sample.text
             row = {"text": text, "input_ids": sample.ids, "labels": sample.labels}
-            answer = {"answer": sample.said} if sample.said else {}
+            answer = {"answer": sample.answer} if sample.answer else {}
             write_json(row | answer)
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
-    """An example's text, what is learnt in green and the rest dim."""
+    """An example's text, with label tokens in green and the others dim."""
     text = Text()
     ids = [int(i) for i in example.input_ids]
-    learnt = [bool(label != IGNORE_INDEX) for label in example.labels]
+    has_loss = [bool(label != IGNORE_INDEX) for label in example.labels]
     shown = min(len(ids), _SHOWN_TOKENS)
     first = 0
     while first < shown:
         end = first
-        while end < shown and learnt[end] == learnt[first]:
+        while end < shown and has_loss[end] == has_loss[first]:
             end += 1
-        style = _LEARNT if learnt[first] else "dim"
+        style = _TRAINED_ON if has_loss[first] else "dim"
         decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
         text.append(visible(decoded), style=style)
         first = end
@@ -153,12 +154,12 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
 
 
 def _histogram(lengths: npt.NDArray[np.int64], limit: int, blocks: str) -> Table:
-    """Numbers of rows by their length, in bars of one character, or of another for hardly any."""
+    """Number of rows by length, as bars of ``blocks[0]``, or ``blocks[1]`` for very few."""
     lengths = lengths[lengths > 0]
     longest = int(lengths.max())
     width = max(-(-longest // _BARS), 1)
     counts = np.bincount((lengths - 1) // width, minlength=-(-longest // width))
-    table = Table(title="tokens of a row", title_justify="left", show_header=False, box=None)
+    table = Table(title="tokens per row", title_justify="left", show_header=False, box=None)
     for i, count in enumerate(counts):
         bar = blocks[0] * round(_BAR_WIDTH * count / counts.max())
         bar = bar or (blocks[1] if count else "")
@@ -168,26 +169,26 @@ def _histogram(lengths: npt.NDArray[np.int64], limit: int, blocks: str) -> Table
     return table
 
 
-def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -> Table:
+def _statistics(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -> Table:
     dataset, plan = prepared.dataset, prepared.plan
     counts = dataset.counts
-    total, learnt = dataset.num_tokens, dataset.num_label_tokens
+    total, labels = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
     is_split = settings.data.eval_split is not None and not held_out
     split = dataset.num_others if is_split and isinstance(dataset, Subset) else 0
-    apart = f", {split:,} held out" if split else ""
-    table.add_row("rows", f"{counts.rows:,} read, {dataset.num_rows:,} used{apart}")
+    held = f", {split:,} held out" if split else ""
+    table.add_row("rows", f"{counts.rows:,} read, {dataset.num_rows:,} used{held}")
     for each in source_figures(dataset):
         share = 100 * each.rows / len(dataset)
         table.add_row("", f"{each.name}: {each.rows:,} of {each.of:,} ({share:.1f} %)")
     table.add_row(
-        "cut",
-        f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "
-        f"{counts.without_labels:,} with nothing to learn, {counts.empty:,} empty",
+        "length",
+        f"{counts.truncated:,} truncated; dropped: {counts.dropped:,} too long, "
+        f"{counts.without_labels:,} without labels, {counts.empty:,} empty",
     )
     table.add_row(
         "tokens",
-        f"{total:,} an epoch, {learnt:,} learnt ({100 * learnt / total:.1f} %), the rest masked",
+        f"{total:,} per epoch, loss on {labels:,} ({100 * labels / total:.1f} %), the rest masked",
     )
     if settings.data.packing:
         row = max(settings.data.max_seq_length, plan.longest)
@@ -196,7 +197,7 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
         table.add_row("packed", f"into {rows} of {row:,} tokens, {full:.1f} % full")
     table.add_row(
         "steps",
-        f"{plan.steps_per_epoch:,} an epoch, {plan.total_steps:,} in all, of "
+        f"{plan.steps_per_epoch:,} per epoch, {plan.total_steps:,} in total, of "
         f"{plan.batch_size // plan.sides} x {plan.accumulation} rows",
     )
     return table

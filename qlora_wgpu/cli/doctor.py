@@ -1,4 +1,4 @@
-"""``doctor``: what this machine offers, and what to do where it offers nothing."""
+"""``doctor``: this machine's GPUs, what they can train, and what to install if there are none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from qlora_wgpu.cli._options import TargetFile, gpu_option, write_figures
+from qlora_wgpu.cli._options import OutputFile, gpu_option, write_json_file
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import FoundAdapter, cards, installed_backends, list_adapters, no_gpu
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
-from qlora_wgpu.runs.estimation import of_several, what_it_means
+from qlora_wgpu.runs.estimation import several_gpus_hint, training_summary
 from qlora_wgpu.runs.machine_report import machine_facts, machine_report
 from qlora_wgpu.runs.opening import faster_through_dawn
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks
@@ -28,18 +28,16 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Verify every kernel variant against its reference.")
 @click.option(
-    "--check", is_flag=True, help="Run every kernel variant against its reference on this driver."
-)
-@click.option(
-    "--quick", is_flag=True, help="Skip what takes long: how fast it trains, and what fits."
+    "--quick", is_flag=True, help="Skip slow parts: training speed, and which models fit."
 )
 @click.option(
     "--report",
-    type=TargetFile(),
+    type=OutputFile(),
     metavar="FILE",
-    help="Write FILE (JSON), which helps others with such a GPU: versions, driver, limits, checks "
-    "and step times, within five minutes. No path, user or machine is named in it.",
+    help="Write FILE (JSON) for bug reports and other users of this GPU: versions, driver, limits, "
+    "checks and step times. Takes up to five minutes; contains no paths, user or machine names.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print versions, GPUs, limits and features as JSON."
@@ -54,15 +52,15 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 def doctor(
     check: bool, quick: bool, report: Path | None, as_json: bool, gpu: str, backend: str
 ) -> None:
-    """Show the GPUs found, their driver, limits and features, and what that means for training.
+    """Show this machine's GPUs, and what they can train.
 
-    Exits with code 2, and says what to install, if there is none; with --check also if the driver
-    computes wrongly.
+    Shows driver, limits and features of each. Exits with code 2 if there is no GPU, and prints what
+    to install; with --check, also if the driver miscomputes.
     """
     given = {"--check": check, "--quick": quick, "--report": report is not None, "--json": as_json}
     modes = [option for option, is_given in given.items() if is_given]
     if len(modes) > 1:
-        raise ConfigError(f"{' and '.join(modes)} exclude each other: choose one")
+        raise ConfigError(f"{' and '.join(modes)} are mutually exclusive")
     console = Terminal()
     if check:
         _check(console, Device(gpu, backend))
@@ -77,7 +75,7 @@ def doctor(
 
 
 def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None:
-    """Shows every GPU, and which one is taken."""
+    """Shows every GPU, and which one is used."""
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
@@ -92,49 +90,43 @@ def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None
     automatic = (gpu, backend) == ("auto", "auto")
     for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
-            console.print(f"{each.package} finds no GPU that it can use")
+            console.print(f"{each.package} finds no usable GPU")
         for index, adapter in enumerate(adapters):
             chosen = automatic and index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     _show_choice(console, device, gpu)
     if quick:
-        skipped = "how fast it trains" if device.is_cpu else "which models fit"
-        console.print(f"\nskipped with --quick: {skipped}")
+        skipped = "training speed" if device.is_cpu else "which models fit"
+        console.print(f"\nskipped by --quick: {skipped}")
     else:
-        doing = "measuring how fast it trains"
+        doing = "measuring the training speed"
         with console.status(doing), under_way(doing):
-            meaning = what_it_means(device)
+            meaning = training_summary(device)
         console.print(f"\n{meaning}", style="bold")
     if text := faster_through_dawn(device, backend):
         console.print(text, style="yellow")
-    if text := of_several(len(cards())):
+    if text := several_gpus_hint(len(cards())):
         console.print(text)
 
 
 def _show_choice(console: Console, device: Device, gpu: str) -> None:
-    """Shows which device a ``device.gpu`` opens, and what is known of it."""
+    """Shows which GPU ``device.gpu`` opens, with notes and autotuning results."""
     kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(f"device.gpu: {gpu} opens {device.name} through {device.backend.package}: {kind}")
-    if device.profile.textures:
-        console.print(
-            "operands are read from textures, by subgroups of "
-            f"{device.profile.subgroup_size}: both "
-            "gave the right values here"
-        )
     for note in device.notes:
         console.print(note, style="yellow")
     for entry in choices_for(device):
         shape = entry["shape"]
         console.print(
-            f"timed for hidden {shape['hidden_size']}, batch {entry['batch']} x {entry['seq']}: "
+            f"autotuned: hidden {shape['hidden_size']}, batch {entry['batch']} x {entry['seq']}: "
             f"{'; '.join(entry['notes'])}"
         )
 
 
 def _check(console: Console, device: Device) -> None:
-    """Shows every check's error, and fails if one is too large."""
+    """Shows the error of every check, and fails if one is too large."""
     console.print(
-        f"{device.name}, {device.gpu.info['description'] or 'driver not told'}, through "
+        f"{device.name}, {device.gpu.info['description'] or 'unknown driver'}, through "
         f"{device.backend.package}"
     )
     results: dict[tuple[str, str], dict[str, Result]] = {}
@@ -145,29 +137,29 @@ def _check(console: Console, device: Device) -> None:
             status.update(f"checking {done}/{total}: {shown}")
             results.setdefault((result.check, result.variant), {})[result.dtype] = result
     console.print(_errors(results))
-    console.print("errors are the largest, relative to the largest value", style="dim")
-    _judge(console, device, results)
+    console.print("maximum errors, relative to the largest value", style="dim")
+    _report_failures(console, device, results)
 
 
 def _write_report(console: Console, target: Path, device: Device) -> None:
-    """Writes the report after each part of it, and shows what has come out."""
+    """Writes the report after each of its parts, and shows a summary."""
     avoid_what_is_wrong(device)
     with console.status("writing the report") as status:
         for report in machine_report(device, status.update):
-            write_figures(target, report)
+            write_json_file(target, report)
     checks_done = report["checks"]
     console.print(
-        f"{checks_done['done']} of {checks_done['total']} checks, {checks_done['wrong']} wrong"
+        f"{checks_done['done']} of {checks_done['total']} checks, {checks_done['wrong']} failed"
     )
     for shape, steps in report["steps"].items():
         reason = steps.get("skipped") or steps.get("failed")
         speed = reason or f"{steps['tokens_per_second']['median']:,.0f} tokens/s"
         console.print(f"steps of {shape}: {speed}")
-    console.print(f"written to {target}: no path, user or machine is named in it")
+    console.print(f"written to {target}, without paths, user or machine names")
 
 
 def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
-    """A row a check, a column a variant."""
+    """A row per check, a column per variant."""
     shown = list(dict.fromkeys(variant for _, variant in results))
     table = Table(box=None)
     table.add_column("error in\nfloat32\nbfloat16")
@@ -179,26 +171,26 @@ def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
     return table
 
 
-def _judge(
+def _report_failures(
     console: Console, device: Device, results: dict[tuple[str, str], dict[str, Result]]
 ) -> None:
-    """Names the checks that failed."""
-    wrong = [r for by_dtype in results.values() for r in by_dtype.values() if not r.good]
-    for result in wrong:
+    """Lists the checks that failed; raises if one is for this device's own kernels."""
+    failed = [r for by_dtype in results.values() for r in by_dtype.values() if not r.good]
+    for result in failed:
         reason = f": {result.refusal}" if result.refusal else ""
         console.print(
-            f"wrong: {result.check}, {result.variant}, {result.dtype}{reason}", style="red"
+            f"failed: {result.check}, {result.variant}, {result.dtype}{reason}", style="red"
         )
-    own = [r for r in wrong if r.variant == "own"]
+    own = [r for r in failed if r.variant == "own"]
     if own:
         raise DeviceError(
-            f"{device.name} does not compute rightly: update its driver, or choose another GPU "
-            "(device.gpu) or backend (device.backend)"
+            f"{device.name} miscomputes: update the driver, or choose another GPU or backend "
+            "(device.gpu, device.backend)"
         )
     console.print(
-        f"all {sum(map(len, results.values()))} checks are good"
-        if not wrong
-        else "the kernels this device would use are good",
+        f"all {sum(map(len, results.values()))} checks passed"
+        if not failed
+        else "the kernels that this GPU uses passed",
         style="green",
     )
 
@@ -216,7 +208,7 @@ def _describe(index: int, gpu: FoundAdapter, chosen: bool) -> Table:
     )
     table.title_justify = "left"
     table.add_row("type", f"{info['adapter_type']} via {info['backend_type']}")
-    table.add_row("driver", info["description"] or "not told")
+    table.add_row("driver", info["description"] or "unknown")
     table.add_row("largest buffer", f"{limits['max-buffer-size'] / 2**20:,.0f} MiB")
     table.add_row(
         "largest binding", f"{limits['max-storage-buffer-binding-size'] / 2**20:,.0f} MiB"

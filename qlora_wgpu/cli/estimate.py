@@ -1,4 +1,4 @@
-"""``estimate``: what training will take of a device's memory, and what fits, from config.json."""
+"""``estimate``: the memory that training needs, and what fits, from config.json alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli._options import (
     DTYPE,
     FILE_OR_FOLDER,
-    ReadBy,
-    counted,
+    ParsedType,
+    count,
     json_option,
     one_of,
     overrides_argument,
     read_bytes,
-    write_figures,
+    write_json_file,
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
@@ -27,36 +27,35 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
-from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, GpuPlan, of_several
+from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, GpuPlan, several_gpus_hint
 from qlora_wgpu.runs.settings import as_config
 
-# ---- cards and budgets ---------------------------------------------------------------------------
+# ---- sizes of GPUs -------------------------------------------------------------------------------
 
 
 def cards_table(plans: tuple[GpuPlan, ...], batch: int, seq: int) -> Table:
-    """A row for each card; what waits is that of the planned batch and sequence."""
+    """A row for each size of GPU; what is offloaded is for the planned batch and sequence."""
     caption = (
-        "longest: tokens of one row, layers recomputed. slow-down: against everything on a card, "
-        f"reckoned at {FLOPS / 1e12:g} TFLOP/s and {LINK / 1e9:g} GB/s from the host, none hidden"
+        "longest: maximum tokens of a row with gradient checkpointing, on the GPU alone and with "
+        "offloading to host memory. slow-down: estimated against a GPU without a memory limit, at "
+        f"{FLOPS / 1e12:g} TFLOP/s and {LINK / 1e9:g} GB/s from the host without overlap"
     )
     table = Table(
         box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left", min_width=60
     )
-    table.add_column("card")
+    table.add_column("GPU")
     table.add_column("longest", justify="right")
-    table.add_column("with host memory", justify="right")
-    table.add_column(f"{batch} x {seq:,} tokens: what is recomputed or waits", overflow="fold")
+    table.add_column("offloading", justify="right")
+    table.add_column(f"{batch} x {seq:,} tokens: recomputed / offloaded", overflow="fold")
     table.add_column("host", justify="right")
     table.add_column("slow-down", justify="right")
     for plan in plans:
-        table.add_row(f"{plan.gib} GB", *_lengths(plan), *_planned(plan))
+        table.add_row(
+            f"{plan.gib} GB", _tokens(plan.resident_seq), _tokens(plan.longest_seq), *_planned(plan)
+        )
     if plans and plans[-1].gib < 80:
-        table.add_row("more", "", "", "as the last", "", "")
+        table.add_row("more", "", "", "same as the last", "", "")
     return table
-
-
-def _lengths(plan: GpuPlan) -> tuple[str, str]:
-    return _tokens(plan.resident_seq), _tokens(plan.longest_seq)
 
 
 def _tokens(seq: int) -> str:
@@ -68,25 +67,24 @@ def _tokens(seq: int) -> str:
 def _planned(plan: GpuPlan) -> tuple[str, str, str]:
     if plan.fitted is None or plan.slow_down is None:
         return "does not fit", "", ""
-    waiting = sum(plan.fitted.host_memory.values())
-    host = f"{waiting / GIB:.1f} GiB" if waiting else "-"
-    return _measures(plan.fitted), host, f"{plan.slow_down:.2f}x"
+    offloaded = sum(plan.fitted.host_memory.values())
+    host = f"{offloaded / GIB:.1f} GiB" if offloaded else "-"
+    return _recomputed_and_offloaded(plan.fitted), host, f"{plan.slow_down:.2f}x"
 
 
-def _measures(fitted: Fit) -> str:
+def _recomputed_and_offloaded(fitted: Fit) -> str:
     offload = fitted.offload
-    again = ""
+    recomputed = ""
     if fitted.options.checkpointing:
-        again = f"{fitted.recomputed} recomputed"
+        recomputed = f"{fitted.recomputed} recomputed"
     elif offload.remakes:
-        again = "norms and gated units made again"
-    waits = [short for short, _ in offload.in_words(fitted.layout.num_layers)]
-    waiting = f"{', '.join(waits)} on the host" if waits else ""
-    return "; ".join(filter(None, (again, waiting))) or "nothing"
+        recomputed = "norms and gated units recomputed"
+    kinds = [short for short, _ in offload.in_words(fitted.layout.num_layers)]
+    offloaded = f"{', '.join(kinds)} offloaded" if kinds else ""
+    return "; ".join(filter(None, (recomputed, offloaded))) or "nothing"
 
 
-def fitted_in_json(fitted: Fit) -> dict[str, Any]:
-    """How training keeps a budget, as ``--json`` writes it."""
+def _fitted_in_json(fitted: Fit) -> dict[str, Any]:
     return {
         "bytes": dict(fitted.memory),
         "total": fitted.total,
@@ -97,8 +95,7 @@ def fitted_in_json(fitted: Fit) -> dict[str, Any]:
     }
 
 
-def in_json(plan: GpuPlan) -> dict[str, Any]:
-    """A card's plan as ``--json`` writes it."""
+def _plan_in_json(plan: GpuPlan) -> dict[str, Any]:
     fitted = plan.fitted
     return {
         "card_gb": plan.gib,
@@ -107,40 +104,38 @@ def in_json(plan: GpuPlan) -> dict[str, Any]:
         "longest_seq": plan.longest_seq,
         "fits": fitted is not None,
         "slow_down": plan.slow_down,
-        "fitted": None if fitted is None else fitted_in_json(fitted),
+        "fitted": None if fitted is None else _fitted_in_json(fitted),
     }
 
 
 # ---- the command ---------------------------------------------------------------------------------
 
-_SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
-_BESIDE = (
-    "of the longest step; train plans by its data what texts, evaluations and batches of other "
-    "lengths take beside it, and tells the sum before it reads a weight"
+_MIN_SHOWN = 2**20 / 20  # bytes of a kind that are not shown as 0.0 MiB
+_NOTE = (
+    "This is the peak of the longest training step. `train` also plans evaluation, sampling and "
+    "other batch shapes, and prints the total before it loads weights."
 )
 
 
 @click.command()
 @click.argument("target", type=FILE_OR_FOLDER)
 @overrides_argument
+@click.option("--batch", type=count(), show_default="the run's, or 1", help="Rows per micro-batch.")
+@click.option("--seq", type=count(), show_default="the run's, or 1024", help="Tokens per row.")
 @click.option(
-    "--batch", type=counted(), show_default="the run's, or 1", help="Rows of a micro-batch."
-)
-@click.option("--seq", type=counted(), show_default="the run's, or 1024", help="Tokens of a row.")
-@click.option(
-    "--rank", type=counted(RANK), show_default="the run's, or 16", help="Rank of the adapter."
+    "--rank", type=count(RANK), show_default="the run's, or 16", help="Rank of the adapter."
 )
 @click.option(
     "--checkpointing/--no-checkpointing",
     default=None,
     show_default="the run's, or checkpointing",
-    help="Whether layers are recomputed in the backward pass.",
+    help="Recompute layers in the backward pass.",
 )
 @click.option(
     "--scheme",
     type=one_of("nf4", "none"),
     show_default="the run's, or nf4",
-    help="How frozen layers are stored.",
+    help="Quantization of frozen layers.",
 )
 @click.option(
     "--dtype",
@@ -151,32 +146,32 @@ _BESIDE = (
 )
 @click.option(
     "--budget",
-    type=ReadBy("SIZE", read_bytes),
+    type=ParsedType("SIZE", read_bytes),
     show_default="the run's device.memory",
-    help="Memory there is, such as 8GiB: shows what fits.",
+    help="Memory budget, such as 8GiB; shows what fits in it.",
 )
-@click.option("--cards", is_flag=True, help="Plan it for cards from 4 to 80 GB, too.")
-@json_option("File to write the figures to.")
+@click.option("--cards", is_flag=True, help="Also plan for GPUs from 4 to 80 GB.")
+@json_option("File to write the estimate to.")
 def estimate(
     target: str, overrides: tuple[str, ...], json_file: Path | None, **workload: Any
 ) -> None:
-    """Show how much memory training will take, without reading weights or using a GPU.
+    """Estimate the GPU memory that training needs.
 
-    TARGET is a run's YAML (with overrides, as for train), a config.json, a model's folder or its
-    name on the hub, or a shape's name, as for bench. The figures are the sum of the plan that
-    training runs.
+    TARGET is a run's YAML (with overrides, as for train), a config.json, a model's folder or hub
+    name, or a named shape (as for bench). The estimate is the plan that training uses, made from
+    config.json without reading weights or using a GPU.
     """
-    what: Config | str = target
+    subject: Config | str = target
     if Path(target).suffix in (".yaml", ".yml"):
-        what, overrides = as_config(target, overrides), ()
+        subject, overrides = as_config(target, overrides), ()
     console = Terminal()
-    with console.status("planning"):  # cards and budgets take up to a minute
-        result = runs.estimate(what, overrides=overrides, by_data=True, **workload)
+    with console.status("planning"):  # --cards and --budget take up to a minute
+        result = runs.estimate(subject, overrides=overrides, by_data=True, **workload)
     _show(console, target, result)
-    if (there := result.on_cluster) is not None:
+    if (cluster := result.on_cluster) is not None:
         console.print(
-            f"on a cluster: {_size(there.worker)} on the GPU of each worker, {_size(there.owner)} "
-            "on that of the owner, which may be one of these GPUs"
+            f"on a cluster: {_size(cluster.worker)} on the GPU of each worker and "
+            f"{_size(cluster.owner)} on the owner's, which may be the same GPU"
         )
     if json_file is not None:
         _write(json_file, result)
@@ -194,15 +189,15 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
     for text in workload.pretrained.notes:
         console.note(text)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("on the device")
+    table.add_column("on the GPU")
     table.add_column("MiB", justify="right")
     for kind, nbytes in result.memory.most_common():
-        if nbytes < _SHOWN:
+        if nbytes < _MIN_SHOWN:
             break
         table.add_row(kind, f"{nbytes / 2**20:,.1f}")
     table.add_row("total", f"{result.total / 2**20:,.1f}", style="bold")
     console.print(table)
-    console.print(_BESIDE, style="dim", soft_wrap=True)
+    console.print(_NOTE, style="dim", soft_wrap=True)
     if result.budget is not None and result.fits is not None:
         console.print(_verdict(result, result.budget, result.fits))
     elif result.device_memory is not None:
@@ -212,15 +207,15 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
     if result.text_copies:
         more = _size(result.text_copies)
         console.print(
-            f"texts that are generated later (generate, chat, serve) take {more} more, for copies "
-            "of the weights; with --memory they do without",
+            f"generation (generate, chat, serve) needs {more} more for copies of the weights, "
+            "unless --memory limits it",
             soft_wrap=True,
         )
-    if text := of_several(len(_gpus())):
+    if text := several_gpus_hint(len(_gpus())):
         console.print(text)
     if result.fitted is not None:
         room = result.device_memory if result.budget is None else result.budget
-        text = f"train keeps within {_size(room or 0)} all the same: {result.fitted.in_words()}"
+        text = f"train fits into {_size(room or 0)} anyway: {result.fitted.in_words()}"
         console.print(text, soft_wrap=True)
     if result.cards:
         console.print()
@@ -230,7 +225,7 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
 
 
 def _gpus() -> list[str]:
-    """This machine's GPUs; none where they cannot be listed, which an estimate does not need."""
+    """This machine's GPUs; none if they cannot be listed, since an estimate does not need one."""
     try:
         return cards()
     except DeviceError:
@@ -239,18 +234,18 @@ def _gpus() -> list[str]:
 
 def _remedy(keys: str) -> str:
     if not keys:
-        return "no shorter row, smaller micro-batch or checkpointing makes all of it fit"
-    return f"all of it would fit with: {keys}"
+        return "it does not fit with a smaller micro-batch, shorter rows or checkpointing either"
+    return f"it would fit without offloading with: {keys}"
 
 
 def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
     seq = result.workload.step.seq
     verdict = "fits" if result.total <= budget else "does not fit"
-    most = f"nothing fits at sequence {seq}"
+    maximum = f"no batch fits at sequence {seq}"
     if fits.batch:
-        most = f"at most batch {fits.batch} at sequence {seq}"
+        maximum = f"at most batch {fits.batch} at sequence {seq}"
     row = f", or sequence {fits.seq} at batch 1" if fits.seq else ""
-    return f"{_size(budget)}: {verdict}; {most}{row}"
+    return f"{_size(budget)}: {verdict}; {maximum}{row}"
 
 
 def _size(nbytes: int) -> str:
@@ -259,7 +254,7 @@ def _size(nbytes: int) -> str:
 
 def _write(path: Path, result: runs.Estimate) -> None:
     workload = result.workload
-    figures = {
+    values = {
         "batch": workload.step.batch,
         "seq": workload.step.seq,
         "rank": workload.lora.r,
@@ -273,9 +268,9 @@ def _write(path: Path, result: runs.Estimate) -> None:
         "fits": None if result.fits is None else asdict(result.fits),
         "device_memory": result.device_memory,
         "remedy": result.remedy,
-        "fitted": None if result.fitted is None else fitted_in_json(result.fitted),
-        "cards": [in_json(plan) for plan in result.cards],
+        "fitted": None if result.fitted is None else _fitted_in_json(result.fitted),
+        "cards": [_plan_in_json(plan) for plan in result.cards],
         "text_copies": result.text_copies,
         "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
-    write_figures(path, figures)
+    write_json_file(path, values)

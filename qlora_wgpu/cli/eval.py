@@ -1,4 +1,4 @@
-"""``eval``: the held-out loss of the base, and of an adapter."""
+"""``eval``: the held-out loss of a base and an adapter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._options import (
     FILE_OR_FOLDER,
-    TargetFile,
+    OutputFile,
     batch_option,
     max_new_tokens_option,
     overrides_argument,
@@ -29,30 +29,30 @@ from qlora_wgpu.visible import visible_json
 @click.option(
     "--adapter",
     type=FILE_OR_FOLDER,
-    help="Folder of a PEFT adapter; by default the one the run has written.",
+    help="Folder of a PEFT adapter; by default the run's.",
 )
 @click.option(
     "--data",
     "data_path",
     type=FILE_OR_FOLDER,
-    help="Held-out data to measure on instead of data.eval.",
+    help="Held-out data to evaluate on, instead of data.eval.",
 )
 @click.option(
     "--generate",
     "answers",
     is_flag=True,
-    help="Also generate the rows' first answers, greedily, and count those that match the data.",
+    help="Also generate the first answer of each row, greedily, and report exact matches.",
 )
 @click.option(
     "--predictions",
     "file",
-    type=TargetFile(),
-    help="File for the answers: prompt, reference, prediction and exact_match of each row, and "
-    "the base's answer as base_prediction. Implies --generate.",
+    type=OutputFile(),
+    help="JSONL file for generated answers: prompt, reference, prediction, exact_match and "
+    "base_prediction of each row. Implies --generate.",
 )
 @max_new_tokens_option
-@batch_option("How many answers are generated at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@batch_option("Number of answers to generate at a time.")
+@click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 def evaluate(
     config: str,
     overrides: tuple[str, ...],
@@ -64,12 +64,11 @@ def evaluate(
     batch: int,
     as_json: bool,
 ) -> None:
-    """Measure loss and perplexity on held-out data: the base against an adapter.
+    """Measure held-out loss and perplexity of base and adapter.
 
     CONFIG is a run's YAML or its folder, such as runs/first. The adapter in its output.dir is
-    measured on its held-out data (data.eval or data.eval_split).
-    An adapter in the folder of its run is opened as the run's config.yaml says it was trained;
-    overrides take precedence.
+    evaluated on its held-out data (data.eval or data.eval_split). An adapter in its run's folder is
+    opened with the settings of the run's config.yaml; overrides take precedence.
     """
     console = Terminal(stderr=as_json)
     with Display(console) as display:
@@ -78,33 +77,33 @@ def evaluate(
             generate=GenerationEval(max_new_tokens, batch) if answers or file is not None else None
         )  # fmt: skip
     _show(console, result, as_json=as_json)
-    if file is not None:  # last, so that what is shown is not lost with it
+    if file is not None:  # last, so that an error here loses nothing that is shown
         write_file(file, _lines(result))
 
 
 def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
-    """Prints the figures, or writes them as JSON."""
+    """Prints the metrics, as a table or JSON."""
     matches = _matches(result)
     losses = {"base": result.base}
     if result.adapter is not None:
         losses["adapter"] = result.adapter
     if as_json:
-        figures: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
+        metrics: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
             if row.metrics:
-                figures[name] = {"loss": row.loss, "answers": row.tokens, **row.metrics}
+                metrics[name] = {"loss": row.loss, "answers": row.tokens, **row.metrics}
                 continue
-            figures[name] = {
+            metrics[name] = {
                 "loss": row.loss,
                 "perplexity": row.perplexity,
                 "mean_token_accuracy": row.token_accuracy,
                 "tokens": row.tokens,
                 **({"exact_match": matches[name]} if matches else {}),
             }
-        write_json(figures)
+        write_json(metrics)
         return
     if result.base.metrics:
-        _print_answers(console, losses)
+        _print_preferences(console, losses)
         return
     table = Table(box=None)
     columns = ["", "loss", "perplexity", "token accuracy", "tokens"]
@@ -112,13 +111,13 @@ def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
         table.add_column(name, justify="right" if name else "left")
     for name, row in losses.items():
         share = f"{row.token_accuracy or 0.0:.1%}"
-        figures_of = [f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}"]
-        table.add_row(name, *figures_of, *([f"{matches[name]:.1%}"] if matches else []))
+        values = [f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}"]
+        table.add_row(name, *values, *([f"{matches[name]:.1%}"] if matches else []))
     console.print(table)
 
 
 def _matches(result: Evaluation) -> dict[str, float]:
-    """The share of answers that are the data's, by what gave them; nothing if none were asked."""
+    """The share of exact matches of base and adapter; empty if nothing was generated."""
     given = {"base": result.base_predictions, "adapter": result.adapter_predictions}
     return {
         name: sum(each.exact_match for each in answers) / len(answers)
@@ -128,7 +127,7 @@ def _matches(result: Evaluation) -> dict[str, float]:
 
 
 def _lines(result: Evaluation) -> bytes:
-    """A line of JSON for each row: the adapter's answer if there is one, and the base's."""
+    """A line of JSON for each row, with the answers of adapter and base."""
     lines = []
     for base, own in zip(
         result.base_predictions, result.adapter_predictions or result.base_predictions, strict=True
@@ -145,8 +144,8 @@ def _lines(result: Evaluation) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-def _print_answers(console: Terminal, losses: dict[str, HeldOutLoss]) -> None:
-    """A row for each metric of an objective over answers."""
+def _print_preferences(console: Terminal, losses: dict[str, HeldOutLoss]) -> None:
+    """A row for each metric of a preference objective."""
     table = Table(box=None)
     for name in ("", *losses):
         table.add_column(name, justify="right" if name else "left")

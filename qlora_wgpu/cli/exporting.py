@@ -1,8 +1,9 @@
-"""``merge``, ``quantize`` and ``export``: what was trained, for other programs."""
+"""``merge``, ``quantize``, ``export`` and ``push``: trained models for other programs."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,33 +11,34 @@ from typing import Literal
 
 import click
 
+from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._opening import ModelOptions, opening_options
+from qlora_wgpu.cli._opening import ModelOptions, located, opening_options
 from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import run_around
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export import merge as merge_adapter
-from qlora_wgpu.export import quantize_folder
-from qlora_wgpu.export.gguf_tensors import FILE_TYPES
+from qlora_wgpu.errors import ConfigError, shell_word
+from qlora_wgpu.exporting import merge as merge_adapter
+from qlora_wgpu.exporting import quantize_folder
+from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.exporting import (
     export_adapter,
     export_model,
-    measure_drift,
-    measure_trained,
+    merge_drift,
     modelfile_of,
-    on_a_device,
 )
-from qlora_wgpu.shell_words import shell_word
+from qlora_wgpu.runs.hub_upload import UploadBundle
+from qlora_wgpu.runs.hub_upload import push as push_to_hub
+from qlora_wgpu.runs.resolve import base_of
 
 _base_option = click.option(
     "--base",
     default="original",
     type=click.Choice(["original", "dequantized"]),
-    help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
+    help="Merge into the original weights, or into the dequantized NF4 weights used in training.",
 )
 _BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 Base = Literal["original", "dequantized"]
@@ -44,29 +46,27 @@ Base = Literal["original", "dequantized"]
 
 @click.command()
 @opening_options(needs_adapter=True)
-@click.option(
-    "--out", type=FILE_OR_FOLDER, show_default="merged, in RUN", help="The new model's folder."
-)
+@click.option("--out", type=FILE_OR_FOLDER, show_default="merged, in RUN", help="Output folder.")
 @_base_option
 @click.option(
     "--check/--no-check",
     default=True,
-    help="Whether to measure how far the merged model's logits drift.",
+    help="Compare the merged model's logits with those of base and adapter.",
 )
 def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> None:
     """Merge an adapter into its base model.
 
-    RUN is a run's folder, such as runs/first, or an adapter's.
+    RUN is the folder of a run, such as runs/first, or of an adapter.
 
-    The result is a model folder in the base's own type of floats, mostly one of 16 bits, which
-    transformers, vLLM and llama.cpp's converter load. How the base was quantized is known from the
-    config.yaml of the adapter's run.
+    The result is a model folder in the base's data type, usually a 16-bit one, for transformers,
+    vLLM and llama.cpp's converter. The config.yaml of the adapter's run says how the base was
+    quantized.
     """
     console = Terminal()
     with Display(console) as display:
         settings = opening.settings(display)
     assert opening.adapter is not None
-    out = out or _beside(opening.adapter, "merged", "--out")
+    out = out or path_in_run(opening.adapter, "merged", "--out")
     with _progress(console, "merging") as progress:
         merge_adapter(
             opening.model,
@@ -89,26 +89,27 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     type=FILE_OR_FOLDER,
     help="Folder or hub name of the model.",
 )
-@click.option("--out", required=True, type=FILE_OR_FOLDER, help="The new folder.")
+@click.option("--out", required=True, type=FILE_OR_FOLDER, help="Output folder.")
 @click.option(
     "--blocksize",
     default=64,
     type=click.Choice(_BLOCKSIZES),
-    help="Number of weights that share a scale.",
+    help="Weights per scale.",
 )
 @click.option(
-    "--double-quant/--no-double-quant", default=True, help="Store the scales in 8 bits, too."
+    "--double-quant/--no-double-quant", default=True, help="Quantize the scales to 8 bits."
 )
 @click.option(
     "--experts/--no-experts",
     default=False,
-    help="Quantize experts, too: a quarter of their size, but transformers cannot open it.",
+    help="Quantize experts, too: a quarter of the size, but transformers cannot load it.",
 )
 def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, experts: bool) -> None:
-    """Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.
+    """Quantize a model's linear layers to NF4, as bitsandbytes does.
 
-    Training from the new folder gives the same result and starts sooner; transformers with
-    bitsandbytes opens it, too. For that, experts stay in 16 bits, in training as well.
+    Training on the new folder gives the same result and starts faster; transformers with
+    bitsandbytes loads it, too. Experts stay in 16 bits, also in training, since transformers cannot
+    load quantized ones.
     """
     console = Terminal()
     settings = QuantConfig.model_validate({"blocksize": blocksize, "double_quant": double_quant})
@@ -125,20 +126,22 @@ def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, expe
     type=FILE_OR_FOLDER,
     metavar="FILE",
     show_default="model.gguf, or adapter.gguf, in RUN",
-    help="The file to write.",
+    help="Output file.",
 )
 @click.option(
     "--type",
     "type_name",
-    show_default="floats, as the base's",
-    help=f"What matrices are stored as: {', '.join(FILE_TYPES)}.",
+    show_default="the base's float type",
+    help=f"Type of matrices: {', '.join(FILE_TYPES)}.",
 )
-@click.option("--adapter-only", is_flag=True, help="The adapter alone, for llama.cpp's --lora.")
+@click.option(
+    "--adapter-only", is_flag=True, help="Export only the adapter, for llama.cpp's --lora."
+)
 @_base_option
 @click.option(
     "--check/--no-check",
     default=True,
-    help="Whether to measure how far the file's logits drift, and to keep none that is wrong.",
+    help="Compare the file's logits with those of base and adapter, and delete it if it is wrong.",
 )
 def export(
     opening: ModelOptions,
@@ -148,22 +151,22 @@ def export(
     base: Base,
     check: bool,
 ) -> None:
-    """Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.
+    """Export a run's model as GGUF, for llama.cpp and Ollama.
 
-    RUN is a run's folder, such as runs/first, or an adapter's.
+    RUN is the folder of a run, such as runs/first, or of an adapter.
 
-    The file holds the whole model, the adapter merged into its base, and the tokenizer. Before it
-    gets its name it is read back, and its logits on the run's own data are compared with those of
-    base and adapter.
+    The file has the whole model, with the adapter merged into its base, and the tokenizer; LM
+    Studio loads it, too. Before it gets its name, it is read back, and its logits on the run's data
+    are compared with those of base and adapter.
     """
     console = Terminal()
     assert opening.adapter is not None
     name = "adapter.gguf" if adapter_only else "model.gguf"
-    gguf_file = gguf_file or _beside(opening.adapter, name, "--gguf")
+    gguf_file = gguf_file or path_in_run(opening.adapter, name, "--gguf")
     if adapter_only:
         if type_name is not None:
             raise ConfigError(
-                "--type is for whole models, and --adapter-only writes float32: leave one out"
+                "--type and --adapter-only are mutually exclusive: an adapter is written in float32"
             )
         count = export_adapter(opening.model, opening.adapter, gguf_file)
         console.print(f"{count} layers written to {gguf_file}")
@@ -191,13 +194,72 @@ def export(
         console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
-def _beside(adapter: str, name: str, option: str) -> str:
-    """A name in the folder of the adapter's run."""
+@click.command()
+@click.argument("run", type=click.Path())
+@click.argument("name")
+@click.option("--base", help="Hub name of the base, if the run's is a local folder.")
+@click.option("--merged", metavar="FOLDER", help="Upload this merged model instead of the adapter.")
+@click.option(
+    "--gguf",
+    type=FILE_OR_FOLDER,
+    metavar="FILE",
+    help="Upload this GGUF file instead of the adapter.",
+)
+@click.option(
+    "--private/--public",
+    default=True,
+    help="Visibility of a new repository.",
+)
+@click.option("--yes", is_flag=True, help="Upload without asking.")
+def push(
+    run: str,
+    name: str,
+    base: str | None,
+    merged: str | None,
+    gguf: str | None,
+    private: bool,
+    yes: bool,
+) -> None:
+    """Upload a run's adapter to the Hugging Face Hub as NAME.
+
+    RUN is the folder of a run, such as runs/first, or of an adapter. NAME is OWNER/NAME. A model
+    card, README.md, is generated from the run, and written next to an adapter that has none: you
+    can edit it before or after uploading, and must add the license. You are asked before anything
+    is uploaded. Your token (`hf auth login`, or HF_TOKEN) is sent only to the Hub.
+    """
+    console = Terminal()
+    adapter = located(run, None, None, needs_adapter=True).adapter
+    assert adapter is not None
+    if base is None and name_on_hub(base_of(adapter)) is None:
+        console.note(
+            f"the base is the local folder {base_of(adapter)}, which nobody else has: set its name "
+            "on the Hub with --base"
+        )
+
+    def agree(bundle: UploadBundle) -> bool:
+        visibility = "private" if bundle.private else "public"
+        console.print(f"{bundle.name} on the Hub ({visibility} if it is new):")
+        for file, content in bundle.files.items():
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            console.print(f"  {file}  {size:,} bytes", soft_wrap=True)
+        return yes or _confirm(f"Upload {bundle.nbytes / 1e6:,.1f} MB?")
+
+    page = push_to_hub(
+        adapter, name, base=base, private=private, merged=merged, gguf=gguf, agree=agree
+    )
+    if page is None:
+        console.print("nothing was uploaded")
+        return
+    console.print(f"uploaded to {page}", soft_wrap=True)
+
+
+def path_in_run(adapter: str, name: str, option: str) -> str:
+    """A path in the folder of the adapter's run."""
     if find_run(adapter) is None:
-        raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
-    run = run_around(Path(adapter))  # as the user has written it
+        raise ConfigError(f"{adapter} is not in a run's folder: {option} is required")
+    run = run_around(Path(adapter))  # as the user wrote it
     if not os.access(run, os.W_OK):
-        raise ConfigError(f"{run} cannot be written: say with {option} where the result goes")
+        raise ConfigError(f"{run} cannot be written: set another path with {option}")
     return str(run / name)
 
 
@@ -208,11 +270,11 @@ def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
 
 
 def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
-    """Measures how the merged model's next tokens differ from those of base and adapter."""
+    """How the merged model's predictions differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
-    with Display(console) as display, on_a_device(f"{out} is whole, but its drift is unknown: "):
-        trained = measure_trained(source, opening.adapter, settings, display)
-        drift = measure_drift(trained, OpenedModel.open(out), settings, display)
+    assert opening.adapter is not None
+    with Display(console) as display:
+        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
     base = _stored(source, settings)
     return f"drift from base ({base}) and adapter, as trained, {drift}"
 
@@ -226,3 +288,11 @@ def _stored(source: OpenedModel, settings: Config) -> str:
         return f"{scheme}, {settings.train.compute_dtype}"
     scales = "double" if quant.double_quant else "single"
     return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
+
+
+def _confirm(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "push asks before it uploads, but stdin is not a terminal: add --yes to upload"
+        )
+    return click.confirm(question)

@@ -1,4 +1,4 @@
-"""``generate``: text from a base model, with or without an adapter."""
+"""``generate``: text from a model, with or without an adapter."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from qlora_wgpu.runs.workload import GenerationWorkload
 
 
 def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wants a prompt before RUN is looked for, as which a text without its option is taken."""
+    """Requires a prompt before RUN is opened, which a prompt without its option is taken for."""
 
     @wraps(command)
     def checked(**options: Any) -> Any:
         if (options["prompt"] is None) == (options["file"] is None):
-            raise ConfigError("give either --prompt TEXT or --prompts FILE")
+            raise ConfigError("pass either --prompt TEXT or --prompts FILE")
         return command(**options)
 
     return checked
@@ -42,21 +42,21 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_with_prompts
 @opening_options()
-@click.option("--prompt", help="Text to continue, or to answer.")
+@click.option("--prompt", help="Text to answer or continue.")
 @click.option(
     "--prompts",
     "file",
     type=click.Path(),
-    help="File of prompts instead: rows of prompt, messages or text. Each row is printed as JSON, "
-    "with its completion and why that ended.",
+    help="File of prompts instead, with rows of prompt, messages or text. Each row is printed as "
+    "JSON, with its completion and finish_reason.",
 )
-@batch_option("How many prompts of the file are computed at a time; each is as if it were alone.")
+@batch_option("Number of prompts to compute at a time; completions do not depend on it.")
 @click.option(
     "--chat/--no-chat",
     default=None,
     show_default="as RUN was trained; --no-chat with --model",
-    help="Whether the prompt is put into the chat template as a user's turn (or into Alpaca's "
-    "prompt, where RUN was trained on that), or continued as it is.",
+    help="Format the prompt as a user's turn with the chat template (or as Alpaca's prompt, if RUN "
+    "was trained on it), or continue it as plain text.",
 )
 @chat_template_option
 @sampling_options
@@ -69,14 +69,14 @@ def generate(
     template_name: str | None,
     **sampling: Any,
 ) -> None:
-    """Generate text with what a run has trained, or with any model and adapter.
+    """Generate text with a run's model, or any model and adapter.
 
-    RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
-    folder of its run is opened as the run's config.yaml says it was trained.
+    RUN is the folder of a run, such as runs/first, or of an adapter or a model. An adapter in its
+    run's folder is opened with the settings of the run's config.yaml.
     """
     source = OpenedModel.open(opening.model)
     written = prompt_format(source, opening.adapter, template_name)
-    is_trained = opening.by_run and opening.adapter is not None  # whose prompts are turns
+    is_trained = opening.by_run and opening.adapter is not None
     answered = (is_trained and written.template is not None) if chat is None else chat
     if prompt is None:
         assert file is not None
@@ -105,7 +105,7 @@ def _complete_file(
     *,
     answered: bool,
 ) -> None:
-    """Prints the rows of a file of prompts, completed, in their order."""
+    """Prints the completed rows of a file of prompts, in order."""
     if answered:
         require_template(written)
     rows, count = read_prompts(file), sampling.pop("max_new_tokens")

@@ -1,51 +1,30 @@
-"""``init``: a commented YAML for a given model and data, or from another trainer's file."""
+"""``init``: a commented YAML for a model and data, or from another trainer's file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
-from qlora_wgpu.cli._options import FILE_OR_FOLDER, ReadBy
+from qlora_wgpu.cli._options import FILE_OR_FOLDER, ParsedType
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.config.dialects.draft import MappedValue
 from qlora_wgpu.config.yaml import commented_yaml
 from qlora_wgpu.data import Tokenizer, infer_chat_template
 from qlora_wgpu.data.sources import has_validation
-from qlora_wgpu.errors import ConfigError, QLoRAError
+from qlora_wgpu.errors import ConfigError, QLoRAError, command, shell_word
 from qlora_wgpu.files import exists
-from qlora_wgpu.shell_words import shell_word
 
 # ---- another trainer's file ----------------------------------------------------------------------
 
 
-def converted(
-    path: str, model: str | None, data: str | None, held_out: str | None, console: Terminal
-) -> str:
-    """The run's YAML from another trainer's file, after a line about what was taken over."""
-    given = {"model.path": model, "data.train": data, "data.eval": held_out}
-    conversion = convert_file(
-        Path(path), {key: value for key, value in given.items() if value}, _num_layers
-    )
-    others = len(conversion.left_out)
-    console.print(
-        f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
-        f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where it "
-        "comes from, or why it is left out."
-    )
-    for note in conversion.notes:
-        console.note(note)
-    template = _template(conversion.taken)
-    return replace(conversion, taken={**conversion.taken, **template}).text()
-
-
 def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
-    """The chat template that the run lacks: none where their file names one, or none is needed."""
+    """A chat template for a tokenizer without one; empty if the file sets one or none is needed."""
     if "data.chat_template" in taken:
         return {}
     try:
@@ -58,21 +37,86 @@ def _template(taken: Mapping[str, MappedValue]) -> dict[str, MappedValue]:
         )
         names = (infer_chat_template(str(path), tokenizer) for path in paths)
         name = next((name for name in names if name is not None), None)
-    except QLoRAError:  # told where the run is begun
+    except QLoRAError:  # reported when the run starts
         return {}
-    origin = "what fits the tokenizer, which has none"
+    origin = "fits the tokenizer, which has no template"
     return {} if name is None else {"data.chat_template": MappedValue(name, origin)}
 
 
 def _num_layers(model: str) -> int | None:
-    """Number of a model's layers, or None where it cannot be had."""
+    """Number of a model's layers; None if it is not available."""
     try:
-        from qlora_wgpu.families.family import find_family  # the engine
+        from qlora_wgpu.families.family import find_family  # imports the engine
 
         config = ModelFolder.without_weights(model).config
         return find_family(config).read(config).num_layers
     except QLoRAError:
         return None
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InitResult:
+    """A run's YAML that was written.
+
+    Attributes:
+        path: The file.
+        converted_from: Name of the trainer whose file was converted, or None.
+        converted: Number of its settings that were converted.
+        dropped: Number of its settings that have no counterpart; the new file lists them.
+        notes: What differs from that trainer.
+    """
+
+    path: Path
+    converted_from: str | None = None
+    converted: int = 0
+    dropped: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def write_run_file(
+    out: str, *, model: str | None, data: Sequence[str], held_out: str | None,
+    columns: Mapping[str, str], other: str | None, overwrite: bool,
+) -> InitResult:  # fmt: skip
+    """Writes the YAML of a run, for a model and its data or from another trainer's file."""
+    file = Path(out)
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{_named('out')} {out!r} must end in .yaml")
+    if exists(file) and not overwrite:
+        raise ConfigError(
+            f"{out} exists already: pass another {_named('out')}, or use {_named('overwrite')}"
+        )
+    for name, path in (("model", model), ("eval", held_out), *(("data", path) for path in data)):
+        _check_text(_named(name), path or "")
+    if other is not None:
+        if len(data) > 1 or columns:
+            one = f"accepts only one {_named('data')}"
+            what = f"does not accept {_named('columns')}" if columns else one
+            raise ConfigError(f"{_named('from')} {what}")
+        given = {"model.path": model, "data.train": next(iter(data), None), "data.eval": held_out}
+        named = {key: path for key, path in given.items() if path}
+        made = convert_file(Path(other), named, _num_layers)
+        whole = replace(made, settings={**made.settings, **_template(made.settings)})
+        write_file(file, whole.text().encode())
+        return InitResult(
+            file, made.dialect, len(made.settings), len(made.dropped), tuple(made.notes)
+        )
+    if model is None or not data:
+        missing = "model" if model is None else "data"
+        raise ConfigError(f"{_named(missing)} is required")
+    from qlora_wgpu.runs.recommend import recommend_config  # imports the engine
+
+    if held_out is None and len(data) == 1 and has_validation(Path(data[0])):
+        held_out = data[0]
+    settings = recommend_config(model, data, held_out, columns=columns)
+    write_file(file, commented_yaml(*settings).encode())
+    return InitResult(file)
+
+
+def _named(name: str) -> str:
+    return f"--{name}" if command() else f"{name}_" if name == "from" else name
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -92,24 +136,23 @@ def _column(option: str, text: str) -> tuple[str, str]:
     "data_paths",
     type=FILE_OR_FOLDER,
     multiple=True,
-    help="File, folder or hub name of the data; several make a mixture.",
+    help="File, folder or hub name of the training data; several make a mixture.",
 )
-@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same form.")
+@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same format.")
 @click.option(
     "--columns",
-    type=ReadBy("KEY=COLUMN", _column),
+    type=ParsedType("KEY=COLUMN", _column),
     multiple=True,
-    help="A column of the data that has another name, such as prompt=question; may be given "
-    "several times.",
+    help="Map a key to a column of the data, such as prompt=question; may be repeated.",
 )
 @click.option(
     "--from",
     "other",
-    help="A file of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
-    "the options above win over what it says.",
+    help="Config of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
+    "the options above take precedence.",
 )
 @click.option("--out", default="run.yaml", type=FILE_OR_FOLDER, help="The file to write.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def init(
     model_path: str | None,
     data_paths: tuple[str, ...],
@@ -119,40 +162,32 @@ def init(
     out: str,
     overwrite: bool,
 ) -> None:
-    """Write a commented YAML for a model and a data file, fitted to both.
+    """Write a commented YAML file for a model and data.
 
-    Then `qlora-wgpu data run.yaml` shows what is learnt and `qlora-wgpu train run.yaml` trains.
+    Its settings fit the model, the data and the GPU. Then `qlora-wgpu data run.yaml` previews the
+    training examples, and `qlora-wgpu train run.yaml` trains.
     """
     console = Terminal()
-    file = Path(out)
-    if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--out {out!r} must end in .yaml")
-    if exists(file) and not overwrite:
-        raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
-    named = [("--model", model_path), ("--eval", eval_path), *(("--data", d) for d in data_paths)]
-    for option, name in named:
-        _check_text(option, name or "")
-    if other is not None:
-        if len(data_paths) > 1 or columns:
-            what = "--columns" if columns else "one --data, in place of what the file names"
-            raise ConfigError(f"--from takes {'no ' if columns else ''}{what}")
-        text = converted(other, model_path, next(iter(data_paths), None), eval_path, console)
-    elif model_path is None or not data_paths:
+    if other is None and (model_path is None or not data_paths):
         missing = "--model" if model_path is None else "--data"
         raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
-    else:
-        from qlora_wgpu.runs.recommend import recommend_config  # the engine, too
-
-        if eval_path is None and len(data_paths) == 1 and has_validation(Path(data_paths[0])):
-            eval_path = data_paths[0]
-        with console.status("looking at the data"):
-            text = commented_yaml(
-                *recommend_config(model_path, data_paths, eval_path, columns=dict(columns))
-            )
-    write_file(file, text.encode())
-    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
+    with console.status("reading the data"):
+        written = write_run_file(
+            out, model=model_path, data=data_paths, held_out=eval_path, columns=dict(columns),
+            other=other, overwrite=overwrite,
+        )  # fmt: skip
+    if written.converted_from is not None:
+        others = written.dropped
+        console.print(
+            f"{other} is a {written.converted_from} config: {written.converted} settings were "
+            f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file "
+            "say where each comes from, or why it is left out."
+        )
+        for note in written.notes:
+            console.note(note)
+    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it would be an option
     console.print(
-        f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
+        f"{out} written. Preview the data with `qlora-wgpu data {typed}`, estimate memory with "
         f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`."
     )
 
@@ -160,8 +195,8 @@ def init(
 def _check_text(option: str, name: str) -> None:
     try:
         name.encode()
-    except UnicodeEncodeError as err:  # its bytes are half characters, which no YAML says
+    except UnicodeEncodeError as err:  # surrogates, which YAML cannot represent
         raise ConfigError(
-            f"{option} {name!r} is not text in this locale, so that no file can name it: set "
-            "LC_ALL to one of UTF-8, or rename it"
+            f"{option} {name!r} is not valid text in this locale: set LC_ALL to a UTF-8 locale, or "
+            "rename it"
         ) from err

@@ -1,4 +1,4 @@
-"""``serve``: a model for clients of OpenAI's API, on this machine."""
+"""``serve``: an OpenAI-compatible API on this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from qlora_wgpu.cli._opening import ModelOptions, opening_options, prompt_format, require_template
-from qlora_wgpu.cli._options import PORT, chat_template_option, counted
+from qlora_wgpu.cli._options import PORT, chat_template_option, count
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.errors import ConfigError, reason
-from qlora_wgpu.extras import require_extra
+from qlora_wgpu.errors import ConfigError, reason, require_extra
 from qlora_wgpu.files import exists
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
@@ -30,15 +28,18 @@ from qlora_wgpu.serving.writer import GenerationWorker, ServedModel
 @opening_options()
 @click.argument("others", nargs=-1, metavar="[[NAME=]RUN]...")
 @click.option("--port", default=8000, type=PORT, help="Port to listen on.")
-@click.option("--name", help="The model's name for clients.", show_default="RUN's, or the model's")
+@click.option("--name", help="The model's name in the API.", show_default="RUN's, or the model's")
 @click.option(
-    "--context", default=2048, type=counted(), help="Most tokens of a conversation and its answer."
+    "--context",
+    default=2048,
+    type=count(),
+    help="Maximum number of tokens of a conversation and its answer.",
 )
 @click.option(
     "--batch",
     default=4,
-    type=counted(),
-    help="How many answers are written at a time; others wait.",
+    type=count(),
+    help="Maximum number of requests in a batch; others are queued.",
 )
 @chat_template_option
 def serve(
@@ -50,15 +51,15 @@ def serve(
     batch: int,
     template_name: str | None,
 ) -> None:
-    """Serve what a run has trained to clients of OpenAI's API, on this machine's loopback address.
+    """Serve a run's model through an OpenAI-compatible API.
 
-    RUN is a run's folder, such as runs/first, or an adapter's or a model's. The base URL for
-    clients is http://127.0.0.1:8000/v1, and any key will do. Further runs, or adapters of the same
-    base, are served beside it by their names, which requests choose by `model`.
+    RUN is the folder of a run, such as runs/first, or of an adapter or a model. The base URL is
+    http://127.0.0.1:8000/v1, on the loopback address only, and any API key is accepted. Further
+    runs or adapters of the same base can be added; requests select one by `model`.
     """
     require_extra("serve")
     console = Terminal(stderr=True)
-    place = _listening(port)
+    listener = _listen(port)
     source = OpenedModel.open(opening.model)
     shown = name or _name_of(opening.adapter or opening.model)
     folders = {shown: opening.adapter, **_named(others, shown)}
@@ -66,73 +67,72 @@ def serve(
         each: require_template(prompt_format(source, folder, template_name))
         for each, folder in folders.items()
     }
-    beside = [folder for each, folder in folders.items() if each != shown and folder is not None]
+    extra = [folder for each, folder in folders.items() if each != shown and folder is not None]
     texts = replace(
         GenerationWorkload.of(source.pretrained, context, 0, batch),
-        others=configs_of(source, beside),
+        others=configs_of(source, extra),
     )
     model = opening.load(console, source, texts)
     models = {shown: ServedModel(model.active_adapter, written[shown])}
     for each, folder in folders.items():
         if each != shown and folder is not None:
-            inside = f"served as {each}"  # whatever the first one is called within the model
-            model.load_adapter(folder, inside)
-            models[each] = ServedModel(inside, written[each])
-    if beside:
-        console.print(_room_of(model))
+            adapter_name = f"served as {each}"  # cannot be the first adapter's name
+            model.load_adapter(folder, adapter_name)
+            models[each] = ServedModel(adapter_name, written[each])
+    if extra:
+        console.print(_adapter_memory(model))
     writer = GenerationWorker(Engine(model, batch, texts.capacity), model)
     names = ", ".join(models)
-    console.print(f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C")
+    console.print(f"serving {names} at http://127.0.0.1:{port}/v1 (Ctrl-C to stop)")
     try:
-        _run(models, writer, place)
+        _run(models, writer, listener)
     finally:
         writer.close()
 
 
-def _room_of(model: QLoRAModel) -> str:
-    """What the adapters take, beside one another."""
+def _adapter_memory(model: QLoRAModel) -> str:
     adapters = list(model.adapters.values())
     configs = [adapter.config for adapter in adapters]
     each = [a.device_bytes for i, a in enumerate(adapters) if a.config not in configs[:i]]
     host = sum(adapter.host_bytes for adapter in adapters)
     return (
-        f"{len(adapters)} adapters take {sum(each) / MIB:,.1f} MiB of the device and "
+        f"{len(adapters)} adapters: {sum(each) / MIB:,.1f} MiB of GPU memory and "
         f"{host / MIB:,.1f} MiB of host memory"
     )
 
 
-def _listening(port: int) -> socket.socket:
-    """A socket that is bound before the model is loaded."""
-    place = socket.socket()
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _listen(port: int) -> socket.socket:
+    """Binds a socket, before the model is loaded."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        place.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", port))
     except OSError as err:
-        place.close()
-        raise ConfigError(
-            f"port {port} cannot be used ({reason(err)}): choose another --port"
-        ) from err
-    return place
+        listener.close()
+        raise ConfigError(f"cannot open port {port} ({reason(err)}): set another --port") from err
+    return listener
 
 
-def _run(models: Mapping[str, ServedModel], writer: GenerationWorker, place: socket.socket) -> Any:
+def _run(
+    models: Mapping[str, ServedModel], writer: GenerationWorker, listener: socket.socket
+) -> None:
     import uvicorn
 
     from qlora_wgpu.serving.app import ChatServer, StoppableServer
 
     config = uvicorn.Config(ChatServer(models, writer).app(), log_level="warning", lifespan="off")
-    StoppableServer(config, writer.stop).run(sockets=[place])
+    StoppableServer(config, writer.stop).run(sockets=[listener])
 
 
 def _name_of(place: str) -> str:
-    """A run's name; an adapter lies in a folder of its run."""
+    """The name of a run's folder, also if this is its adapter."""
     path = Path(place)
     named = path.parent if path.name == "adapter" and path.parent.name else path
     return named.resolve().name if exists(named) else place
 
 
 def _named(others: Sequence[str], first: str) -> dict[str, str]:
-    """Further adapters' folders by the names that clients give."""
+    """The folders of further adapters, by name."""
     folders: dict[str, str] = {}
     for each in others:
         name, equals, place = each.partition("=")
@@ -141,12 +141,12 @@ def _named(others: Sequence[str], first: str) -> dict[str, str]:
         folder = adapter_in(place)
         if folder is None:
             raise ConfigError(
-                f"{place} is a model: beside RUN only runs or adapters of the same base are served"
+                f"{place} is a model: only runs and adapters of the same base can follow RUN"
             )
         name = name or _name_of(folder)
         if name == first or name in folders:
             raise ConfigError(
-                f"{place} would be called {name!r}, as another one is: give it a name of its own, "
+                f"{place} would have the same name as another, {name!r}: pass it with its own, "
                 f"such as second={place}"
             )
         folders[name] = folder

@@ -17,10 +17,9 @@ from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import prompt_kind
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, shell_command, shell_word
 from qlora_wgpu.runs.settings import as_config, require_own_peers
-from qlora_wgpu.shell_words import shell_command, shell_word
-from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.child import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.observers import EventRows, Events, Unwatched
 from qlora_wgpu.training.observers import as_json as result_as_json
@@ -30,67 +29,66 @@ from qlora_wgpu.visible import without_empty_lines
 @click.command()
 @click.argument("config", type=click.Path())
 @overrides_argument
-@click.option("--overwrite", is_flag=True, help="Replace a run that output.dir already holds.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing run in output.dir.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Continue the run in output.dir from its newest complete checkpoint, with the same bits "
-    "as if it had not stopped; begins a run if there is none. A finished one stays as it is, or "
-    "continues with more epochs or steps.",
+    help="Resume the run in output.dir, bit-exactly, from its latest complete checkpoint, or start "
+    "one if there is none. A finished run is unchanged, or continues with more epochs or steps.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print a JSON object for each event instead, one a line, and the result at the end.",
+    help="Print a JSON object per event instead, and the result at the end.",
 )
-@click.option("--quiet", is_flag=True, help="Print warnings and errors alone, on stderr.")
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors, on stderr.")
 @click.pass_obj
 def train(
     journal: Journal | None, config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool,
     as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Fine-tune a model as CONFIG, a YAML file or the folder of a run, says.
+    """Fine-tune a model as configured in CONFIG.
 
-    Values of CONFIG can be replaced: `qlora-wgpu train run.yaml optim.learning_rate=1e-4`.
-    The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl,
-    report.html and result.json. Ctrl-C stops it with its state saved, and
-    `qlora-wgpu train RUN --resume`, with the run's folder, continues it with the overrides it was
-    begun with.
+    CONFIG is a run's YAML or folder. Overrides replace its values: `qlora-wgpu train run.yaml
+    optim.learning_rate=1e-4`. The run's folder (output.dir) gets adapter/, checkpoints/,
+    config.yaml, metrics.jsonl, report.html and result.json. Ctrl-C stops the run and saves a
+    checkpoint; `qlora-wgpu train RUN --resume`, with the run's folder, continues it with the same
+    overrides.
     """
     if as_json and quiet:
-        raise ConfigError("--json and --quiet exclude each other: choose one")
-    console = Terminal(lasting=True, stderr=as_json or quiet)
+        raise ConfigError("--json and --quiet are mutually exclusive")
+    console = Terminal(ignore_errors=True, stderr=as_json or quiet)
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
-    again, noted = _command(config, overrides, "--resume"), Noted(journal)
+    again, noted = _command(config, overrides, "--resume"), JournalObserver(journal)
     try:
         if as_json or quiet:
-            lines = (EventRows(partial(write_json, lasting=True)),) if as_json else ()
+            lines = (EventRows(partial(write_json, ignore_errors=True)),) if as_json else ()
             watchers = (*lines, Unwatched(), noted)  # warnings are on stderr
             result = _watched_run(settings, watchers, overwrite=overwrite, resume=resume)
         else:
             result = shown_run(console, settings, noted, overwrite=overwrite, resume=resume)
-    except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
+    except KeyboardInterrupt:  # before the first step, or a second one; else it is a result
         if (noted.has_folder or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
-            left = f"stopped; what was saved before is kept, and `{again}` goes on"
-        else:  # what is to be replaced is still there
-            anew = _command(config, overrides, "--overwrite") if overwrite else again
-            left = f"stopped before anything was saved; `{anew}` begins the run"
-        console.print(left, style="yellow", soft_wrap=True)
+            message = f"stopped; checkpoints are kept, and `{again}` continues"
+        else:  # the run to be replaced still exists
+            restart = _command(config, overrides, "--overwrite") if overwrite else again
+            message = f"stopped before the first checkpoint; `{restart}` starts the run again"
+        console.print(message, style="yellow", soft_wrap=True)
         raise
     if as_json:
-        write_json({"event": "result", **result_as_json(result)}, lasting=True)
+        write_json({"event": "result", **result_as_json(result)}, ignore_errors=True)
     elif not quiet:
         show_result(console, result, again)
     if result.stop_signal is not None:
-        sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
+        sys.exit(128 + result.stop_signal)  # as shells report a signal, so that `&&` stops
 
 
 def shown_run(
     console: Terminal, settings: Config, *observers: Observer, **options: Any
 ) -> TrainResult:
-    """Trains, and shows it; the observers are told after what is shown."""
+    """Trains with a live display, which gets events before the observers."""
     with TrainingDisplay(console) as display:
         return _watched_run(settings, (display, *observers), **options)
 
@@ -103,48 +101,47 @@ def _watched_run(settings: Config, observers: Sequence[Observer], **options: Any
 
 
 def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
-    """The command that goes on with a run, or begins it again."""
     return shell_command(["qlora-wgpu", "train", config, *overrides, flag])
 
 
-class Noted(Observer):
-    """Notes what a run could go on from, also for the supervising process if there is one."""
+class JournalObserver(Observer):
+    """Notes checkpoints in the journal of a supervised process."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
-        # Whether output.dir is the run's own: till then it may hold one that is to be replaced.
+        # Whether output.dir is this run's; before, it may hold a run to be replaced
         self.has_folder = False
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        """The run's folder is its own now."""
+        """Notes that output.dir is this run's."""
         self.has_folder = True
         if self._journal is not None:
             self._journal.note_opened()
 
     def resumed(self, checkpoint: Path, step: int) -> None:
-        """The run goes on from a checkpoint."""
+        """Notes the checkpoint."""
         self.saved(checkpoint)
 
     def saved(self, folder: Path) -> None:
-        """A checkpoint, or the adapter at the very end, was written."""
+        """Notes a checkpoint, or the final adapter."""
         if self._journal is not None:
             self._journal.note_checkpoint(folder)
 
 
 def show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
-    """Prints what a run has come to, and what goes ``again`` on with one that was stopped."""
+    """Prints a run's result; ``again`` is how a stopped one continues."""
     if result.was_finished:
-        console.print("to go on with it, raise train.num_train_epochs or train.max_steps")
-    console.facts(_figures(result))
+        console.print("to continue it, raise train.num_train_epochs or train.max_steps")
+    console.facts(_result_rows(result))
     if result.reports:
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)
         console.print(f"{page}{named} written")
     if result.interrupted:
         console.print(
-            f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
+            f"stopped after step {result.steps}; a checkpoint is saved, and `{again}` continues",
             style="yellow",
-            soft_wrap=True,  # a command that is copied is in one piece
+            soft_wrap=True,  # so that the command can be copied
         )
     else:
         run, kind = shell_word(str(result.run_dir)), prompt_kind(result.adapter_dir)
@@ -152,28 +149,28 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
         console.print(f"qlora-wgpu {verb}", soft_wrap=True)
 
 
-def _figures(result: TrainResult) -> dict[str, str]:
-    figures = {}
+def _result_rows(result: TrainResult) -> dict[str, str]:
+    rows = {}
     if result.eval_loss_before is not None and result.eval_loss is not None:
         losses = f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
-        figures["held-out loss"] = losses
+        rows["held-out loss"] = losses
     if result.best_step is not None and result.best_step != result.steps:
         best = f"{result.best_eval_loss:.4f}"
         if result.best_metric is not None and result.metric_for_best_model != "loss":
             best += f", {result.metric_for_best_model} {result.best_metric:.4f},"
-        figures["best"] = f"{best} after step {result.best_step}"
+        rows["best"] = f"{best} after step {result.best_step}"
     if result.sample is not None:
-        figures |= _texts(result.sample, ended=not result.interrupted)
-    figures["trained"] = (
+        rows |= _sample_rows(result.sample, is_finished=not result.interrupted)
+    rows["trained"] = (
         f"{result.num_tokens:,} tokens in {result.seconds:,.0f} s, device memory at most "
         f"{result.peak_bytes / 2**20:,.1f} MiB"
     )
-    figures["adapter"] = str(result.adapter_dir)
-    return figures
+    rows["adapter"] = str(result.adapter_dir)
+    return rows
 
 
-def _texts(sample: Sample, *, ended: bool) -> dict[str, str]:
-    """A text before and after; what the model left empty is said, since it says something."""
+def _sample_rows(sample: Sample, *, is_finished: bool) -> dict[str, str]:
+    """A sample before and after training, also if the model generated nothing."""
     texts = {name: without_empty_lines(text) for name, text in vars(sample).items()}
-    written = ("before", "after") if ended else ("before",)
-    return {name: text or "(nothing)" for name, text in texts.items() if text or name in written}
+    written = ("before", "after") if is_finished else ("before",)
+    return {name: text or "(empty)" for name, text in texts.items() if text or name in written}

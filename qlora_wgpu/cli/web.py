@@ -1,4 +1,4 @@
-"""``web``: a run's model as a page that trains it in a browser."""
+"""``web``: a web page that fine-tunes a run's model in the browser."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.console import Console
 from qlora_wgpu.cli._options import (
     FILE_OR_FOLDER,
     PORT_OR_ANY,
-    ReadBy,
+    ParsedType,
     overrides_argument,
-    whole_numbers,
+    positive_integers,
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
@@ -27,39 +27,37 @@ from qlora_wgpu.web import MANIFEST, Site, SiteOptions
 
 
 def _lengths(option: str, text: str) -> tuple[int, ...]:
-    found = whole_numbers(option, text, TOKENS_OF_A_ROW)
+    found = positive_integers(option, text, TOKENS_OF_A_ROW)
     if found and max(found) < 2:
-        raise ConfigError(
-            f"{option} must have one of 2 or more: in a row of one token is nothing to learn"
-        )
+        raise ConfigError(f"{option} must include 2 or more: a row of one token has no label")
     return found
 
 
 @click.command()
 @click.argument("target", type=click.Path())
 @overrides_argument
-@click.option("--out", type=FILE_OR_FOLDER, help="Folder to write, for any web server.")
+@click.option("--out", type=FILE_OR_FOLDER, help="Folder to write, which any web server can serve.")
 @click.option(
     "--ranks",
-    type=ReadBy("N,...", partial(whole_numbers, most=RANK)),
+    type=ParsedType("N,...", partial(positive_integers, maximum=RANK)),
     show_default="the run's",
-    help="Ranks of the adapter to offer.",
+    help="Adapter ranks to offer.",
 )
 @click.option(
     "--lengths",
-    type=ReadBy("N,...", _lengths),
-    show_default="all that the run would use",
-    help="Lengths that rows are padded to; the longest is what they are cut to.",
+    type=ParsedType("N,...", _lengths),
+    show_default="the run's",
+    help="Lengths to pad rows to; longer rows are truncated to the largest.",
 )
-@click.option("--with-data", is_flag=True, help="Add data.train to the page, as an example to try.")
+@click.option("--with-data", is_flag=True, help="Include data.train as an example.")
 @click.option(
     "--kernels",
     type=click.Choice(["gpu", "cpu"]),
     default="gpu",
-    help="Cut for browsers on GPUs, or on software GPUs.",
+    help="Tilings for browsers on GPUs, or on software GPUs.",
 )
-@click.option("--serve", is_flag=True, help="Serve it on this machine's loopback address.")
-@click.option("--port", type=PORT_OR_ANY, help="Port to serve it on.", show_default="any")
+@click.option("--serve", is_flag=True, help="Serve the page on this machine's loopback address.")
+@click.option("--port", type=PORT_OR_ANY, help="Port to serve on.", show_default="any")
 def web(
     target: str,
     overrides: tuple[str, ...],
@@ -71,19 +69,19 @@ def web(
     serve: bool,
     port: int | None,
 ) -> None:
-    """Write a page that trains a run's model in a browser, on a file that is dropped there.
+    """Build a web page that fine-tunes a run's model in a browser.
 
-    TARGET is a run's YAML or folder (with overrides, as for train), or a site that was written
-    before, to be served. Nothing that is dropped leaves the machine, and no Python is needed there.
+    TARGET is a run's YAML or folder (with overrides, as for train), or an existing site to serve.
+    Visitors drop in a data file, which never leaves their machine; they need no Python.
     """
     console = Terminal()
     if is_file(Path(target) / MANIFEST):
         if not serve:
-            raise ConfigError(f"{target} is written already: serve it with --serve")
+            raise ConfigError(f"{target} is a site already: add --serve to serve it")
         _serve(console, target, port or 0)
         return
     if out is None:
-        raise ConfigError("--out is missing: name the folder to write, such as --out site")
+        raise ConfigError("--out is required: pass the folder to write, such as --out site")
     options = SiteOptions(ranks=ranks or (), buckets=lengths or (), kernels=kernels)
     settings = as_config(target, overrides)
     with console.status("writing") as status:
@@ -91,23 +89,23 @@ def web(
             settings, out, options, with_data=with_data,
             progress=lambda name: status.update(f"writing {name}")
         )  # fmt: skip
-    _tell(console, site)
+    _show_site(console, site)
     if serve:
         _serve(console, out, port or 0)
 
 
-def _tell(console: Console, site: Site) -> None:
+def _show_site(console: Console, site: Site) -> None:
     console.print(
-        f"{site.folder}: {site.nbytes / 2**20:,.1f} MiB, of which weights "
-        f"{site.weight_bytes / 2**20:,.1f} MiB"
+        f"{site.folder}: {site.nbytes / 2**20:,.1f} MiB, including "
+        f"{site.weight_bytes / 2**20:,.1f} MiB of weights"
     )
     for rank, lengths in site.memory.items():
         shown = ", ".join(f"{n}: {nbytes / 2**20:,.0f}" for n, nbytes in lengths.items())
-        console.print(f"rank {rank}, MiB of a GPU by length of rows: {shown}")
+        console.print(f"rank {rank}, MiB of GPU memory by row length: {shown}")
 
 
 def _serve(console: Console, folder: str, port: int) -> None:
     with SiteServer(folder, port) as server:
-        console.print(f"{server.url} shows it on this machine until Ctrl-C", soft_wrap=True)
+        console.print(f"serving at {server.url} (Ctrl-C to stop)", soft_wrap=True)
         with suppress(KeyboardInterrupt):
             server.serve_forever()

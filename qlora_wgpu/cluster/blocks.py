@@ -1,4 +1,4 @@
-"""What goes to a worker's actor and comes back: arrays and numbers, held to what is expected."""
+"""What the owner sends to workers, what they return, and how it is validated."""
 
 from __future__ import annotations
 
@@ -26,41 +26,40 @@ from qlora_wgpu.ops.optimizers import (
 )
 from qlora_wgpu.ops.preference import METRICS, Preference
 
-# ---- calls and what comes back -------------------------------------------------------------------
+# ---- requests and results ------------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What goes to a worker with each block."""
+    """Sent to a worker with each block."""
 
-    version: int  # the number of the parameters to compute with
-    nonce: int  # a number of its own, which comes back with the answer to this block alone
+    version: int  # of the parameters to compute with
+    nonce: int  # random; the result must contain it
 
 
 @dataclass(frozen=True, eq=False)
 class BlockResult:
-    """What a block gives."""
+    """The result of a block."""
 
     loss: float  # summed over its label tokens; a float32
     tokens: float  # its label tokens; a float32
-    saturated: int  # values that kernels held at the end of their type
-    seconds: float  # what the worker computed for, compiling not counted
-    # Flat, summed over its label tokens; None where only the loss was asked for
+    saturated: int  # values that kernels clamped to the range of their type
+    seconds: float  # of computing, without compiling
+    # Flat, summed over its label tokens; None if only the loss was requested
     gradient: FloatArray | None = None
-    correct: float = 0.0  # label tokens whose logit is the largest; a float32
-    balance: float = 0.0  # the loss that balances experts, times the label tokens; a float32
-    # What an objective over answers sums up beside its loss, in the order of
-    # ``ops.preference.METRICS``; of the divergence only what the block itself adds
+    correct: float = 0.0  # label tokens that are predicted correctly; a float32
+    balance: float = 0.0  # router balancing loss times the label tokens; a float32
+    # Sums of ``ops.preference.METRICS``, in their order; the divergence is the block's share
     metrics: FloatArray | None = None
-    # The summed log probability of each of its answers, where that was asked for
+    # The summed log probability of each of its answers, if requested
     answers: FloatArray | None = None
-    nonce: int = 0  # as it was asked
+    nonce: int = 0  # as sent
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is no NaN and no infinity in it."""
+        """Whether it contains neither NaN nor infinity."""
         if not np.isfinite([self.loss, self.correct, self.balance]).all():
             return False
         for few in (self.metrics, self.answers):
@@ -69,32 +68,31 @@ class BlockResult:
         if self.gradient is None:
             return True
         with np.errstate(all="ignore"):
-            square = np.dot(self.gradient, self.gradient)  # fast; it may overflow by itself
+            square = np.dot(self.gradient, self.gradient)  # fast, but may overflow
         return bool(np.isfinite(square)) or bool(np.isfinite(self.gradient).all())
 
 
 # ---- sums ----------------------------------------------------------------------------------------
 
 DIVERGENCE = slice(METRICS.index("divergence"), METRICS.index("divergent") + 1)
-"""Where metrics have KTO's divergence, and over how many answers it is summed."""
+"""The sum of KTO's divergence among the metrics, and the number of answers in it."""
 NO_DIVERGENCE = (0.0, 0.0)
 
 
 class RunningSums:
-    """Sums of some blocks, with the bits that one device's would have.
+    """Sums over blocks, bit-identical to those of a single device.
 
     Attributes:
-        stats: float32 (STATS_LENGTH), as a device has them.
-        saturated: Values that kernels held at the end of their type.
+        stats: float32 (STATS_LENGTH), laid out as on a device.
+        saturated: Values that kernels clamped to the range of their type.
     """
 
     def __init__(self) -> None:
-        """Nothing is added yet."""
         self.stats = np.zeros(STATS_LENGTH, np.float32)
         self.saturated = 0
 
     def add(self, sums: BlockResult) -> None:
-        """Adds a block's; who calls it keeps to the order of the blocks."""
+        """Adds a block's sums; must be called in the order of the blocks."""
         own = np.zeros(STATS_LENGTH, np.float32)
         own[STATS_LOSS], own[STATS_TOKENS] = sums.loss, sums.tokens
         own[STATS_CORRECT], own[STATS_BALANCE] = sums.correct, sums.balance
@@ -105,38 +103,37 @@ class RunningSums:
 
     @property
     def divergence(self) -> tuple[float, float]:
-        """Of all answers so far from the reference, and over how many that is summed."""
+        """The summed divergence from the reference so far, and its number of answers."""
         total, count = self.stats[STATS_METRICS:][DIVERGENCE].tolist()
         return total, count
 
 
-# ---- what is expected ----------------------------------------------------------------------------
+# ---- validation ----------------------------------------------------------------------------------
 
-_ROUNDING = 1e-3  # of a sum of weights
+_ROUNDING = 1e-3  # relative, of a sum of weights
 
 
 class WrongAnswerError(ClusterError):
-    """A worker's answer is not one to what it was asked."""
+    """A worker returned something that is not a result of its block."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The form of a block's sums."""
+    """The form of a block's result."""
 
-    # Its label tokens, or pairs or answers; the sum of its weights, where it has some
+    # Number of label tokens, pairs or answers; or the sum of their weights
     tokens: float
-    is_weighted: bool = False  # whether it is such a sum, which a device adds up in another order
-    gradient: int | None = None  # length of its gradient; None without one
-    has_metrics: bool = False  # whether there are sums of ``METRICS``
-    # How many log probabilities there are; None where none were asked for
-    answers: int | None = None
+    is_weighted: bool = False  # a sum of weights, which a device rounds differently
+    gradient: int | None = None  # length of the gradient, if there is one
+    has_metrics: bool = False  # sums of ``METRICS``
+    answers: int | None = None  # number of log probabilities, if there are any
 
     def check(self, asked: Asked, sums: Any) -> BlockResult:
-        """The sums, where they are an answer to this block."""
+        """Returns the result if it has this form, else raises ``WrongAnswerError``."""
         if not isinstance(sums, BlockResult):
-            raise WrongAnswerError(f"it answered with {_kind(sums)} in place of a block's sums")
+            raise WrongAnswerError(f"it returned {_kind(sums)} instead of a block's result")
         if sums.nonce != asked.nonce:
-            raise WrongAnswerError("it answered with the sums of another block")
+            raise WrongAnswerError("it returned the result of another block")
         metrics = len(METRICS) if self.has_metrics else None
         for name, array, length in (
             ("gradient", sums.gradient, self.gradient),
@@ -146,22 +143,24 @@ class Expected:
             _check_vector(name, array, length)
         for name in ("loss", "tokens", "correct", "balance", "seconds"):
             if not isinstance(getattr(sums, name), Real):
-                raise WrongAnswerError(f"its {name} is {_kind(getattr(sums, name))}, not a number")
+                raise WrongAnswerError(
+                    f"its {name} is {_kind(getattr(sums, name))}, expected a number"
+                )
         saturated: Any = sums.saturated
         if not isinstance(saturated, Integral) or int(saturated) < 0:
-            raise WrongAnswerError(f"it counted {saturated!r} saturated values")
+            raise WrongAnswerError(f"its number of saturated values is invalid: {saturated!r}")
         apart = _ROUNDING * self.tokens if self.is_weighted else 0.0
         if not abs(sums.tokens - self.tokens) <= apart:
-            raise WrongAnswerError(f"it counted {sums.tokens:g} tokens, not {self.tokens:g}")
+            raise WrongAnswerError(f"it counted {sums.tokens:g} tokens, expected {self.tokens:g}")
         if not (math.isfinite(sums.seconds) and sums.seconds >= 0):
-            raise WrongAnswerError(f"it computed for {sums.seconds} seconds, as it says")
+            raise WrongAnswerError(f"it reported {sums.seconds} seconds of computing")
         return sums
 
 
 def expected(
     method: str, given: Sequence[Any], length: int, preference: Preference | None
 ) -> Expected:
-    """What a worker's method gives for a block."""
+    """The form of the result of a worker's method."""
     _, targets, mask, *more = given
     if method == "loss":
         targets = shifted_targets(np.asarray(targets, np.int64), np.asarray(mask, np.int64))
@@ -181,35 +180,37 @@ def expected(
 
 
 def check_parameters(values: Any, length: int) -> FloatArray:
-    """A flat adapter that a worker told."""
+    """Validates a flat adapter from a worker."""
     _check_vector("adapter", values, length)
     if not np.isfinite(values).all():
-        raise WrongAnswerError("its adapter has values that are not finite")
+        raise WrongAnswerError("its adapter contains NaN or infinity")
     checked: FloatArray = values
     return checked
 
 
-def check_text(ids: Any, most: int, vocab_size: int) -> list[int]:
-    """The tokens that a worker wrote."""
+def check_text(ids: Any, max_new_tokens: int, vocab_size: int) -> list[int]:
+    """Validates tokens that a worker generated."""
     if not isinstance(ids, list) or not all(isinstance(token, Integral) for token in ids):
-        raise WrongAnswerError(f"it wrote {_kind(ids)} in place of a list of tokens")
-    if len(ids) > most or not all(0 <= token < vocab_size for token in ids):
-        raise WrongAnswerError(f"it wrote {len(ids)} tokens of {most}, or some of no vocabulary")
+        raise WrongAnswerError(f"it generated {_kind(ids)} instead of a list of tokens")
+    if len(ids) > max_new_tokens or not all(0 <= token < vocab_size for token in ids):
+        raise WrongAnswerError(
+            f"it generated {len(ids)} tokens (maximum: {max_new_tokens}), or invalid token ids"
+        )
     return [int(token) for token in ids]
 
 
 def _check_vector(name: str, array: Any, length: int | None) -> None:
     if length is None:
         if array is not None:
-            raise WrongAnswerError(f"its answer has {name}, for which nobody asked")
+            raise WrongAnswerError(f"its result has {name}, expected none")
         return
     if type(array) is not np.ndarray:
-        raise WrongAnswerError(f"its {name} is {_kind(array)}, not an array")
+        raise WrongAnswerError(f"its {name} is {_kind(array)}, expected an array")
     if array.dtype != np.float32:
-        raise WrongAnswerError(f"its {name} is of {array.dtype}, not float32")
+        raise WrongAnswerError(f"its {name} is {array.dtype}, expected float32")
     if array.shape != (length,):
         shape = " × ".join(map(str, array.shape))
-        raise WrongAnswerError(f"its {name} has {shape or 'no'} values, not {length}")
+        raise WrongAnswerError(f"its {name} has {shape or 'no'} values, expected {length}")
 
 
 def _labels(targets: Any, weights: Any = None) -> float:
@@ -226,46 +227,46 @@ def _kind(value: Any) -> str:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker is, once it has opened the model."""
+    """A worker that has opened the model."""
 
-    device: str  # its GPU's name
-    driver: str  # its driver
-    kernels: str  # how its kernels are cut; workers that differ may differ in the last bits
+    device: str  # name of the GPU
+    driver: str
+    kernels: str  # tiling of the kernels; with other ones, results may differ in the last bits
     memory: int  # bytes on its device
-    version: str  # the package's
+    version: str  # of the package
     base: dict[str, str]  # hashes of the base's config.json and weights
     adapter: dict[str, tuple[int, ...]]  # names and shapes of the adapter's tensors
-    notes: tuple[str, ...] = ()  # what it has to say
+    notes: tuple[str, ...] = ()  # to be shown to the user
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker opens."""
+    """What a worker is to open."""
 
     settings: dict[str, Any]  # the run's, as plain data
-    length: int  # tokens of its longest row
+    length: int  # tokens of the longest row
     version: str  # the owner's version of the package
-    # All that the run computes, as plain data, from which its memory is planned
+    # What the run computes, as plain data: memory is planned from it
     shapes: dict[str, Any]
-    gpu: str | None = None  # the worker's GPU; None where it decides itself
+    gpu: str | None = None  # None if the worker chooses
 
 
 WorkerClass = Callable[[WorkerSpec], Any]
-"""Opens the model in a worker's process; ``runs.worker.Worker`` has the methods that are called.
+"""Opens the model in a worker's process; ``runs.worker.Worker`` has its methods.
 
-Each but ``identity``, ``refused`` and ``write`` gets an ``Asked`` first.
+The first argument of each, except ``identity``, ``refused`` and ``write``, is an ``Asked``.
 """
 
 
 # ---- the actor -----------------------------------------------------------------------------------
 
 Packed = tuple[bytes, list[npt.NDArray[np.uint8]]]
-"""A pickle, and the arrays in it, which are not copied."""
+"""A pickle and its arrays, which are not copied."""
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """What a worker's method raised."""
+    """An exception of a worker's method."""
 
     error: Exception
 
@@ -273,16 +274,15 @@ class _Failed:
 class Actor:
     """Calls a worker's methods for the owner.
 
-    What they give goes as bytes and is read by the owner's own code: Dask would lose what it cannot
-    read, and whoever waits for it would wait on.
+    Results are sent as bytes and unpickled by the owner: Dask drops what it cannot unpickle, and
+    the caller would wait forever.
     """
 
     def __init__(self, worker_class: WorkerClass, specification: WorkerSpec) -> None:
-        """Makes the worker, which opens the model."""
         self._worker = worker_class(specification)
 
     def answer(self, method: str, *arguments: Any) -> Packed:
-        """What a method of the worker gives or raises."""
+        """Calls a method; packs its result or exception."""
         try:
             return _packed(getattr(self._worker, method)(*arguments))
         except Exception as err:
@@ -296,28 +296,28 @@ def _packed(value: Any) -> Packed:
 
 
 def unpacked(answer: Any) -> Any:
-    """What an actor's method gave."""
+    """Unpacks what ``Actor.answer`` returned, and raises what the worker raised."""
     try:
         head, buffers = answer
         value = pickle.loads(head, buffers=buffers)
-    except Exception as err:  # whatever a pickle does
+    except Exception as err:  # unpickling may raise anything
         why = " ".join(f"{type(err).__name__}: {err}".split())
-        raise WrongAnswerError(f"its answer cannot be read: {why}") from err
+        raise WrongAnswerError(f"cannot read its answer: {why}") from err
     if isinstance(value, _Failed):
         if not isinstance(value.error, Exception):
-            raise WrongAnswerError("its answer cannot be read: it failed with no error")
+            raise WrongAnswerError("cannot read its answer: it failed without an error")
         raise value.error
     return value
 
 
-def made(worker_class: WorkerClass, specification: WorkerSpec) -> bytes:
-    """A pickle that makes an actor where it is loaded.
+def pickled_actor(worker_class: WorkerClass, specification: WorkerSpec) -> bytes:
+    """A pickle that creates an actor when it is loaded.
 
-    The scheduler, which looks into tasks, sees bytes: it needs neither this package nor a GPU.
+    Dask's scheduler inspects tasks; it sees bytes, so it needs neither this package nor a GPU.
     """
 
-    class Made:
+    class Created:
         def __reduce__(self) -> tuple[Any, ...]:
             return Actor, (worker_class, specification)
 
-    return pickle.dumps(Made())
+    return pickle.dumps(Created())

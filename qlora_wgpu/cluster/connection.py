@@ -1,4 +1,4 @@
-"""The way to a cluster's workers: processes that are started here, or a scheduler somewhere."""
+"""Connects to local worker processes, or to a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -20,22 +20,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
 from qlora_wgpu.config import ClusterConfig
-from qlora_wgpu.errors import ClusterError, ConfigError
-from qlora_wgpu.extras import require_extra
+from qlora_wgpu.errors import ClusterError, ConfigError, require_extra
 
 if TYPE_CHECKING:
     from distributed import Security
 
 # ---- Dask's log, and a thread for its loop -------------------------------------------------------
 
-_OTHERS = ("tornado.application", "asyncio")  # through which Dask's failures come as well
+_OTHERS = ("tornado.application", "asyncio")  # loggers that also show Dask's failures
 
 
 def quieten_dask() -> None:
-    """Keeps Dask's tracebacks off the terminal.
-
-    Importing Dask sets the levels of its loggers, so that it must be there before.
-    """
+    """Keeps Dask's tracebacks off the terminal; importing Dask sets its loggers' levels."""
     import_module("distributed")
     own = [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]
     for name in ("distributed", *own, *_OTHERS):
@@ -43,14 +39,13 @@ def quieten_dask() -> None:
 
 
 _T = TypeVar("_T")
-_PERIOD = 0.1  # seconds between two looks at what else there is
+_PERIOD = 0.1  # seconds between two calls of ``meanwhile``
 
 
 class LoopThread:
-    """Runs coroutines while the caller waits, looks after other things, or is interrupted."""
+    """Runs coroutines in a thread, while the caller can be interrupted."""
 
     def __init__(self) -> None:
-        """Starts the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._thread.start()
@@ -60,26 +55,26 @@ class LoopThread:
         self._loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Begins a coroutine."""
+        """Starts a coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(
         self, work: Coroutine[Any, Any, _T], meanwhile: Callable[[], None] = lambda: None
     ) -> _T:
-        """Runs a coroutine to its end; one that is interrupted is cancelled."""
+        """Runs a coroutine to its end, or cancels it if the caller is interrupted."""
         future = self.submit(work)
         try:
             while True:
                 with contextlib.suppress(NotYet):
                     return future.result(_PERIOD)
-                if future.done():  # its own error was a TimeoutError, too
+                if future.done():  # the coroutine itself raised a TimeoutError
                     return future.result()
                 meanwhile()
         finally:
             future.cancel()
 
     def stop(self, seconds: float) -> None:
-        """Ends the thread, whatever still runs in it."""
+        """Cancels all coroutines and ends the thread."""
         with contextlib.suppress(Exception):
             self.submit(_cancelled()).result(seconds)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -89,22 +84,21 @@ class LoopThread:
 
 
 async def _cancelled() -> None:
-    """Ends all that runs on this loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.wait(others, timeout=1.0) if others else None
 
 
-# ---- a connection that is tried ------------------------------------------------------------------
+# ---- waiting for a scheduler ---------------------------------------------------------------------
 
-_ATTEMPT = 5.0  # seconds of one, beyond which a machine counts as silent
-_PAUSE = 1.0  # seconds between two
-_AFTERTHOUGHT = 0.5  # seconds within which TLS 1.3 tells that it refuses our certificate
+_ATTEMPT = 5.0  # seconds of an attempt
+_PAUSE = 1.0  # seconds between attempts
+_AFTER_HANDSHAKE = 0.5  # seconds within which TLS 1.3 reports that it refuses our certificate
 
 
 class _NotYet(Exception):
-    """Nobody answers there, so far."""
+    """No scheduler answers yet."""
 
 
 def wait_for_scheduler(
@@ -114,14 +108,14 @@ def wait_for_scheduler(
     patience: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Returns once a scheduler lets this process in.
+    """Returns once a scheduler accepts a connection of this process.
 
-    Dask tells of all that may be wrong as one time-out. So a connection is tried beforehand, to the
-    end of the handshakes, and given up again.
+    Dask reports every problem as a time-out. So we first make a connection of our own, up to the
+    end of the handshakes, and close it again.
     """
     address = Address.parse(scheduler)
     end = time.monotonic() + patience
-    told = False
+    is_reported = False
     while True:
         try:
             _try(address, security)
@@ -130,18 +124,17 @@ def wait_for_scheduler(
             remaining = end - time.monotonic()
             if remaining <= 0:
                 raise ClusterError(
-                    f"no scheduler answers at {address} ({reason}) after {patience:,.0f} seconds: "
-                    "start it (`dask scheduler`), or correct the address; a firewall may be in "
-                    "between"
+                    f"no scheduler answered at {address} ({reason}) within {patience:,.0f} "
+                    "seconds: start it (`dask scheduler`), correct the address, or check the "
+                    "firewall"
                 ) from None
-            if not told:
+            if not is_reported:
                 tell(f"waiting for a scheduler at {address} ({reason})")
-                told = True
+                is_reported = True
             time.sleep(min(_PAUSE, remaining))
 
 
 def _try(address: Address, security: Security) -> None:
-    """Connects once and leaves again."""
     if address.protocol == "tls":
         _try_tls(address, _context(address, security))
     asyncio.run(_greet(address, security))
@@ -152,7 +145,7 @@ def _context(address: Address, security: Security) -> ssl.SSLContext:
         arguments = security.get_connection_args("worker")
     except (OSError, ValueError) as err:  # ssl.SSLError among them
         raise ConfigError(
-            f"the certificates that Dask's configuration names for {address} cannot be used: {err}"
+            f"cannot use the certificates in Dask's configuration for {address}: {err}"
         ) from err
     context: ssl.SSLContext = arguments["ssl_context"]
     return context
@@ -162,19 +155,19 @@ def _try_tls(address: Address, context: ssl.SSLContext) -> None:
     with closing(_connected(address)) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=address.host) as secure:
-                secure.settimeout(_AFTERTHOUGHT)
-                secure.recv(1)  # a server that refuses our certificate says so after its handshake
+                secure.settimeout(_AFTER_HANDSHAKE)
+                secure.recv(1)  # a server refuses our certificate only after the handshake
         except ssl.SSLCertVerificationError as err:
             raise ClusterError(
-                f"the scheduler at {address} shows a certificate of another cluster "
-                f"({err.verify_message}): use the folder of certificates that it was started with"
+                f"the scheduler at {address} has a certificate of another cluster "
+                f"({err.verify_message}): use the certificate folder that it was started with"
             ) from err
         except TimeoutError:
-            return  # let in: a scheduler waits for us to speak, or speaks
+            return  # accepted: the scheduler waits for a message
         except ssl.SSLError as err:
             raise _refusal(address, err) from err
         except ConnectionError as err:
-            raise _NotYet(f"it closed the connection, {err.strerror}") from err
+            raise _NotYet(f"it closed the connection: {err.strerror}") from err
 
 
 def _refusal(address: Address, err: ssl.SSLError) -> Exception:
@@ -182,17 +175,17 @@ def _refusal(address: Address, err: ssl.SSLError) -> Exception:
     if "EXPIRED" in reason:
         return ClusterError(
             f"the scheduler at {address} refuses this machine's certificate, which has expired by "
-            "its clock"
+            "the scheduler's clock"
         )
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason or "DECRYPT_ERROR" in reason:
         return ClusterError(
-            f"the scheduler at {address} refuses this machine's certificate: use the folder of "
-            "certificates that it was started with"
+            f"the scheduler at {address} refuses this machine's certificate: use the certificate "
+            "folder that it was started with"
         )
     if isinstance(err, ssl.SSLZeroReturnError | ssl.SSLEOFError):
         return _NotYet("it closed the connection")
     return ClusterError(
-        f"what answers at {address} does not speak TLS ({reason or err}): start the scheduler with "
+        f"the server at {address} does not use TLS ({reason or err}): start the scheduler with "
         "--protocol tls and its certificates, or correct the address"
     )
 
@@ -201,7 +194,7 @@ def _connected(address: Address) -> socket.socket:
     try:
         return socket.create_connection((address.host, address.port), _ATTEMPT)
     except socket.gaierror as err:
-        raise _NotYet(f"the name {address.host} is not known, {err.strerror}") from err
+        raise _NotYet(f"unknown host {address.host}: {err.strerror}") from err
     except TimeoutError as err:
         raise _NotYet("no answer") from err
     except OSError as err:
@@ -209,14 +202,13 @@ def _connected(address: Address) -> socket.socket:
 
 
 async def _greet(address: Address, security: Security) -> None:
-    """Exchanges Dask's own greetings, as every connection begins."""
     if address.protocol == "tcp":
-        _connected(address).close()  # its reason is a plainer one than Dask's
+        _connected(address).close()  # its error is clearer than Dask's
     try:
         answer = await asyncio.wait_for(_identity(address, security), _ATTEMPT)
-    except TimeoutError as err:  # it may be too busy, or stopped
-        raise _NotYet("it takes a connection, but says nothing") from err
-    except Exception as err:  # whatever Dask makes of what others say
+    except TimeoutError as err:  # it may be overloaded or suspended
+        raise _NotYet("it accepts a connection but does not respond") from err
+    except Exception as err:  # Dask may raise anything
         raise _not_dask(address) from err
     if not (isinstance(answer, dict) and answer.get("type") == "Scheduler"):
         raise _not_dask(address)
@@ -225,7 +217,7 @@ async def _greet(address: Address, security: Security) -> None:
 async def _identity(address: Address, security: Security) -> object:
     from distributed.comm import connect
 
-    # Dask's own end, of which it says less, comes after that of who waits for this.
+    # Dask's own time-out, with a worse message, comes after the caller's.
     arguments = security.get_connection_args("worker")
     comm = await connect(str(address), timeout=2 * _ATTEMPT, **arguments)
     try:
@@ -236,46 +228,46 @@ async def _identity(address: Address, security: Security) -> object:
 
 
 def _not_dask(address: Address) -> ClusterError:
-    wants = ", or one that wants TLS (tls://)" if address.protocol == "tcp" else ""
+    tls = ", one that requires TLS (tls://)," if address.protocol == "tcp" else ""
     return ClusterError(
-        f"what answers at {address} is not a Dask scheduler{wants}, or one of another version of "
+        f"the server at {address} is not a Dask scheduler{tls} or has another version of "
         "distributed: correct the address, or install the same version on all machines"
     )
 
 
 # ---- connections ---------------------------------------------------------------------------------
 
-_REACHED = 30.0  # seconds in which a scheduler has to answer
-_STARTED = 120.0  # seconds in which worker processes have to be there
+_REACHED = 30.0  # seconds within which a scheduler must answer
+_STARTED = 120.0  # seconds within which worker processes must have started
 _CLOSED = 5.0  # seconds for an orderly end
-_MET = 10.0  # seconds in which a worker has to answer
+_CONNECTED = 10.0  # seconds within which a worker must answer
 
 
 @dataclass
 class Connection:
-    """An open Dask client, and the processes that were started for it."""
+    """An open Dask client, and the worker processes that were started for it."""
 
-    client: Any  # asynchronous, on the loop that it was opened on; it connects to workers itself
+    client: Any  # asynchronous, on the loop that opened it; connects to workers directly
     address: str  # of the scheduler
-    security: Any  # how to connect
-    cluster: Any = None  # of the processes started here; None with a scheduler of somebody's own
-    _passing: asyncio.Future[Any] | None = None
+    security: Any  # Dask's ``Security``
+    cluster: Any = None  # Dask's ``LocalCluster``, with ``local``
+    _relayed: asyncio.Future[Any] | None = None
 
     @property
     def dashboard(self) -> str | None:
-        """The address of Dask's dashboard, where there is one."""
+        """The address of Dask's dashboard, if there is one."""
         if find_spec("bokeh") is None:
             return None
         link = getattr(self.client, "dashboard_link", None)
         return str(link) if link else None
 
-    async def unreached(self, worker: str) -> str | None:
-        """Why this process cannot connect to a worker; None where it can."""
+    async def connection_error(self, worker: str) -> str | None:
+        """Why this process cannot connect to a worker; None if it can."""
         options = self.security.get_connection_args("client")
         connect = import_module("distributed.comm").connect
         try:
-            async with asyncio.timeout(_MET):
-                comm = await connect(worker, timeout=_MET, **options)
+            async with asyncio.timeout(_CONNECTED):
+                comm = await connect(worker, timeout=_CONNECTED, **options)
         except TimeoutError:
             return "no answer"
         except OSError as err:
@@ -283,20 +275,20 @@ class Connection:
         comm.abort()
         return None
 
-    async def passing(self) -> Any:
-        """A client whose calls to workers the scheduler passes on; it is opened once."""
-        if self._passing is None:
+    async def relayed_client(self) -> Any:
+        """A client whose calls to workers pass through the scheduler; it is opened once."""
+        if self._relayed is None:
             opening = _client(self.address, self.security, direct=False)
-            self._passing = asyncio.ensure_future(opening)
-        return await asyncio.shield(self._passing)
+            self._relayed = asyncio.ensure_future(opening)
+        return await asyncio.shield(self._relayed)
 
     async def close(self) -> None:
-        """Ends it; what does not end in time is left behind."""
-        passing = None
-        if self._passing is not None:
+        """Closes everything that can be closed in time."""
+        relayed = None
+        if self._relayed is not None:
             with contextlib.suppress(Exception):
-                passing = await asyncio.wait_for(self._passing, _CLOSED)
-        for each in (passing, self.client, self.cluster):
+                relayed = await asyncio.wait_for(self._relayed, _CLOSED)
+        for each in (relayed, self.client, self.cluster):
             if each is not None:
                 await _ended(each)
 
@@ -306,10 +298,7 @@ async def connect(
 ) -> Connection:
     """Opens a connection; to be called on the loop that will use it.
 
-    Args:
-        settings: Where the workers are.
-        processes: How many to start with ``local``.
-        tell: Told that it waits for a scheduler.
+    With ``local``, ``processes`` workers are started. ``tell`` reports waiting for a scheduler.
     """
     require_extra("cluster")
     assert settings.scheduler is not None
@@ -332,17 +321,17 @@ async def _client(address: str, security: Any, *, direct: bool = True) -> Any:
         set_as_default=direct,
     )  # fmt: skip
     try:
-        return await asyncio.wait_for(client, _REACHED)  # a greeting has no limit of Dask's
+        return await asyncio.wait_for(client, _REACHED)  # Dask's handshake has no time-out
     except (OSError, TimeoutError) as err:
         await _ended(client)
         raise ClusterError(
-            f"the scheduler at {address} does not answer: start it with `dask scheduler`, or see "
-            f"whether address and certificates are right ({err})"
+            f"the scheduler at {address} does not answer: start it with `dask scheduler`, or check "
+            f"its address and certificates ({err})"
         ) from err
 
 
 async def _local(processes: int) -> Connection:
-    """A scheduler in this process, and workers in others, for this user alone."""
+    """Starts a scheduler in this process, and worker processes, for this user alone."""
     security = temporary_security()
     cluster = import_module("distributed").LocalCluster(
         n_workers=processes, threads_per_worker=1, processes=True, host=LOOPBACK,
@@ -361,19 +350,19 @@ async def _local(processes: int) -> Connection:
     except (OSError, RuntimeError) as err:
         await _ended(cluster)
         raise ClusterError(
-            "worker processes cannot be started: a Python script that trains with "
-            'cluster.scheduler: local has to do so below `if __name__ == "__main__":`, since '
-            f"they read it, too ({err})"
+            "cannot start worker processes: with cluster.scheduler: local, a Python script must "
+            'start training below `if __name__ == "__main__":`, since workers import it '
+            f"({err})"
         ) from err
 
 
 async def _ended(each: Any) -> None:
-    """Closes a client or a cluster, as far as it lets itself be closed."""
+    """Closes a client or a cluster, whatever it raises."""
     with contextlib.suppress(Exception):
         await asyncio.wait_for(each.close(), _CLOSED)
 
 
 def _reason(error: OSError) -> str:
-    """What Dask was told by the system, without what it makes of it."""
+    """The operating system's error, without Dask's wrapping."""
     cause = error.__cause__ or error.__context__ or error
     return " ".join(str(cause).split()) or type(cause).__name__

@@ -1,7 +1,7 @@
-"""Who may connect to whom: addresses, folders of certificates, and what Dask is told about TLS.
+"""TLS between the machines of a cluster: addresses, certificates and Dask's settings.
 
-Whoever can connect to a scheduler or a worker can run code there. So across machines both sides
-show a certificate that the cluster's authority signed, and plain TCP is refused.
+Anyone who can connect to a scheduler or a worker can run code there. So across machines both sides
+need a certificate that the cluster's authority signed, and plain TCP is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.extras import require_extra
+from qlora_wgpu.errors import ConfigError, require_extra
 from qlora_wgpu.files import file_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """Where a scheduler is."""
+    """The address of a scheduler."""
 
     protocol: str  # ``"tls"`` or ``"tcp"``
     host: str  # a name or an IP address, an IPv6 one without brackets
@@ -43,11 +42,12 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Reads an address."""
+        """Parses tls://HOST:PORT or tcp://HOST:PORT."""
         match = _ADDRESS.fullmatch(text)
         if match is None or not 1 <= int(match["port"]) <= 65535:
             raise ConfigError(
-                f"a scheduler's address is tls://HOST:PORT, such as tls://gpu1:8786, got {text!r}"
+                "a scheduler's address must be tls://HOST:PORT, such as tls://gpu1:8786, "
+                f"got {text!r}"
             )
         return cls(match["protocol"], match["host"].strip("[]"), int(match["port"]))
 
@@ -57,34 +57,34 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can be meant."""
+        """Whether it can only be this machine."""
         if self.host.lower() == "localhost":
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:  # another name may mean any machine, whatever it means now
+        except ValueError:  # any other name may resolve to another machine at any time
             return False
 
 
-# ---- certificates that are made ------------------------------------------------------------------
+# ---- creating certificates -----------------------------------------------------------------------
 
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
-_CLOCKS_APART = timedelta(hours=24)  # of machines whose clocks or time zones are set wrongly
+_CLOCKS_APART = timedelta(hours=24)  # tolerance for wrong clocks and time zones
 
 
 @dataclass(frozen=True)
-class Made:
-    """What was made."""
+class CreatedCertificates:
+    """Newly created certificates."""
 
-    folder: Path  # where ca.pem, cert.pem and key.pem are
-    until: datetime  # the last moment at which the certificate is valid
+    folder: Path  # with ca.pem, cert.pem and key.pem
+    until: datetime  # end of validity
 
 
-def make_certificates(folder: str | Path, days: int) -> Made:
-    """Makes a certificate that all machines of a cluster share, and the authority that signed it.
+def make_certificates(folder: str | Path, days: int) -> CreatedCertificates:
+    """Creates a certificate that all machines of a cluster share, and its authority.
 
-    The authority's own key is forgotten at once: nobody can sign another certificate for this
-    cluster, and whoever is to be let in gets a copy of the folder.
+    The authority's own key is not stored: nobody can sign another certificate for this cluster, and
+    a new machine gets a copy of the folder.
     """
     require_extra("cluster")
     folder = Path(folder)
@@ -96,20 +96,20 @@ def make_certificates(folder: str | Path, days: int) -> Made:
         _write_new(folder, contents)
     except FileExistsError as err:
         raise ConfigError(
-            f"{err.filename} is there already, and certificates are never overwritten: name "
+            f"{err.filename} already exists, and certificates are never overwritten: choose "
             "another folder, or delete it if no machine uses it any more"
         ) from None
     except OSError as err:
-        raise ConfigError(f"certificates cannot be written to {folder}: {err.strerror}") from err
-    return Made(folder, until)
+        raise ConfigError(f"cannot write certificates to {folder}: {err.strerror}") from err
+    return CreatedCertificates(folder, until)
 
 
 def _write_new(folder: Path, contents: dict[str, bytes]) -> None:
-    """Writes all files or none; those with a key can be read by their owner alone."""
+    """Writes all files or none; the key is readable by its owner only."""
     for name in contents:  # before anything is written
         if os.path.lexists(folder / name):
             raise FileExistsError(None, None, str(folder / name))
-    with ExitStack() as files:  # they get their names once all are written
+    with ExitStack() as files:  # renamed once all are written
         for name, content in contents.items():
             unfinished = files.enter_context(atomic_file(folder / name))
             mode = 0o600 if name == KEY else 0o644
@@ -119,7 +119,7 @@ def _write_new(folder: Path, contents: dict[str, bytes]) -> None:
 
 
 def _signed_pair(begin: datetime, until: datetime) -> dict[str, bytes]:
-    """An authority, the certificate that it signed, and the key of that."""
+    """An authority, a certificate that it signed, and the certificate's key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -172,23 +172,23 @@ def _signed_pair(begin: datetime, until: datetime) -> dict[str, bytes]:
     }  # fmt: skip
 
 
-# ---- certificates that are there -----------------------------------------------------------------
+# ---- reading certificates -----------------------------------------------------------------------
 
-_MOST = 1 << 20  # bytes of such a file
-_MAKE = "`qlora-wgpu certificates FOLDER` makes such a folder"
+_MAX_BYTES = 1 << 20  # of a certificate file
+_MAKE = "`qlora-wgpu certificates FOLDER` creates it"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of the files that let this machine into a cluster."""
+    """Paths of the files that this machine needs to join a cluster."""
 
-    authority: str  # the certificate of who signs
-    certificate: str  # this machine's, or all machines'
-    key: str  # the secret that goes with it
+    authority: str  # certificate of the authority
+    certificate: str  # of this machine, or shared by all
+    key: str  # private key of the certificate
 
     @classmethod
     def read(cls, folder: str | Path) -> Credentials:
-        """Finds the three files of a folder and checks that they fit and are valid today."""
+        """Checks that a folder's three files belong together and are valid today."""
         paths = [Path(folder) / name for name in (AUTHORITY, CERTIFICATE, KEY)]
         for path in paths:
             _check_readable(path)
@@ -201,24 +201,24 @@ class Credentials:
 
 def _check_readable(path: Path) -> None:
     try:
-        file_bytes(path, _MOST)
+        file_bytes(path, _MAX_BYTES)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path.parent} has no {path.name}: it is to hold {AUTHORITY}, {CERTIFICATE} and "
-            f"{KEY}, the same on all machines ({_MAKE})"
+            f"{path.name} is missing from {path.parent}, which must contain {AUTHORITY}, "
+            f"{CERTIFICATE} and {KEY}, the same on all machines ({_MAKE})"
         ) from None
     except OSError as err:
-        raise ConfigError(f"{path} cannot be read: {err.strerror}") from err
+        raise ConfigError(f"cannot read {path}: {err.strerror}") from err
 
 
 def _check_private(key: Path) -> None:
-    if os.name != "posix":  # elsewhere a mode says nothing of who can read a file
+    if os.name != "posix":  # elsewhere the mode does not control access
         return
     mode = stat.S_IMODE(key.stat().st_mode)
     if mode & 0o077:
         raise ConfigError(
-            f"{key} can be read or changed by others on this machine (mode {mode:o}), who could "
-            f"then run code on all machines of the cluster: chmod 600 {key}"
+            f"other users of this machine can access {key} (mode {mode:o}), and could run code on "
+            f"all machines of the cluster: run chmod 600 {key}"
         )
 
 
@@ -230,28 +230,28 @@ def _check_valid(authority: Path, certificate: Path) -> None:
         if following is None or not _signed(each, following):
             break
     raise ConfigError(
-        f"{certificate} was not signed by {authority.name} beside it: take all three files from "
-        "one folder"
+        f"{certificate} was not signed by {authority.name} in the same folder: take all three "
+        "files from one folder"
     )
 
 
 def _dated(path: Path) -> list[x509.Certificate]:
-    """The certificates of a file, of which the first may be used today."""
+    """Reads a file's certificates; the first must be valid today."""
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificates(file_bytes(path, _MOST))
+        found = x509.load_pem_x509_certificates(file_bytes(path, _MAX_BYTES))
     except ValueError as err:
-        raise ConfigError(f"{path} holds no certificate in PEM form") from err
+        raise ConfigError(f"{path} does not contain a PEM certificate") from err
     now, begin, end = datetime.now(UTC), found[0].not_valid_before_utc, found[0].not_valid_after_utc
     if now > end:
         raise ConfigError(
-            f"{path} expired on {end:%Y-%m-%d}: make a new folder for all machines of the cluster "
-            f"({_MAKE})"
+            f"{path} expired on {end:%Y-%m-%d}: create a new folder for all machines of the "
+            f"cluster ({_MAKE})"
         )
     if now < begin:
         raise ConfigError(
-            f"{path} is valid from {begin:%Y-%m-%d} on only: is this machine's clock right?"
+            f"{path} is not valid before {begin:%Y-%m-%d}: check this machine's clock"
         )
     return found
 
@@ -276,11 +276,11 @@ def _check_fits(certificate: Path, key: Path) -> None:
             raise ConfigError(
                 f"{key} is not the key of {certificate.name}: take all three files from one folder"
             ) from err
-        raise ConfigError(f"{key} holds no key in PEM form that needs no password") from err
+        raise ConfigError(f"{key} does not contain a PEM key without a password") from err
 
 
 def _no_password() -> str:
-    raise ValueError("a key with a password")  # instead of asking for one
+    raise ValueError("a key with a password")  # instead of prompting for one
 
 
 # ---- Dask's security -----------------------------------------------------------------------------
@@ -291,13 +291,10 @@ LOOPBACK = "127.0.0.1"
 def connection_security(
     scheduler: str, certificates: str | None, *, allow_plain_tcp: bool
 ) -> Security:
-    """How this process connects to a scheduler, and lets others connect to itself.
+    """Dask's settings for connecting to a scheduler and for accepting connections.
 
-    Args:
-        scheduler: Its address, tls://HOST:PORT or tcp://HOST:PORT.
-        certificates: Folder with ca.pem, cert.pem and key.pem; None for what Dask's own
-            configuration says (distributed.comm.tls).
-        allow_plain_tcp: Whether tcp:// may lead to another machine.
+    ``certificates`` is a folder, or None for those of Dask's own configuration
+    (distributed.comm.tls). ``allow_plain_tcp`` permits tcp:// to another machine.
     """
     require_extra("cluster")
     address = Address.parse(scheduler)
@@ -307,10 +304,7 @@ def connection_security(
 
 
 def temporary_security() -> Security:
-    """TLS with a certificate that exists in memory alone, for processes that this one starts.
-
-    Without it every user of this machine could run code in them.
-    """
+    """TLS for local processes, in which other users could run code otherwise; in memory only."""
     require_extra("cluster")
     from distributed import Security
 
@@ -318,10 +312,7 @@ def temporary_security() -> Security:
 
 
 def listening_host(scheduler: str) -> str | None:
-    """The address on which a worker of this scheduler listens; None is for Dask to choose.
-
-    Dask would listen on all of a machine's addresses, for a scheduler on this machine as well.
-    """
+    """The address that a worker listens on; None lets Dask choose, which takes all addresses."""
     address = Address.parse(scheduler)
     if not address.is_loopback:
         return None
@@ -333,15 +324,15 @@ def _plain(address: Address, certificates: str | None, *, allowed: bool) -> Secu
 
     if certificates is not None:
         raise ConfigError(
-            f"{address} uses no certificates, but the folder {certificates} is named: write "
-            f"tls://{str(address).removeprefix('tcp://')}, or name no folder"
+            f"{address} does not use certificates, but the folder {certificates} is set: use "
+            f"tls://{str(address).removeprefix('tcp://')}, or remove the folder"
         )
     if not (address.is_loopback or allowed):
         raise ConfigError(
-            f"{address} is plain TCP to another machine, where anyone on the network could run "
-            "code on all machines: use tls:// with certificates (`qlora-wgpu certificates "
-            "FOLDER`), or say that the network is safe with cluster.allow_plain_tcp=true, or "
-            "--allow-plain-tcp for a worker"
+            f"{address} is plain TCP to another machine, so anyone on the network could run code "
+            "on all machines: use tls:// with certificates (`qlora-wgpu certificates FOLDER`), or "
+            "allow it on a safe network with cluster.allow_plain_tcp=true (--allow-plain-tcp for "
+            "a worker)"
         )
     return Security(require_encryption=False)
 
@@ -353,8 +344,8 @@ def _mutual(address: Address, certificates: str | None) -> Security:
         configured = Security(require_encryption=True)
         if not (configured.tls_ca_file and configured.tls_client_cert):
             raise ConfigError(
-                f"{address} needs certificates: name their folder with cluster.certificates, or "
-                "with --certificates for a worker (`qlora-wgpu certificates FOLDER` makes one)"
+                f"{address} requires certificates: set cluster.certificates (--certificates for a "
+                "worker) to their folder (`qlora-wgpu certificates FOLDER` creates one)"
             )
         return configured
     files = Credentials.read(certificates)

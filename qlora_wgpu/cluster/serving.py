@@ -1,9 +1,8 @@
-"""A worker: this process computes for whoever trains through a scheduler.
+"""Runs this process as a worker of a scheduler.
 
-Dask's own Nanny is not used, since this package supervises its commands already
-(``qlora_wgpu/supervision``): a driver that crashes or hangs is explained and the worker begun anew,
-while a Nanny gives up for good where its scheduler is away at that moment, and says so in a log
-alone.
+Dask's Nanny is not used, since this package already supervises its commands
+(``qlora_wgpu/supervision``): if a driver crashes or hangs, the cause is reported and the worker is
+restarted. A Nanny gives up if the scheduler is unreachable at that moment, and only logs it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from qlora_wgpu.cluster.connection import quieten_dask, wait_for_scheduler
 from qlora_wgpu.cluster.security import LOOPBACK, connection_security, listening_host
 from qlora_wgpu.errors import ClusterError, QLoRAError
 from qlora_wgpu.gpu.adapters import choose_adapter
-from qlora_wgpu.supervision.processes import AGAIN
+from qlora_wgpu.supervision.processes import RESTART
 
 if TYPE_CHECKING:
     from distributed import Security, Worker, WorkerPlugin
@@ -34,39 +33,38 @@ if TYPE_CHECKING:
 GPU_VARIABLE, MODEL_VARIABLE = "QLORA_WGPU_WORKER_GPU", "QLORA_WGPU_WORKER_MODEL"
 PATIENCE = 600.0  # seconds
 _JOINING = 30.0  # seconds of an attempt to register
-_LEAVING = 2.0  # seconds in which a worker says goodbye
-_LOOK = 0.5  # seconds between two looks at the memory, and at the scheduler
+_LEAVING = 2.0  # seconds for unregistering
+_POLL = 0.5  # seconds between two checks of the memory, and of the connection
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker is to be."""
+    """A worker's options."""
 
     scheduler: str  # address of the scheduler, tls://HOST:PORT
-    gpu: str = "auto"  # as the setting ``device.gpu``
-    # Its name in messages, and in the order in which micro-batches are divided; None for the
-    # machine's name and the GPU
+    gpu: str = "auto"  # as ``device.gpu``
+    # Workers are sorted by name; None for the machine's name and the GPU
     name: str | None = None
     certificates: str | None = None  # folder with ca.pem, cert.pem and key.pem, or None
-    model: str | None = None  # folder or hub name of the base on this machine; None for the run's
-    allow_plain_tcp: bool = False  # whether tcp:// may lead to another machine
-    # Bytes of this machine's memory beyond which the worker begins anew, or None
+    model: str | None = None  # folder or Hub name of the base; None for the run's
+    allow_plain_tcp: bool = False  # permits tcp:// to another machine
+    # Bytes of host memory beyond which the worker is restarted, or None
     memory_limit: int | None = None
     patience: float = PATIENCE  # seconds to wait for a scheduler
 
     @property
-    def called(self) -> str:
-        """The worker's name."""
+    def unique_name(self) -> str:
+        """The name, or the default one."""
         machine = socket.gethostname()
         return self.name or (machine if self.gpu == "auto" else f"{machine}-{self.gpu}")
 
 
 def serve(service: WorkerOptions, tell: Tell) -> None:
-    """Works until it is asked to end; ends the process.
+    """Runs a worker until it is stopped, then ends the process.
 
-    Its exit code is that of a signal, or ``processes.AGAIN`` where a new process is to go on.
+    The exit code is that of a signal, or ``processes.RESTART`` if the worker must be restarted.
     """
     security = connection_security(
         service.scheduler, service.certificates, allow_plain_tcp=service.allow_plain_tcp
@@ -87,67 +85,63 @@ async def _serve(service: WorkerOptions, security: Security, gpu: str, tell: Tel
 
 
 async def _work(service: WorkerOptions, security: Security, gpu: str, tell: Tell) -> int:
-    """Connects, and stays until somebody ends it."""
+    """Connects and computes until the worker is stopped; returns the exit code."""
     quieten_dask()
-    asked = _signals()
+    stopped = _signals()
     joining = asyncio.ensure_future(_joined(service, security, tell))
-    await _first(asked, joining)
+    await _first(stopped, joining)
     if not joining.done():
-        return 128 + asked.result()
+        return 128 + stopped.result()
     worker = joining.result()
-    tell(f"worker {service.called} is connected to {service.scheduler}, with {gpu}")
-    too_large = asyncio.ensure_future(outgrown(service.memory_limit))
-    await _first(asked, asyncio.ensure_future(_lost(worker)), too_large)
-    if asked.done():
-        code = 128 + asked.result()
-        tell(f"worker {service.called} leaves; what it was computing goes to others")
+    tell(f"worker {service.unique_name} is connected to {service.scheduler}, with {gpu}")
+    too_large = asyncio.ensure_future(memory_exceeded(service.memory_limit))
+    await _first(stopped, asyncio.ensure_future(_lost(worker)), too_large)
+    if stopped.done():
+        code = 128 + stopped.result()
+        tell(f"worker {service.unique_name} has stopped; its blocks go to other workers")
     elif too_large.done():
-        code = AGAIN
-        tell(f"worker {service.called} begins anew: {too_large.result()} (--memory-limit)")
+        code = RESTART
+        tell(f"restarting worker {service.unique_name}: {too_large.result()} (--memory-limit)")
     else:
-        tell(f"worker {service.called} has lost its scheduler at {service.scheduler}")
-        return AGAIN
-    with contextlib.suppress(OSError, TimeoutError):  # the scheduler sees the connection end
+        tell(f"worker {service.unique_name} has lost its scheduler at {service.scheduler}")
+        return RESTART
+    with contextlib.suppress(OSError, TimeoutError):  # the scheduler notices the closed connection
         await asyncio.wait_for(worker.close(timeout=_LEAVING, executor_wait=False), 2 * _LEAVING)
     return code
 
 
 async def _first(*events: asyncio.Future[Any]) -> None:
-    """Returns once one of them is done."""
     await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _signals() -> asyncio.Future[int]:
-    """Is done once somebody asks this process to end."""
+    """A future with the first signal to end this process."""
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[int] = loop.create_future()
+    stopped: asyncio.Future[int] = loop.create_future()
 
     def note(number: int, frame: object = None) -> None:
-        if not asked.done():
-            loop.call_soon_threadsafe(asked.set_result, number)
+        if not stopped.done():
+            loop.call_soon_threadsafe(stopped.set_result, number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
     if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, note)  # a terminal that is closed, but under nohup
-    return asked
+        signal.signal(signal.SIGHUP, note)  # a closed terminal, except under nohup
+    return stopped
 
 
 async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Worker:
-    """A worker that is registered.
-
-    Its own name may be taken for a while by what it was before its network failed.
-    """
+    """Registers a worker; after a network failure its old connection may still have its name."""
     from distributed import Worker
 
-    end, told = time.monotonic() + service.patience, False
+    end, is_reported = time.monotonic() + service.patience, False
     while True:
         worker = Worker(
             service.scheduler,
             nthreads=1,
-            name=service.called,
+            name=service.unique_name,
             security=security,
-            memory_limit=0,  # Dask would move to disk what a software GPU needs
+            memory_limit=0,  # Dask would spill to disk what a software GPU needs
             host=listening_host(service.scheduler),
             dashboard_address=f"{LOOPBACK}:0",  # it has no TLS
             death_timeout=_JOINING,
@@ -156,26 +150,26 @@ async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Wor
         try:
             await worker
             return worker
-        except Exception as err:  # whatever it is, Dask wraps it
+        except Exception as err:  # Dask wraps all errors
             why, is_late = str(err.__cause__ or err), time.monotonic() > end
             if is_late or "name taken" not in why:
                 if "name taken" in why:
-                    why = "another worker is called so (--name)"
+                    why = "another worker has this name (--name)"
                 raise ClusterError(
-                    f"the scheduler at {service.scheduler} does not take the worker "
-                    f"{service.called}: {why}"
+                    f"the scheduler at {service.scheduler} does not accept the worker "
+                    f"{service.unique_name}: {why}"
                 ) from err
-        if not told:
+        if not is_reported:
             tell(
-                f"waiting until no other worker at {service.scheduler} is called "
-                f"{service.called} (--name)"
+                f"waiting until no other worker at {service.scheduler} has the name "
+                f"{service.unique_name} (--name)"
             )
-            told = True
+            is_reported = True
         await asyncio.sleep(1)
 
 
 def _refusals(tell: Tell) -> WorkerPlugin:
-    """Shows on the worker's terminal, too, why it refuses what a run asks of it."""
+    """Shows errors of a run on the worker's terminal as well."""
     from distributed import WorkerPlugin
 
     class Refusals(WorkerPlugin):  # type: ignore[misc]
@@ -186,7 +180,7 @@ def _refusals(tell: Tell) -> WorkerPlugin:
 
         def transition(self, key: str, start: str, finish: str, **options: Any) -> None:
             if finish == "error":
-                error = pickle.loads(self._tasks[key].exception.data)  # written here
+                error = pickle.loads(self._tasks[key].exception.data)  # pickled by this process
                 if isinstance(error, QLoRAError):
                     tell(f"error: {error}")
 
@@ -194,17 +188,14 @@ def _refusals(tell: Tell) -> WorkerPlugin:
 
 
 async def _lost(worker: Worker) -> None:
-    """Returns once a worker ends, as it does without its scheduler.
-
-    That is at once, not when the task that it runs is done.
-    """
+    """Waits until a worker ends, which it does at once if its scheduler is lost."""
     while worker.status.name not in ("closing", "closed", "failed"):
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL)
 
 
-async def outgrown(limit: int | None) -> str:
-    """Returns, with a reason, once this process takes more memory than it may."""
+async def memory_exceeded(limit: int | None) -> str:
+    """Waits until this process exceeds its memory limit; returns the reason."""
     process = psutil.Process()
     while limit is None or (taken := process.memory_info().rss) <= limit:
-        await asyncio.sleep(_LOOK)
-    return f"it took {taken / 2**20:,.0f} MiB of memory and may take {limit / 2**20:,.0f}"
+        await asyncio.sleep(_POLL)
+    return f"it used {taken / 2**20:,.0f} MiB of memory, the limit is {limit / 2**20:,.0f}"

@@ -1,4 +1,4 @@
-"""Which workers there are: they come, are taken in or refused, open the model, and go."""
+"""The registry of workers: they join, are checked or excluded, open the model, and leave."""
 
 import asyncio
 import contextlib
@@ -13,30 +13,29 @@ from qlora_wgpu.cluster.blocks import (
     WorkerInfo,
     WorkerSpec,
     WrongAnswerError,
-    made,
+    pickled_actor,
     unpacked,
 )
 from qlora_wgpu.cluster.connection import Connection
-from qlora_wgpu.cluster.scheduler import Scheduler, in_order
+from qlora_wgpu.cluster.scheduler import Scheduler, name_order
 from qlora_wgpu.errors import ClusterError, QLoRAError
 
 # ---- progress ------------------------------------------------------------------------------------
 
-_TICK = 0.2  # seconds after which it is asked again who is late
+_TICK = 0.2  # maximum seconds between two checks for late blocks
 
 
 class Progress:
-    """Changes, when the last good one was, and what ends everything. Lives on one asyncio loop."""
+    """Notifies of changes, and passes on errors of tasks. Lives on one asyncio loop."""
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self._changed = asyncio.Event()
         self._advanced = time.monotonic()
         self._failure: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begins something that goes on by itself."""
+        """Starts a background task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -44,34 +43,34 @@ class Progress:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)  # nothing may hang for a thing that was not thought of
+            self.fail(error)  # an unforeseen error must not make the run hang
 
     async def stop(self) -> None:
-        """Ends all that goes on by itself: from now on nothing is told."""
+        """Cancels all background tasks."""
         while self._tasks:
             for task in self._tasks:
-                task.cancel()  # again, where Dask has lost one
+                task.cancel()  # repeatedly, since Dask may swallow a cancellation
             await asyncio.wait(self._tasks, timeout=_TICK)
 
     def notify(self) -> None:
-        """Something has changed: who waits looks again."""
+        """Wakes up ``change``."""
         self._changed.set()
 
     def advance(self) -> None:
-        """Something has got on, so that patience begins anew."""
+        """Restarts the clock."""
         self._advanced = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
-        """Whoever waits gets this error."""
+        """Makes ``change`` raise an error."""
         self._failure = error
 
     @property
-    def waited(self) -> float:
-        """Seconds since something got on."""
+    def seconds_without(self) -> float:
+        """Seconds without progress."""
         return time.monotonic() - self._advanced
 
     async def change(self) -> None:
-        """Waits until something changes, or for a moment."""
+        """Waits until something changes, at most one tick."""
         with contextlib.suppress(TimeoutError):  # wait_for may lose a cancellation
             async with asyncio.timeout(_TICK):
                 await self._changed.wait()
@@ -84,41 +83,40 @@ class Progress:
 
 
 class Gone(Exception):
-    """A worker is not there any more."""
+    """The worker has left."""
 
 
 class ProcessLost(Gone):
-    """Dask has noticed first that the worker's process is gone."""
+    """Dask reported that the worker's process has ended."""
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A worker process that there is."""
+    """A worker process."""
 
-    name: str  # the worker's
+    name: str
     address: str  # where it listens
-    key: Any  # what tells it from another process at the same address
-    actor: Any = None  # Dask's proxy of the ``Actor`` there, once it is made
-    # What it is, once it has opened the model and nothing is wrong with it
-    identity: WorkerInfo | None = None
-    version: int = -1  # of the parameters that it has
-    # Held while parameters are on their way to it
+    key: Any  # identifies the process, as addresses are reused
+    actor: Any = None  # Dask's proxy of its ``Actor``
+    identity: WorkerInfo | None = None  # once it has opened the model and passed the check
+    version: int = -1  # of its parameters
+    # Held while parameters are sent
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    # Set once it is not there any more
+    # Set when it has left
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    is_reached: bool = True  # whether it could be connected to when that was tried last
-    is_out: bool = False  # whether it was refused, or left out for what it did
-    is_probed: bool = False  # whether it is being asked if it answers again
+    is_reachable: bool = True  # whether the last attempt to connect succeeded
+    is_excluded: bool = False
+    is_probed: bool = False  # whether a task waits for it to respond
 
     @property
     def is_ready(self) -> bool:
         """Whether it may compute."""
-        return self.identity is not None and not self.is_out
+        return self.identity is not None and not self.is_excluded
 
     @property
     def is_opening(self) -> bool:
-        """Whether it opens the model, as far as is known."""
-        return self.identity is None and self.is_reached and not self.is_out
+        """Whether it is opening the model."""
+        return self.identity is None and self.is_reachable and not self.is_excluded
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the worker."""
@@ -132,7 +130,7 @@ class WorkerHandle:
             raise ProcessLost from None
 
     async def unless_gone(self, answer: Any) -> Any:
-        """Waits for an answer, or for the worker to be gone."""
+        """Waits for an answer; raises ``Gone`` if the worker leaves before."""
         asked = asyncio.ensure_future(answer)
         waiting = asyncio.ensure_future(self.gone.wait())
         try:
@@ -147,28 +145,27 @@ class WorkerHandle:
 
 # ---- all workers ---------------------------------------------------------------------------------
 
-_LOOK = 0.5  # seconds between two looks at which workers there are
-_SILENCE = 10.0  # seconds that the scheduler may be silent
-_AGAIN = 2.0  # seconds after which a worker that cannot be reached is tried again
-_REFUSING = 2.0  # seconds for telling a worker that it is refused
+_POLL = 0.5  # seconds between two requests for the list of workers
+_SILENCE = 10.0  # seconds within which the scheduler must answer
+_RETRY = 2.0  # seconds between attempts to reach a worker
+_REFUSING = 2.0  # seconds for notifying an excluded worker
 
 Check = Callable[[WorkerInfo], "str | None"]
 
 
 class WorkerRegistry:
-    """The workers of a cluster, kept as the scheduler knows them. Lives on one asyncio loop."""
+    """The workers of a cluster, kept in sync with Dask's scheduler. Lives on one asyncio loop."""
 
     def __init__(
         self,
         connection: Connection,
         worker_class: WorkerClass,
-        specify: Callable[[str], WorkerSpec],  # what a worker of a name opens
+        specify: Callable[[str], WorkerSpec],  # what the named worker opens
         check: Check,
         tell: Callable[[str], None],
-        scheduler: Scheduler,  # gets to know workers that may compute
+        scheduler: Scheduler,  # informed of workers that are ready
         progress: Progress,
     ) -> None:
-        """Knows no worker yet."""
         self._connection = connection
         self._worker_class = worker_class
         self._specify = specify
@@ -176,39 +173,39 @@ class WorkerRegistry:
         self._tell = tell
         self._scheduler = scheduler
         self._progress = progress
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._members: dict[str, WorkerHandle] = {}  # by address
-        self._met: set[str] = set()  # names
+        self._seen: set[str] = set()  # names
         self._heard = time.monotonic()
         self.last_reason = ""
 
-    # -- who is there ----------------------------------------------------------------------
+    # -- which workers there are -----------------------------------------------------------
 
     @property
-    def is_nobody_there(self) -> bool:
-        """Whether no worker is there, and none opens the model."""
+    def is_empty(self) -> bool:
+        """Whether no worker is ready or opening the model."""
         return not any(member.is_ready or member.is_opening for member in self._members.values())
 
     @property
     def opening(self) -> list[WorkerHandle]:
-        """Workers that open the model."""
+        """Workers that are opening the model."""
         return [member for member in self._members.values() if member.is_opening]
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        """Workers that may compute, in the order of their names."""
-        there = (member for member in self._members.values() if member.is_ready)
-        return sorted(there, key=lambda member: in_order(member.name))
+        """Workers that may compute, sorted by name."""
+        ready = (member for member in self._members.values() if member.is_ready)
+        return sorted(ready, key=lambda member: name_order(member.name))
 
     @property
-    def only_refused(self) -> bool:
-        """Whether there are workers, and none of them is of any use."""
-        return bool(self._members) and all(m.is_out for m in self._members.values())
+    def all_excluded(self) -> bool:
+        """Whether there are workers and all of them are excluded."""
+        return bool(self._members) and all(m.is_excluded for m in self._members.values())
 
-    # -- coming and going ------------------------------------------------------------------
+    # -- joining and leaving ---------------------------------------------------------------
 
     async def watch(self, silence: float) -> None:
-        """Looks again and again which workers there are."""
+        """Polls the scheduler for its workers, until cancelled."""
         while True:
             try:
                 if self._connection.client.scheduler is None:
@@ -216,110 +213,114 @@ class WorkerRegistry:
                 async with asyncio.timeout(_SILENCE):
                     info = await self._connection.client.scheduler.identity()
                 self._heard = time.monotonic()
-                self._meet(info["workers"])
+                self._compare(info["workers"])
             except (OSError, TimeoutError):
                 self._look_for_scheduler(min(_SILENCE, silence))
             self._progress.notify()
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
 
     def _look_for_scheduler(self, limit: float) -> None:
-        """Notes that the scheduler is lost, once it has been for too long."""
+        """Fails if the scheduler has been lost for longer than the limit."""
         silent = time.monotonic() - self._heard
         if silent > limit or self._connection.client.status == "closed":
             self._progress.fail(
                 ClusterError(f"the scheduler has not answered for {silent:.0f} seconds")
             )
 
-    def _meet(self, there: dict[str, dict[str, Any]]) -> None:
-        """Compares the workers that the scheduler knows with those that are known here."""
+    def _compare(self, there: dict[str, dict[str, Any]]) -> None:
+        """Registers new workers, and removes those that have left."""
         keys = {address: _key(info) for address, info in there.items()}
         for address, member in list(self._members.items()):
             if keys.get(address) != member.key:
-                self._part(member, "it is gone")
+                self._remove(member, "it has left")
         for address, info in there.items():
             if address not in self._members:
-                member = WorkerHandle(self._named(info, address), address, keys[address])
+                member = WorkerHandle(self._unique_name(info, address), address, keys[address])
                 self._members[address] = member
-                if member.name not in self._met:  # one that begins anew for ever is no progress
-                    self._met.add(member.name)
+                if member.name not in self._seen:  # one that restarts forever is no progress
+                    self._seen.add(member.name)
                     self._progress.advance()
-                self._progress.spawn(self._take_in(member))
+                self._progress.spawn(self._admit(member))
 
-    def _named(self, info: dict[str, Any], address: str) -> str:
-        """A worker's name; its address, too, where another has that name."""
+    def _unique_name(self, info: dict[str, Any], address: str) -> str:
+        """A worker's name, with its address if another worker has the same name."""
         name = str(info.get("name", address))
         names = {member.name for member in self._members.values()}
         return f"{name} ({address})" if name in names else name
 
-    async def _take_in(self, member: WorkerHandle) -> None:
-        """Has a worker open the model, and lets it compute if nothing is wrong with it."""
+    async def _admit(self, member: WorkerHandle) -> None:
+        """Has a worker open the model, and admits it if it passes the check."""
         try:
             identity = await self._opened(member)
             problem = await asyncio.to_thread(self._check, identity)
         except Gone as err:
             if isinstance(err, ProcessLost):
-                self._part(member, "its process was lost")
+                self._remove(member, "its process has ended")
             return
         except ModuleNotFoundError as err:
-            self.leave_out(member, f"it lacks a package, {err.name}: install qlora-wgpu there")
+            self.exclude(
+                member, f"the package {err.name} is missing on it: install qlora-wgpu there"
+            )
             return
-        except Exception as err:  # whatever a worker says
-            self.leave_out(member, sentence(err))
+        except Exception as err:  # a worker may raise anything
+            self.exclude(member, sentence(err))
             return
         if problem is not None:
-            with contextlib.suppress(Exception):  # its own user is told, too, if that can be
+            with contextlib.suppress(Exception):  # shown on the worker's own terminal, if possible
                 async with asyncio.timeout(_REFUSING):
                     await self.call(member, "refused", problem)
-            self.leave_out(member, problem)
+            self.exclude(member, problem)
             return
         member.identity = identity
         self._scheduler.add(member.name)
         self._progress.advance()
-        self._tell_of(member, identity)
+        self._report(member, identity)
         self._progress.notify()
 
     async def _opened(self, member: WorkerHandle) -> WorkerInfo:
-        """What a worker is, once it has opened the model; one not reached is tried again."""
+        """Opens the model on a worker, and retries while it cannot be reached."""
         while True:
             try:
                 return await self.open(member)
             except OSError as err:
-                member.is_reached = False
-                self.last_reason = f"worker {member.name} cannot be reached: {err}"
-                self._tell_once(f"{self.last_reason}; it is tried again")
+                member.is_reachable = False
+                self.last_reason = f"cannot reach worker {member.name}: {err}"
+                self._tell_once(f"{self.last_reason}; retrying")
                 self._progress.notify()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_AGAIN):
+                async with asyncio.timeout(_RETRY):
                     await member.gone.wait()
                 raise Gone
-            member.is_reached = True
+            member.is_reachable = True
 
     async def open(self, member: WorkerHandle) -> WorkerInfo:
-        """Makes a worker's actor, which opens the model; what it says that it is."""
+        """Creates a worker's actor, which opens the model."""
         client = self._connection.client
-        if (why := await self._connection.unreached(member.address)) is not None:
-            client = await self._connection.passing()
+        if (why := await self._connection.connection_error(member.address)) is not None:
+            client = await self._connection.relayed_client()
             self._tell_once(
-                f"worker {member.name} cannot be reached from here ({why}): the scheduler passes "
-                "on what goes there and comes back"
+                f"cannot connect to worker {member.name} directly ({why}): its traffic passes "
+                "through the scheduler"
             )
         future = client.submit(
-            pickle.loads, made(self._worker_class, self._specify(member.name)), actor=True,
+            pickle.loads, pickled_actor(self._worker_class, self._specify(member.name)), actor=True,
             pure=False, workers=[member.address], allow_other_workers=False,
         )  # fmt: skip
-        with client.as_current():  # the actor's calls go through the client that is, then
+        with client.as_current():  # the actor's calls use the current client
             member.actor = await member.unless_gone(future)
         identity = await member.call("identity")
         if not isinstance(identity, WorkerInfo):
-            raise WrongAnswerError(f"it says that it is a {type(identity).__name__}")
+            raise WrongAnswerError(
+                f"it returned a {type(identity).__name__} instead of its description"
+            )
         return identity
 
     def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._tell(text)
 
-    def _tell_of(self, member: WorkerHandle, identity: WorkerInfo) -> None:
+    def _report(self, member: WorkerHandle, identity: WorkerInfo) -> None:
         for text in identity.notes:
             self._tell(f"worker {member.name}: {text}")
         for other in self.ready:
@@ -327,13 +328,13 @@ class WorkerRegistry:
             if other is not member and own is not None and own.device == identity.device:
                 if (own.driver, own.kernels) != (identity.driver, identity.kernels):
                     self._tell(
-                        f"workers {other.name} and {member.name} have the same GPU, but other "
+                        f"workers {other.name} and {member.name} have the same GPU, but different "
                         "drivers or kernels: their results may differ in the last bits"
                     )
                 return
 
-    def _part(self, member: WorkerHandle, why: str) -> None:
-        """Forgets a worker that is not there any more; who notices it later tells nothing."""
+    def _remove(self, member: WorkerHandle, why: str) -> None:
+        """Removes a worker that has left; a second call does nothing."""
         if member.gone.is_set():
             return
         if self._members.get(member.address) is member:
@@ -341,35 +342,78 @@ class WorkerRegistry:
         member.gone.set()
         if member.is_ready:
             self._scheduler.remove(member.name)
-            self._tell(f"worker {member.name}: {why}; its blocks go to others")
+            self._tell(f"worker {member.name}: {why}; its blocks go to other workers")
         self._progress.notify()
 
-    def leave_out(self, member: WorkerHandle, why: str) -> None:
-        """Gives a worker nothing any more, though it is there."""
-        if member.is_out:
+    def exclude(self, member: WorkerHandle, why: str) -> None:
+        """Assigns nothing to a worker any more."""
+        if member.is_excluded:
             return
-        member.is_out = True
+        member.is_excluded = True
         self._scheduler.remove(member.name)
         self.last_reason = f"worker {member.name}: {why}"
-        self._tell(f"worker {member.name} is left out: {why}")
+        self._tell(f"worker {member.name} is excluded: {why}")
         member.actor = None
         self._progress.notify()
 
     async def call(self, member: WorkerHandle, method: str, *arguments: Any) -> Any:
-        """Calls a worker's method; one whose process is lost is forgotten."""
+        """Calls a worker's method; removes the worker if its process has ended."""
         try:
             return await member.call(method, *arguments)
         except ProcessLost:
-            self._part(member, "its process was lost")
+            self._remove(member, "its process has ended")
             raise
 
 
 def _key(info: dict[str, Any]) -> Any:
-    """What tells a worker process from a later one at the same address."""
+    """Identifies a worker process among all at its address."""
     return info.get("id"), info.get("local_directory")
 
 
 def sentence(error: BaseException) -> str:
-    """What went wrong on a worker, in one line."""
+    """An error of a worker in one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, QLoRAError) else f"{type(error).__name__}: {text}"
+
+
+# ---- patience ------------------------------------------------------------------------------------
+
+_SOON = 3.0  # seconds after which missing workers are reported
+_OPENING = 1800.0  # minimum patience, in seconds, while a worker opens the model
+
+
+class Watchdog:
+    """Raises an error after too long without progress."""
+
+    def __init__(
+        self,
+        seconds: float,
+        progress: Progress,
+        members: WorkerRegistry,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._seconds = seconds
+        self._progress = progress
+        self._members = members
+        self._tell = tell
+        self._reported = ""
+
+    def check(self, what: str, *, count: int = 1) -> None:
+        """Reports missing workers; raises ``ClusterError`` after too long without progress."""
+        waited, members = self._progress.seconds_without, self._members
+        missing = ""
+        if members.is_empty:
+            missing = "no worker is connected: waiting for one"
+        elif len(members.ready) < count and not members.opening:
+            missing = f"{len(members.ready)} of {count} workers are ready: waiting for more"
+        if missing and missing != self._reported and waited > _SOON:
+            self._reported = missing
+            limit = f"for at most {self._seconds:g} seconds (cluster.patience)"
+            self._tell(f"{missing} {limit}")
+        if members.ready and not missing:
+            self._reported = ""  # to be reported again the next time
+        if waited > (max(self._seconds, _OPENING) if members.opening else self._seconds):
+            reason = f"; {members.last_reason}" if members.last_reason else ""
+            if names := ", ".join(member.name for member in members.opening):
+                reason += f"; still opening the model: {names}"
+            raise ClusterError(f"{what} for {waited:.0f} seconds (cluster.patience){reason}")

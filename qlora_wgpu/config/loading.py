@@ -1,4 +1,4 @@
-"""Reading a YAML file, command-line overrides and Python's into a checked Config."""
+"""Checked settings from a YAML file, from overrides and from the run of an adapter."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from pydantic import ValidationError
 
 from qlora_wgpu.config.dialects.conversion import dialect_of
 from qlora_wgpu.config.names import key_for, reason_for
-from qlora_wgpu.config.paths import resolve_path
-from qlora_wgpu.config.problems import (
+from qlora_wgpu.config.paths import RunPaths, resolve_path, run_around
+from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.section import (
     Problem,
+    Section,
     config_error,
     in_quotes,
     new_name,
     new_names,
+    plain,
     problems_of,
     shown,
     with_new_names,
 )
-from qlora_wgpu.config.schema import Config, sections
-from qlora_wgpu.config.section import Section, plain
 from qlora_wgpu.config.sections.data import SourceConfig
-from qlora_wgpu.config.sections.train import has_own_beta2
+from qlora_wgpu.config.sections.train import has_default_beta2
 from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
-# ---- keys that are nearly right ------------------------------------------------------------------
+# ---- suggestions for unknown keys ----------------------------------------------------------------
 
 _OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
 
 
 def suggest_key(loc: tuple[str, ...]) -> str:
-    """The end of the sentence about a key such as ``("lora", "rank")`` that is unknown."""
+    """The end of the sentence about an unknown key such as ``("lora", "rank")``."""
     keys = sections()
     if loc[:2] == ("data", "sources"):
-        near = _near(loc[-1], list(SourceConfig.model_fields))
-        keys_of = ", ".join(SourceConfig.model_fields)
-        return f": did you mean {near!r}?" if near else f": the keys of a source are {keys_of}"
+        fields = list(SourceConfig.model_fields)
+        near = _near(loc[-1], fields)
+        return f": did you mean {near!r}?" if near else f": its keys are {', '.join(fields)}"
     if len(loc) > 2:
         return ""
     leaf = loc[-1].lower().replace("-", "_")
@@ -51,17 +52,17 @@ def suggest_key(loc: tuple[str, ...]) -> str:
     section, dot, rest = leaf.partition(".") if top else (loc[0], "", "")
     if dot and rest in keys.get(section, ()):
         return f": write '{rest}' under the section '{section}'"
-    meant, reason = key_for(leaf), reason_for(leaf)
-    if not top and leaf in keys[section]:  # only its spelling differs
+    synonym, reason = key_for(leaf), reason_for(leaf)
+    if not top and leaf in keys[section]:  # it differs only in case or hyphens
         return _did_you_mean(section, leaf)
-    if not top and meant and meant[0] == section:  # such as optim.scheduler, as cluster has it, too
-        return _did_you_mean(*meant)
+    if not top and synonym and synonym[0] == section:  # optim.scheduler, not cluster.scheduler
+        return _did_you_mean(*synonym)
     for other, leaves in keys.items():
         if leaf in leaves:
             return f": it belongs in section '{other}'"
     near = _near(leaf, list(keys) if top else keys[section])
-    if meant and (top or not (reason or near)):
-        return _did_you_mean(*meant)
+    if synonym and (top or not (reason or near)):
+        return _did_you_mean(*synonym)
     if reason:
         return f": {reason}"
     if near:
@@ -75,14 +76,13 @@ def suggest_key(loc: tuple[str, ...]) -> str:
 
 
 def _near(word: str, words: list[str]) -> str | None:
-    alike = [other for other in words if not _opposite(word, other)]
-    return next(iter(difflib.get_close_matches(word, alike, n=1, cutoff=0.7)), None)
+    candidates = [other for other in words if not _are_opposites(word, other)]
+    return next(iter(difflib.get_close_matches(word, candidates, n=1, cutoff=0.7)), None)
 
 
-def _opposite(word: str, other: str) -> bool:
-    """Whether two names differ in the very word that tells them apart."""
-    ours, theirs = set(word.split("_")), set(other.split("_"))
-    return any((a in ours and b in theirs) or (b in ours and a in theirs) for a, b in _OPPOSITES)
+def _are_opposites(word: str, other: str) -> bool:
+    left, right = set(word.split("_")), set(other.split("_"))
+    return any((a in left and b in right) or (b in left and a in right) for a, b in _OPPOSITES)
 
 
 def _did_you_mean(section: str, leaf: str) -> str:
@@ -95,53 +95,51 @@ Location = tuple[str, str]
 
 
 def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
-    """Values by section and key, which are given by dotted key, by section, or by key alone."""
+    """Values by section and key, from settings by dotted key, by section, or by key alone."""
     values: dict[Location, Any] = {}
     for name, value in settings.items():
-        for location, part in _parts(name, value):
+        for location, part in _expanded(name, value):
             if location in values:
-                raise ConfigError(f"{'.'.join(location)} is given twice: give it once")
+                raise ConfigError(f"{'.'.join(location)} is set twice: set it once")
             values[location] = part
     return values
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
-    """The settings that one argument stands for."""
+def _expanded(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
     section, dot, key = name.partition(".")
     if dot:
-        yield _known(section, key), value
+        yield _checked_location(section, key), value
     elif name == "device" and isinstance(value, str | int) and not isinstance(value, bool):
-        yield ("device", "gpu"), str(value)  # as from_pretrained takes it
+        yield ("device", "gpu"), str(value)  # as in from_pretrained
     elif name in sections() and isinstance(value, Mapping):
         for inner, part in value.items():
-            yield _known(name, str(inner)), part
+            yield _checked_location(name, str(inner)), part
     else:
-        yield _alone(name, value), value
+        yield _location_of(name, value), value
 
 
-def _known(section: str, key: str) -> Location:
+def _checked_location(section: str, key: str) -> Location:
     key = new_name(section, key)
     if key not in sections().get(section, ()):
         location = (section, key) if section in sections() else (f"{section}.{key}",)
-        raise ConfigError(f"there is no setting '{section}.{key}'{suggest_key(location)}")
+        raise ConfigError(f"unknown setting '{section}.{key}'{suggest_key(location)}")
     return section, key
 
 
-def _alone(name: str, value: Any) -> Location:
-    """The section of a key that stands by itself."""
-    homes = [section for section, keys in sections().items() if name in keys]
-    if len(homes) > 1:
-        dotted = " or ".join(f"'{section}.{name}'" for section in homes)
-        raise ConfigError(f"several sections have a setting '{name}': write {dotted}")
-    if homes:
-        return homes[0], name
+def _location_of(name: str, value: Any) -> Location:
+    having = [section for section, keys in sections().items() if name in keys]
+    if len(having) > 1:
+        dotted = " or ".join(f"'{section}.{name}'" for section in having)
+        raise ConfigError(f"several sections have a setting '{name}': use {dotted}")
+    if having:
+        return having[0], name
     if name in sections():
         keys = sections()[name]
         raise ConfigError(
-            f"'{name}' is a section: give its settings as a mapping such as "
+            f"'{name}' is a section: pass its settings as a mapping such as "
             f"{{'{keys[0]}': ...}}, got {shown(value)}"
         )
-    raise ConfigError(f"there is no setting '{name}'{suggest_key((name,))}")
+    raise ConfigError(f"unknown setting '{name}'{suggest_key((name,))}")
 
 
 # ---- files and overrides -------------------------------------------------------------------------
@@ -156,7 +154,6 @@ PATH_KEYS = (
     ("lora", "init_from"),
     ("output", "dir"),
 )
-_PATHS = {place for place in PATH_KEYS if place[1] != "chat_template"}
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -164,46 +161,47 @@ Overrides = Sequence[str] | Mapping[str, Any]
 def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Config:
     """Reads a configuration file, applies overrides and checks everything.
 
-    Relative paths: ``model.path`` and ``data.*`` are taken from the file's own folder if they
-    exist there, else from the current directory if they exist there; a ``model.path`` found in
-    neither is a name on the Hub. ``output.dir`` is relative to the current directory, or to the
-    file's folder if it begins with ``./`` or ``../``. In an override the current directory comes
-    first in every case.
+    Relative paths are looked up in the file's folder, then in the current directory (the other way
+    round for overrides); a ``model.path`` that is in neither is a name on the Hub. ``output.dir``
+    is relative to the current directory, or to the file's folder if it begins with ``./`` or
+    ``../``.
 
     Args:
         path: The YAML file.
-        overrides: Texts such as ``"optim.learning_rate=1e-4"``; they win over the file, the last
-            one over earlier ones. The value is YAML; where the key holds text, it needs
-            no quotes, whatever it looks like. Or a mapping of values, by key, dotted key or
-            section: ``{"learning_rate": 1e-4}``.
+        overrides: Strings such as ``"optim.learning_rate=1e-4"``, the last of which win over
+            earlier ones and over the file. Values are YAML; text needs no quotes. Or a mapping of
+            values by key, dotted key or section: ``{"learning_rate": 1e-4}``.
+
+    Raises:
+        ConfigError: If the file cannot be read, or a key is unknown or a value invalid.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(
-            f"load_config takes the path of a YAML file, got {type(path).__name__}: sections in "
-            "a mapping are Config(**sections)"
+            f"load_config expects the path of a YAML file, got {type(path).__name__}: for a "
+            "mapping of sections, use Config(**sections)"
         )
     path = Path(path)
     file = _read(path)
     if isinstance(overrides, str):
-        raise ConfigError("overrides must be a list of texts such as 'train.max_steps=10'")
-    values, unplaced = _split_sections(file, path.name)
+        raise ConfigError("overrides must be a list of strings such as 'train.max_steps=10'")
+    values, errors = _split_sections(file, path.name)
     origin: dict[tuple[str, ...], str] = {}
-    goes_with_name = has_own_beta2(values.get("optim", {}))
+    is_default_beta2 = has_default_beta2(values.get("optim", {}))
     if isinstance(overrides, Mapping):
-        for place, value in located(overrides).items():
-            _put(values, place, plain(value))
-            origin[place] = f"{'.'.join(place)}={shown(value)}"
+        for location, value in located(overrides).items():
+            _put(values, location, plain(value))
+            origin[location] = f"{'.'.join(location)}={shown(value)}"
         overrides = ()
     for text in overrides:
         try:
             loc, value = _parse_override(text)
         except ConfigError as err:
-            unplaced.append(str(err))
+            errors.append(str(err))
             continue
         _put(values, loc, value)
         origin[loc[:2]] = text
-    if goes_with_name and ("optim", "name") in origin and ("optim", "adam_beta2") not in origin:
-        del values["optim"]["adam_beta2"]  # another optimizer has its own
+    if is_default_beta2 and ("optim", "name") in origin and ("optim", "adam_beta2") not in origin:
+        del values["optim"]["adam_beta2"]  # another optimizer has its own default
 
     source = f"{path} with its overrides" if origin or overrides else str(path)
     _resolve_paths(values, set(origin), path.parent)
@@ -213,37 +211,36 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         invalid = [
             problem.sentence(_where(problem, file, path.name, origin))
             for problem in problems_of(err, suggest_key)
-            if problem.kind != "missing" or problem.key not in file.values  # no section: told above
+            if problem.kind != "missing" or problem.key not in file.values  # reported above
         ]
-        raise _error(path, file, unplaced + invalid, source) from None
-    if unplaced:
-        raise _error(path, file, unplaced, source)
+        raise _error(path, file, errors + invalid, source) from None
+    if errors:
+        raise _error(path, file, errors, source)
     assert isinstance(config, Config)
     return config
 
 
 def _read(path: Path) -> YamlFile:
-    """Our file; another trainer's may have aliases, and is told as such."""
     try:
         return read_yaml_file(path)
     except AliasError as err:
         try:
-            theirs = read_yaml_file(path, aliases=True)
-        except ConfigError:  # it is no other trainer's
+            file = read_yaml_file(path, aliases=True)  # which other trainers' files may have
+        except ConfigError:
             raise err from None
-        raise _error(path, theirs, [str(err)], str(path)) from None
+        raise _error(path, file, [str(err)], str(path)) from None
 
 
 def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """A configuration that stands in no file: changed, checked, and with absolute paths."""
+    """A configuration with settings changed and checked, and with absolute paths."""
     before = config.model_dump() if isinstance(config, Config) else config
     values = {
         name: dict(part) if isinstance(part, Mapping | Section) else part
         for name, part in before.items()
     }
     changes = located(settings)
-    if isinstance(config, Config) and ("optim", "name") in changes and not config.optim.says_beta2:
-        del values["optim"]["adam_beta2"]  # another optimizer has its own
+    if isinstance(config, Config) and ("optim", "name") in changes and not config.optim.sets_beta2:
+        del values["optim"]["adam_beta2"]  # another optimizer has its own default
     for (section, key), value in changes.items():
         values[section] = {**(values.get(section) or {}), key: plain(value)}
     _resolve_paths(values, set(), Path())
@@ -253,13 +250,12 @@ def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any
 
 
 def _error(path: Path, file: YamlFile, sentences: Sequence[str], source: str) -> ConfigError:
-    """All that is wrong, or, of another trainer's file, what converts it."""
     dialect = dialect_of(file.values)
     if dialect is None:
         return config_error(sentences, source)
     return ConfigError(
-        f"`qlora-wgpu init --from {path}` converts this file, which is one of {dialect.name}: its "
-        "keys are not those of this program"
+        f"{path} is a configuration of {dialect.name}: convert it with `qlora-wgpu init --from "
+        f"{path}`"
     )
 
 
@@ -275,15 +271,15 @@ def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, 
 
 
 def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The known sections as dictionaries, and sentences about everything else at the top."""
+    """The known sections as dictionaries, and errors about all other keys at the top."""
     values: dict[str, dict[str, Any]] = {}
-    wrong: list[str] = []
+    errors: list[str] = []
     keys = sections()
     for key, value in file.values.items():
         where = f" in {name} (line {file.lines[(key,)]})"
         if key not in keys:
-            meant = suggest_key((key,)) if len(wrong) < PROBLEMS_SHOWN else ""  # it takes a while
-            wrong.append(Problem((key,), "unknown", meant).sentence(where))
+            suggestion = suggest_key((key,)) if len(errors) < PROBLEMS_SHOWN else ""  # it is slow
+            errors.append(Problem((key,), "unknown", suggestion).sentence(where))
         elif value is None:  # a section whose keys are all commented out
             values[key] = {}
         elif isinstance(value, dict):
@@ -292,17 +288,17 @@ def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]
                 if old in value:
                     file.lines.setdefault((key, new), file.lines[(key, old)])
         else:
-            wrong.append(
+            errors.append(
                 f"{key}{where} must be a section with keys such as {', '.join(keys[key][:2])}, "
                 f"got {shown(value)}"
             )
     if "model" not in values and "model" not in file.values:
         values["model"] = {}  # so that the message names model.path
-    return values, wrong
+    return values, errors
 
 
 def _put(values: dict[str, dict[str, Any]], loc: tuple[str, ...], value: Any) -> None:
-    """Sets a key, or an entry of the mapping that a key holds."""
+    """Sets a key, or an entry of a key's mapping."""
     section = values.setdefault(loc[0], {})
     if len(loc) == 2:
         section[loc[1]] = value
@@ -315,7 +311,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or key.startswith("-"):
-        raise ConfigError(f"the override {in_quotes(text)} must look like section.key=value")
+        raise ConfigError(f"the override {in_quotes(text)} must have the form section.key=value")
     section, dot, leaf = key.partition(".")
     leaf, entry_dot, entry = leaf.partition(".")
     keys = sections()
@@ -326,7 +322,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not dot or entry_dot or not is_key:
         if section in keys and not dot:
             raise ConfigError(
-                f"the override {in_quotes(text)} names a whole section: set its keys one by one, "
+                f"the override {in_quotes(text)} names a section: set its keys, "
                 f"such as {section}.{keys[section][0]}=..."
             )
         loc = (section, leaf) if section in keys and not entry_dot else (key,)
@@ -346,22 +342,20 @@ def _holds_mapping(section: str, leaf: str) -> bool:
 
 
 def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool = False) -> Any:
-    """YAML, except that text keys keep what was typed: a folder may be called 2024 or a: b.
-
-    A list of several paths is one, though, unless something has that name.
-    """
+    """YAML, except that a text key keeps what was typed: a folder may be called 2024 or a: b."""
     annotation = _annotation(section, leaf)
     holds_text = _holds_text(get_args(annotation)[1] if entry else annotation)
     if not entry and _holds_mapping(section, leaf):
-        raw = _SPACELESS.sub(r"\1: ", raw)  # a shell takes spaces for the end of an argument
+        raw = _SPACELESS.sub(r"\1: ", raw)  # {a:1}, since shells split at spaces
     try:
         value = parse_yaml_value(raw, f"the override {in_quotes(text)}")
     except ConfigError:
         if not holds_text:
             raise
         return raw
-    if (section, leaf) in _PATHS and isinstance(value, list) and not os.path.lexists(raw):
-        return value
+    is_path = (section, leaf) in PATH_KEYS and leaf != "chat_template"
+    if is_path and isinstance(value, list) and not os.path.lexists(raw):
+        return value  # an error
     quoted = raw[:1] in ("'", '"')
     if holds_text and value is not None and not (quoted and isinstance(value, str)):
         return raw
@@ -379,14 +373,15 @@ def _holds_text(annotation: Any) -> bool:
 
 
 def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], folder: Path) -> None:
-    """Makes paths absolute in values that nobody has checked yet."""
+    """Makes paths absolute in values that are not yet validated."""
     here = Path.cwd()
 
-    def resolved(key: str, given: Any, place: tuple[str, str]) -> Any:
+    def resolved(key: str, given: Any, location: Location) -> Any:
         path = plain(given)
         if not isinstance(path, str) or not path:
             return given
-        return resolve_path(key, path, (here, folder) if place in overridden else (folder, here))
+        bases = (here, folder) if location in overridden else (folder, here)
+        return resolve_path(key, path, bases)
 
     def source(each: Any) -> Any:
         given = dict(each) if isinstance(each, Mapping | Section) else {}
@@ -401,3 +396,60 @@ def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], fol
     data = values.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         data["sources"] = [source(each) for each in data["sources"]]
+
+
+# ---- the run of an adapter -----------------------------------------------------------------------
+
+MODEL_SECTIONS = ("quant", "train", "device")
+"""The sections that decide how a base and an adapter are opened."""
+
+Changes = Mapping[str, Mapping[str, Any]]
+"""Values by section and key."""
+
+
+def find_run(adapter: str | os.PathLike[str]) -> Path | None:
+    """The folder of the run that an adapter belongs to, or None."""
+    run = run_around(Path(adapter).expanduser().resolve())
+    return run if RunPaths(run).is_run else None
+
+
+def config_of_run(run: Path) -> Config:
+    """The settings of a run, from its config.yaml."""
+    return load_config(RunPaths(run).config)
+
+
+def as_trained(settings: Config, adapter: str | os.PathLike[str], explicit: Changes) -> Config:
+    """The settings with ``MODEL_SECTIONS`` from the adapter's run, apart from explicit ones."""
+    run = find_run(adapter)
+    if run is not None:
+        trained = config_of_run(run)
+        sections_of_run = {name: getattr(trained, name) for name in MODEL_SECTIONS}
+        settings = settings.model_copy(update=sections_of_run)
+    return changed(settings, explicit)
+
+
+def changed(settings: Config, changes: Changes) -> Config:
+    """The settings with some values changed."""
+    update = {
+        name: getattr(settings, name).model_copy(update=values) for name, values in changes.items()
+    }
+    return settings.model_copy(update=update)
+
+
+def without_none(changes: Changes) -> Changes:
+    """The changes without those to None, which were not given."""
+    return {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in changes.items()
+    }
+
+
+def explicit_in(settings: Config, overrides: Sequence[str]) -> Changes:
+    """The values in ``MODEL_SECTIONS`` that overrides have set."""
+    changes: dict[str, dict[str, Any]] = {}
+    for text in overrides:
+        section, _, key = text.partition("=")[0].strip().partition(".")
+        key = new_names(section).get(key, key)
+        if section in MODEL_SECTIONS:
+            changes.setdefault(section, {})[key] = getattr(getattr(settings, section), key)
+    return changes

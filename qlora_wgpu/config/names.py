@@ -1,8 +1,10 @@
-"""Names of other trainers, and everyday words: the key of ours, or why there is none."""
+"""Other trainers' names and everyday words: the setting they mean, or why there is none."""
 
 from __future__ import annotations
 
-SAME = {
+from typing import Any
+
+SYNONYMS = {
     "model.path": (
         "base_model model_name model_name_or_path model_id model_path name_or_path hub name id "
         "base model"
@@ -86,203 +88,221 @@ SAME = {
     "lora.modules_to_save": "lora_modules_to_save",
     "lora.ensure_weight_tying": "peft_ensure_weight_tying",
 }
-"""Words that mean the same, by our keys."""
+"""Other names of a setting, by its key."""
 
 _FROZEN = (
-    "norms and biases stay frozen: LoRA pairs train, rows of the embedding with "
-    "lora.trainable_token_indices, and it and the head as a whole with lora.modules_to_save"
+    "norms and biases are frozen; lora.trainable_token_indices and lora.modules_to_save train the "
+    "embedding and head"
 )
-_LEAST_RATE = (
-    "optim.lr_scheduler_type: cosine_with_min_lr takes min_lr_rate, a share of the peak, in "
+_MIN_LR = (
+    "use optim.lr_scheduler_type: cosine_with_min_lr with min_lr_rate, a fraction of the peak, in "
     "optim.lr_scheduler_kwargs"
 )
-_LORA = "its rank is lora.r, its scale times the rank lora.lora_alpha, its keys lora.target_modules"
+_LORA = "use lora.r (rank), lora.lora_alpha (scale times rank) and lora.target_modules (keys)"
 _NOT_NEEDED = {
-    "attention is always computed in tiles": (
+    "attention is always tiled, as in FlashAttention": (
         "flash_attention xformers_attention sdp_attention eager_attention flash_attn "
         "attn_implementation use_flash_attention_2 s2_attention flash_attn_cross_entropy "
         "flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv flex_attention sage_attention"
     ),
-    "the kernels are this program's own, and always on": (
+    "this program's own fused kernels are always used": (
         "enable_liger_kernel use_liger_kernel use_liger use_unsloth unsloth plugins torch_compile "
         "torch_compile_backend torch_compile_mode lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
         "kernel_config cut_cross_entropy use_unsloth_gc tf32 activation_offloading liger_* "
         "unsloth_* use_kernels* use_scattermoe* use_sonicmoe* fused_attn* flex_attn* "
         "experts_implementation* use_v1_kernels* moe_grouped*"
     ),
-    "rows are never padded further than they need": (
+    "rows are never padded more than necessary": (
         "pad_to_sequence_len pad_to_multiple_of eval_sample_packing packing_strategy eval_packing "
         "padding_free dpo_padding_free sample_packing_group_size sample_packing_bin_size "
         "sample_packing_eff_est total_num_tokens pad_token"
     ),
-    "rows of a step are grouped by length in any case": "group_by_length length_column_name",
-    "batches are made on the fly, from data that is kept prepared": (
+    "a step's rows are always grouped by length": "group_by_length length_column_name",
+    "batches are made on the fly from cached, prepared data": (
         "dataset_prepared_path dataset_num_proc preprocessing_num_workers dataloader_num_workers "
         "dataset_processes dataloader_pin_memory dataloader_prefetch_factor overwrite_cache "
         "remove_unused_columns dataset_keep_in_memory shuffle_merged_datasets streaming "
         "dataloader_drop_last preprocessing_batch_size tokenized_path cache_dir "
         "clear_cache_threshold batching_workers skip_prepare_dataset"
     ),
-    "held-out data is measured with train.per_device_train_batch_size, and whole": (
+    "evaluations use all held-out rows and train.per_device_train_batch_size": (
         "eval_batch_size per_device_eval_batch_size val_batches test_batches "
         "eval_accumulation_steps eval_max_new_tokens eval_table_size eval_table_max_new_tokens "
         "max_eval_samples predict_with_generate do_eval do_predict eval_on_start "
         "prediction_loss_only do_bench_eval"
     ),
-    "the reference is asked once, before the first step": (
+    "the reference model runs once, before the first step": (
         "precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size"
     ),
-    "`train --resume` goes on with a run": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "`train --resume` resumes a run": "resume_from_checkpoint auto_resume_from_checkpoints",
     "`train --overwrite` replaces a run": "overwrite_output_dir",
-    "config.json and the tokenizer's files say it": (
+    "config.json and the tokenizer's files contain it": (
         "model_type tokenizer_type base_model_config tokenizer_config tokenizer_name_or_path "
         "trust_remote_code is_llama_derived_model tokenizer_use_fast use_fast_tokenizer "
         "tokenizer_legacy is_mistral_derived_model is_falcon_derived_model is_qwen_derived_model "
         "model_class torchscript"
     ),
-    "`qlora-wgpu doctor --check` looks at the machine": (
+    "`qlora-wgpu doctor --check` tests the machine": (
         "debug profiler_steps gc_steps torch_empty_cache_steps log_on_each_node"
     ),
-    "every run trains an adapter; quant.scheme says how the base is stored": (
+    "every run trains an adapter, and quant.scheme quantizes the base": (
         "adapter use_peft finetuning_type do_train fine_tune_type train task_type peft_type"
     ),
     "`qlora-wgpu generate` and `chat` have options for it": "sample_backend max_new_tokens",
-    "a run leaves report.html and loss.png": "plot_loss",
-    "`qlora-wgpu merge` and `eval` are commands": "merge_lora test_after_training do_merge test",
-    "checkpoints hold all that a run needs to go on": (
+    "every run writes report.html and loss.png": "plot_loss",
+    "use the commands `qlora-wgpu merge` and `eval`": (
+        "merge_lora test_after_training do_merge test"
+    ),
+    "checkpoints contain everything needed to resume": (
         "save_safetensors save_only_model save_strategy save_on_each_node save_ckpt_as_hf"
     ),
-    "its steps are given by other keys": (
+    "log.logging_steps and output.save_steps determine it": (
         "logging_strategy logging_first_step include_num_input_tokens_seen "
         "include_tokens_per_second disable_tqdm log_level logging_dir logging_nan_inf_filter"
     ),
-    "a run takes one GPU": (
+    "a process uses one GPU": (
         "ddp_timeout ddp_find_unused_parameters local_rank ddp_bucket_cap_mb ddp_backend "
         "device_map*"
     ),
-    "a run that diverges ends with a sentence": "loss_watchdog*",
-    "train.gradient_checkpointing says it": "gradient_checkpointing_kwargs*",
-    "the model's family knows it": "lora_fan_in_fan_out*",
-    "the tokenizer's own files decide": "tokenizer_use*",
-    "weights are read one by one": "low_cpu_mem_usage*",
-    "rows with nothing to learn are left out": "min_sample_len*",
+    "a run that diverges stops with an error": "loss_watchdog*",
+    "use train.gradient_checkpointing": "gradient_checkpointing_kwargs*",
+    "the model's family determines it": "lora_fan_in_fan_out*",
+    "the tokenizer's own files determine it": "tokenizer_use*",
+    "weights are read one at a time": "low_cpu_mem_usage*",
+    "rows without labels are dropped": "min_sample_len*",
+    "every key is always checked": "strict",
+    "every epoch shuffles all rows": "train_sampling_strategy",
 }
-_NO_COUNTERPART = {
-    "output.save_steps counts steps": "saves_per_epoch save_epochs",
-    "every key is checked in any case": "strict",
-    "a run takes one GPU": (
+_UNSUPPORTED = {
+    "a process uses one GPU (several: cluster.scheduler)": (
         "accelerator_config tensor_parallel_size dp_shard_size dp_replicate_size use_ray ddp "
         "world_size dist_config init_config dp_size cp_size cp_mode mp_replicate_size "
         "mp_shard_size dist_timeout fsdp* deepspeed* ddp_* ray_* expert_parallel* "
         "expert_model_parallel* tensor_model_parallel* pipeline_model_parallel* context_par* "
         "sequence_parallel* kt_* use_kt*"
     ),
-    "each epoch has all rows in another order": "train_sampling_strategy",
-    "equal rows are all learnt: remove them from the data": "dataset_exact_deduplication",
-    "the tokenizer's own files decide": (
+    "duplicate rows are not removed from the data": "dataset_exact_deduplication",
+    "the tokenizer's own files determine it": (
         "special_tokens added_tokens_overrides resize_token_embeddings_to_32x eos_token unk_token "
         "bos_token"
-    ),
-    "model.add_tokens and model.add_special_tokens add tokens, and train their rows": (
-        "tokens add_tokens add_special_tokens new_special_tokens resize_vocab"
-    ),
-    "`hf upload` brings a run's adapter to the hub": (
-        "push_to_hub hf_use_auth_token push_dataset_to_hub hf_hub_token hub_*"
     ),
     _FROZEN: (
         "additional_target lora_bias bias unfrozen_parameters embedding_lr embedding_lr_scale "
         "freeze_trainable_layers"
     ),
-    "it belongs to preferences, which this run does not learn from": (
+    "only dpo, orpo and kto use it, and this run is sft": (
         "rl dpo_beta pref_beta pref_loss rl_beta beta loss_type reward_model pref_ftx kl_coef "
         "ref_model training_mode stage"
     ),
-    "Weights & Biases takes these from the environment, such as WANDB_PROJECT": (
+    "use the environment for Weights & Biases, such as WANDB_PROJECT": (
         "run_name project project_name wandb_*"
     ),
-    "MLflow, Comet and others are not written to": (
+    "log.report_to logs to TensorBoard, Weights & Biases and Trackio": (
         "mlflow_tracking_uri mlflow_experiment_name comet_project_name use_comet use_swanlab "
-        "swanlab_project use_mlflow trackio_project trackio_space_id"
+        "swanlab_project use_mlflow trackio_project trackio_space_id swanlab_* mlflow_* comet_* "
+        "trackio_* use_otel* otel_*"
     ),
-    "PATH[:1000] takes the first rows of a data set, and data.sources says how many each gives": (
-        "max_samples shards shards_idx dataset_shard_num dataset_shard_idx max_train_samples"
-    ),
-    "rows are tokenized as the template and format say": (
+    "rows are tokenized by data.chat_template and data.format": (
         "train_on_eos train_on_eot eot_tokens roles tool_format default_system "
         "train_on_inputs_of_tools dataset_kwargs enable_thinking chat_template_jinja_kwargs "
         "formatting_func reserved_label_len mask_history_of_tools datasets_type assistant_tokens "
         "completion_tokens eos_tokens"
     ),
-    "data.train_on says what is learnt, and the chat template tells turns apart": (
-        "instruction_part response_part instruction_template response_template"
-    ),
-    "weights are stored in 4 bits (nf4) or as they are": (
+    "weights are stored in 4 bits (nf4) or unquantized": (
         "load_in_8bit gptq quantization_method quantization_device_map gptq_disable_exllama "
         "bnb_config_kwargs export_quantization_bit llm_int8_threshold fp8* quantize_moe* "
         "model_quantization* nvfp4*"
     ),
-    "only LoRA and DoRA train": (
+    "only LoRA and DoRA are trained": (
         "relora relora_steps relora_warmup_steps galore use_galore lisa_n_layers "
         "lisa_step_interval use_badam llama_pro loftq_config peft galore_target galore_rank "
         "use_apollo use_adam_mini use_muon freeze_layers create_new_adapter use_llama_pro"
     ),
-    "positions are the model's own": (
-        "rope_scaling rope_theta overrides_of_model_config shift_attn use_s2_attn"
-    ),
-    "the shapes are those of optim.lr_scheduler_type": "cosine_constant_lr_ratio lr_div_factor",
-    "the optimizer is optim.name, AdamW or Lion": (
-        "optim_args optim_target_modules optimizer_config torchao"
-    ),
-    "TensorBoard and Weights & Biases are written to": (
-        "swanlab_* mlflow_* comet_* trackio_* use_otel* otel_*"
-    ),
-    "only LoRA and DoRA train, by cross-entropy": (
+    "only LoRA and DoRA are trained, with cross-entropy": (
         "galore_* apollo_* badam_* lisa_* relora_* oft_* freeze_* use_dft* qat* use_eaft* eaft_* "
         "jagged_restart* diffusion* reft_*"
     ),
-    "text alone is learnt": "image_* video_* audio_* processor_type*",
-    "lora.target_modules names experts' layers": "lora_target_parameters*",
+    "positions are those of the model": (
+        "rope_scaling rope_theta overrides_of_model_config shift_attn use_s2_attn"
+    ),
+    "only text is trained on": "image_* video_* audio_* processor_type*",
 }
-_SAID_OTHERWISE = {
-    "data.sources takes several data sets, with a weight or rows each": (
+_INSTEAD = {
+    "use output.save_steps, in steps": "saves_per_epoch save_epochs",
+    "use model.add_tokens or model.add_special_tokens": (
+        "tokens add_tokens add_special_tokens new_special_tokens resize_vocab"
+    ),
+    "`qlora-wgpu push` uploads a run's adapter to the Hub": (
+        "push_to_hub hf_use_auth_token push_dataset_to_hub hf_hub_token hub_*"
+    ),
+    "use a slice such as PATH[:1000], or rows in data.sources": (
+        "max_samples shards shards_idx dataset_shard_num dataset_shard_idx max_train_samples"
+    ),
+    "use data.train_on; the chat template separates the turns": (
+        "instruction_part response_part instruction_template response_template"
+    ),
+    "use optim.lr_scheduler_type": "cosine_constant_lr_ratio lr_div_factor",
+    "use optim.name: adamw, adamw_8bit or lion": (
+        "optim_args optim_target_modules optimizer_config torchao optimizer optim"
+    ),
+    "lora.target_modules includes experts' layers": "lora_target_parameters*",
+    "use data.sources, with a weight or rows for each data set": (
         "interleave_probs dataset_mixture_fractions dataset_mixer"
     ),
-    "data.stopping_strategy says where weighted sources end": "mix_strategy",
-    _LEAST_RATE: "cosine_min_lr_ratio min_lr_ratio min_lr_rate",
-    "it stands in optim.lr_scheduler_kwargs": "min_lr",
-    "it is lora.lora_alpha / lora.r: multiply it by lora.r for lora.lora_alpha": "scale",
-    "lora.layers_to_transform lists the numbers of the layers": "num_layers lora_layers",
+    "use data.stopping_strategy": "mix_strategy",
+    _MIN_LR: "cosine_min_lr_ratio min_lr_ratio min_lr_rate",
+    "use optim.lr_scheduler_kwargs": "min_lr",
+    "it is lora.lora_alpha / lora.r: set lora.lora_alpha to scale times lora.r": "scale",
+    "use lora.layers_to_transform, a list of layer indices": "num_layers lora_layers",
     _LORA: "lora_parameters",
-    "data.eval_split holds rows of data.train out": "val_set_size val_size",
-    "data.train takes a data set of the hub, as owner/name:split": "hf_dataset",
-    "eval.eval_steps takes a fraction of the whole run": "evals_per_epoch",
-    "optim.name says which optimizer trains: adamw, adamw_8bit or lion": "optimizer optim",
-    "lora.target_modules: all-linear": "lora_target_linear",
-    "it is min_lr in optim.lr_scheduler_kwargs, with cosine_with_min_lr": "eta_min*",
+    "use data.eval_split": "val_set_size val_size",
+    "use data.train with owner/name:split": "hf_dataset",
+    "use eval.eval_steps, which may be a fraction of the run": "evals_per_epoch",
+    "use lora.target_modules: all-linear": "lora_target_linear",
+    "use min_lr in optim.lr_scheduler_kwargs, with cosine_with_min_lr": "eta_min*",
 }
-"""Keys by the reason why they have no place here, or how it is said; ``*`` is any ending."""
+"""Keys by the reason why they are not read, or what to use instead; ``*`` is any ending."""
 
-_KEY_OF = {word: key for key, words in SAME.items() for word in words.split()}
+PEFT_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "auto_mapping": (None,),
+    "base_model_name_or_path": (None,),
+    "bias": ("none",),
+    "exclude_modules": (None,),
+    "fan_in_fan_out": (False,),
+    "inference_mode": (False,),
+    "layer_replication": (None,),
+    "layers_pattern": (None,),
+    "loftq_config": (None, {}),
+    "lora_bias": (False,),
+    "megatron_config": (None,),
+    "megatron_core": ("megatron.core", None),
+    "peft_type": ("LORA",),
+    "revision": (None,),
+    "target_parameters": (None,),
+    "task_type": ("CAUSAL_LM", None),
+}
+"""Arguments of PEFT's LoraConfig that have no effect here, with the values that are accepted."""
+
+_KEY_OF = {word: key for key, words in SYNONYMS.items() for word in words.split()}
 _REASONS = {
-    key: f"{kind}{why}"
-    for kind, groups in (
-        ("not needed here: ", _NOT_NEEDED),
-        ("no counterpart here: ", _NO_COUNTERPART),
-        ("", _SAID_OTHERWISE),
+    key: f"{prefix}{why}"
+    for prefix, reasons in (
+        ("not needed: ", _NOT_NEEDED),
+        ("not supported: ", _UNSUPPORTED),
+        ("", _INSTEAD),
     )
-    for why, keys in groups.items()
+    for why, keys in reasons.items()
     for key in keys.split()
 }
 
 
 def key_for(word: str) -> tuple[str, str] | None:
-    """Section and name of our key that is called otherwise elsewhere, or None."""
+    """Section and key of the setting that has this name elsewhere, or None."""
     section, _, key = _KEY_OF.get(word, "").partition(".")
     return (section, key) if key else None
 
 
 def reason_for(key: str) -> str | None:
-    """Why another trainer's key has no place here, or how it is said instead."""
-    ends = range(len(key), 0, -1)
-    beginnings = (f"{key[:end]}*" for end in ends)
-    return next((_REASONS[name] for name in (key, *beginnings) if name in _REASONS), None)
+    """Why another trainer's key is not read, or what to use instead."""
+    prefixes = (f"{key[:end]}*" for end in range(len(key), 0, -1))
+    return next((_REASONS[name] for name in (key, *prefixes) if name in _REASONS), None)

@@ -1,4 +1,4 @@
-"""Relative paths of a configuration, and the names of what a run writes."""
+"""Paths in a configuration, and the files and folders of a run."""
 
 from __future__ import annotations
 
@@ -15,42 +15,41 @@ BUILT_IN_CHAT_TEMPLATES = (
     *("zephyr", "alpaca", "plain"),
 )
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".txt")
-# Two parts, the second without a file's ending.
 _ENDINGS = "|".join(suffix[1:] for suffix in DATA_SUFFIXES)
-_NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+")
-_END = r"(?:-?\d{1,18}%?)?"  # of a slice
+_NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+")  # not a file in a folder
+_BOUND = r"(?:-?\d{1,18}%?)?"  # of a slice
 _PLACE = re.compile(
-    rf"(?P<path>.*?)(?::(?P<split>[\w.-][\w./ -]*))?(?P<rows>\[{_END}:{_END}\])?", re.DOTALL
+    rf"(?P<path>.*?)(?::(?P<split>[\w.-][\w./ -]*))?(?P<rows>\[{_BOUND}:{_BOUND}\])?", re.DOTALL
 )
 
 
 class DataPlace(NamedTuple):
-    """Where data is, as ``PATH:SPLIT[FROM:TO]`` names it."""
+    """The location of data, ``PATH:SPLIT[FROM:TO]``."""
 
-    path: str  # a file, a folder or a name of the hub
-    split: str | None = None  # the split, with its configuration in front of it if one is named
-    rows: str = ""  # the slice of its rows, with its brackets; empty for all
+    path: str  # a file, a folder or a name on the Hub
+    split: str | None = None  # a split, or a configuration and its split: ``main/train``
+    rows: str = ""  # a slice of rows with its brackets; empty for all
 
     @classmethod
     def parse(cls, text: str) -> DataPlace:
-        """A place by its text; one without a split or rows is a path whole."""
+        """Parses text, which is only a path if it has no split and no slice."""
         match = _PLACE.fullmatch(text)
         assert match is not None
         return cls(match["path"], match["split"], match["rows"] or "")
 
     @property
     def name(self) -> str:
-        """The last part of the path with what stands behind it, for messages."""
+        """The last part of the path with split and slice, for messages."""
         return Path(self.path).name + self.ending
 
     @property
     def ending(self) -> str:
-        """What stands behind the path."""
+        """Split and slice as written after the path."""
         return (f":{self.split}" if self.split else "") + self.rows
 
 
 def path_hint(path: Path) -> str | None:
-    """Why there is nothing at a path, if that is plain: Windows' separators, or a broken link."""
+    """A likely reason why a path does not exist: a broken link, or Windows' separators."""
     if (link := broken_link(path)) is not None:
         return link
     return "write / between folders" if os.sep == "/" and "\\" in str(path) else None
@@ -62,47 +61,43 @@ def is_inline_template(value: str) -> bool:
 
 
 def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
-    """Makes a path absolute, from the likelier of two folders, unless that changes its meaning.
+    """Makes a path absolute, relative to the first of two folders in which it exists.
 
-    Of ``model.path`` the existing folder, else the text as it is (a name on the Hub) unless it is
-    plainly a path; of ``data.*`` the existing file, else as it is where it may be a name on the
-    Hub, else where it should have been; ``output.dir`` from the first folder if it begins with
-    ``./`` or ``../``, else as it is.
+    What exists in neither stays as it is if it may be a name on the Hub. ``output.dir`` stays as
+    it is, too, unless it begins with ``./`` or ``../``.
     """
     if key == "data.chat_template" and (
         value in BUILT_IN_CHAT_TEMPLATES or is_inline_template(value)
     ):
         return value
     expanded = os.path.expanduser(value) if value.startswith("~") else value  # noqa: PTH111
-    plainly_path = Path(expanded).is_absolute() or expanded.replace("\\", "/").startswith(
-        ("./", "../")
-    )
+    is_path = Path(expanded).is_absolute() or expanded.replace("\\", "/").startswith(("./", "../"))
     if key == "output.dir":
-        return _absolute(bases[0], expanded) if plainly_path else expanded
+        return _absolute(bases[0], expanded) if is_path else expanded
     for base in bases:
         if _exists(base / expanded):
             return _absolute(base, expanded)
-    if key == "model.path" and not plainly_path:
+    if key == "model.path" and not is_path:
         return value
     if key in ("data.train", "data.eval"):
         place = DataPlace.parse(expanded)
         for base in bases if place.path else ():
             if _exists(base / place.path):
                 return _absolute(base, place.path) + place.ending
-        if not plainly_path and _NAME_ON_HUB.fullmatch(place.path):
+        if not is_path and _NAME_ON_HUB.fullmatch(place.path):
             return value
     return _absolute(bases[0], expanded)
 
 
 def _absolute(base: Path, value: str) -> str:
-    # normpath, not resolve: a link to a data set keeps the name that the user gave it.
+    # normpath, not resolve: a link to a data set keeps its name.
     return os.path.normpath(Path.cwd() / base / value)
 
 
 def _exists(path: Path) -> bool:
     try:
         return exists(path)
-    except (OSError, ValueError):  # too long a name, or a NUL in it
+    except (OSError, ValueError):  # the name is too long or contains NUL
         return False
 
 
@@ -118,40 +113,42 @@ class RunPaths:
         self.best = self.path / "best"  # folder of the adapter with the best evaluation
         self.checkpoints = self.path / CHECKPOINTS  # folder of the checkpoints
         self.config = self.path / "config.yaml"  # its settings
-        self.metrics = self.path / "metrics.jsonl"  # its log: rows of steps and evaluations
-        self.samples = self.path / "samples.jsonl"  # what the model has written
-        self.progress = self.path / "progress.json"  # how far it is to go, and who runs it
-        self.report = self.path / "report.html"  # its page
-        self.result = self.path / "result.json"  # what it has come to, once it has ended
-        self.plot = self.path / "loss.png"  # a picture of its losses
+        self.metrics = self.path / "metrics.jsonl"  # its log, rows of steps and evaluations
+        self.samples = self.path / "samples.jsonl"  # generated samples
+        self.progress = (
+            self.path / "progress.json"
+        )  # its number of steps, and which process runs it
+        self.report = self.path / "report.html"  # its report
+        self.result = self.path / "result.json"  # its result, once it has ended
+        self.plot = self.path / "loss.png"  # a plot of its losses
         self.tensorboard = self.path / "tensorboard"  # folder of TensorBoard's files
-        self.wandb_id = self.path / "wandb-id.txt"  # under which id Weights & Biases knows it
-        self.replaced = self.path / "replaced"  # folder of a run that this one is to replace
-        self.lock = self.path / ".lock"  # held by who writes it
+        self.wandb_id = self.path / "wandb-id.txt"  # its id at Weights & Biases
+        self.replaced = self.path / "replaced"  # folder of the run that this one replaces
+        self.lock = self.path / ".lock"  # locked by the process that writes it
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """What a run is or goes on from; where one of them is, there is a run."""
+        """What a run consists of and resumes from; if one of them exists, there is a run."""
         return self.adapter, self.best, self.checkpoints, self.metrics, self.config
 
     @property
     def written(self) -> tuple[Path, ...]:
-        """All that a run writes for itself and for who looks at it."""
+        """Everything that a run writes."""
         shown = self.samples, self.progress, self.report, self.result, self.plot
         return *self.needed, *shown, self.tensorboard, self.wandb_id
 
     @property
     def is_run(self) -> bool:
-        """Whether it is a run's folder: with its settings, and the log that it begins with."""
+        """Whether the folder has the settings and the log that every run has."""
         return is_file(self.config) and is_file(self.metrics)
 
     @property
     def kept_run(self) -> Path | None:
-        """Where the run is that this one is to replace, until it has something to show."""
+        """The run that this one replaces, which is kept until this one has a result."""
         return self.replaced if exists(self.replaced) else None
 
 
 def run_around(adapter: Path) -> Path:
-    """The folder that a run would have to which an adapter, or a checkpoint, belongs."""
+    """The folder of the run that would contain this adapter or checkpoint."""
     parent = adapter.parent
     return parent.parent if parent.name == CHECKPOINTS else parent

@@ -1,7 +1,6 @@
-"""The settings of a run: every key, its type, its range, its meaning and its default.
+"""All settings of a run; ``config/sections`` has every key, its type, range, meaning and default.
 
-Defaults are written in ``config/sections`` alone, a file for sections that belong together. Leaf
-names are Hugging Face's, PEFT's and bitsandbytes' and mean what they mean there.
+Keys are named as in Hugging Face's libraries, PEFT and bitsandbytes, and mean the same.
 """
 
 from __future__ import annotations
@@ -30,70 +29,54 @@ from qlora_wgpu.errors import ConfigError
 class Config(Section):
     """All settings of a run."""
 
-    model: ModelConfig = Field(description="The base model.")
-    quant: QuantConfig = Field(
-        default_factory=QuantConfig, description="Storage of the frozen base weights."
-    )
-    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
-    data: DataConfig = Field(default_factory=DataConfig, description="The data sets.")
-    train: TrainConfig = Field(default_factory=TrainConfig, description="The training loop.")
-    optim: OptimConfig = Field(
-        default_factory=OptimConfig, description="The optimizer and its schedule."
-    )
-    eval: Annotated[EvalConfig, FREE_ON_RESUME] = Field(
-        default_factory=EvalConfig, description="Evaluation on held-out data."
-    )
-    log: Annotated[LogConfig, FREE_ON_RESUME] = Field(
-        default_factory=LogConfig, description="Logging."
-    )
-    output: Annotated[OutputConfig, FREE_ON_RESUME] = Field(
-        default_factory=OutputConfig, description="The run's folder."
-    )
-    device: Annotated[DeviceConfig, FREE_ON_RESUME] = Field(
-        default_factory=DeviceConfig, description="The GPU."
-    )
-    cluster: Annotated[ClusterConfig, FREE_ON_RESUME] = Field(
-        default_factory=ClusterConfig, description="Several GPUs and machines."
-    )
+    model: ModelConfig
+    quant: QuantConfig = Field(default_factory=QuantConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    eval: Annotated[EvalConfig, FREE_ON_RESUME] = Field(default_factory=EvalConfig)
+    log: Annotated[LogConfig, FREE_ON_RESUME] = Field(default_factory=LogConfig)
+    output: Annotated[OutputConfig, FREE_ON_RESUME] = Field(default_factory=OutputConfig)
+    device: Annotated[DeviceConfig, FREE_ON_RESUME] = Field(default_factory=DeviceConfig)
+    cluster: Annotated[ClusterConfig, FREE_ON_RESUME] = Field(default_factory=ClusterConfig)
 
     @field_validator("train")
     @classmethod
-    def _goes_with_the_data(cls, value: TrainConfig, info: ValidationInfo) -> TrainConfig:
+    def _fits_the_data(cls, value: TrainConfig, info: ValidationInfo) -> TrainConfig:
         data = info.data.get("data")
         if data is None or value.objective == "sft":
             return value
-        what = f"has the objective {value.objective}"
         if data.has_weights:
             raise ValueError(
-                f"{what} beside a column of weights in data.columns, which belong to rows that "
-                "are learnt by themselves: leave that out"
+                f"has objective: {value.objective}, which does not support weights of rows: remove "
+                "weight from data.columns"
             )
-        if data.train_on in ("assistant", "all") or any(
-            part.format != "auto" for part in data.parts()
-        ):
+        formats = {part.format for part in data.parts()}
+        if data.train_on in ("assistant", "all") or formats != {"auto"}:
             raise ValueError(
-                f"{what}, whose rows are told by their keys and whose answers alone are compared: "
-                "leave data.format and data.train_on at auto"
+                f"has objective: {value.objective}, which detects rows by their keys and compares "
+                "only answers: leave data.format and data.train_on at auto"
             )
         return value
 
     @field_validator("eval")
     @classmethod
-    def _is_measured(cls, value: EvalConfig, info: ValidationInfo) -> EvalConfig:
+    def _has_the_metric(cls, value: EvalConfig, info: ValidationInfo) -> EvalConfig:
         train = info.data.get("train")
         if train is None:
             return value
         known = eval_metrics(train.objective, train.loss_type)
         if value.metric_for_best_model not in known:
             raise ValueError(
-                f"has metric_for_best_model: {value.metric_for_best_model}, but evaluations with "
-                f"train.objective: {train.objective} give {', '.join(known)}"
+                f"has metric_for_best_model: {value.metric_for_best_model}, but the metrics of "
+                f"train.objective: {train.objective} are {', '.join(known)}"
             )
         return value
 
     @property
     def rows_at_once(self) -> int:
-        """Rows of a micro-batch as it is computed: of a pair each answer has one, unless packed."""
+        """Sequences of a micro-batch: two for each pair of answers, unless they are packed."""
         pairs = self.train.has_pairs and not self.data.packing
         return self.train.per_device_train_batch_size * (2 if pairs else 1)
 
@@ -105,13 +88,13 @@ class Config(Section):
         """
         if self.data.train is None and self.data.sources is None:
             raise ConfigError(
-                "data.train is required for training but is not set: name a file, a folder or a "
-                "data set of the Hugging Face Hub there, or several in data.sources"
+                "data.train is required for training: set it to a file, a folder or a data set of "
+                "the Hugging Face Hub, or list several in data.sources"
             )
         return self.data
 
     def fixed_settings(self) -> dict[str, Any]:
-        """The settings that a run keeps when it goes on, by names such as ``lora.r``."""
+        """The settings that must not change when a run is resumed, by dotted key."""
         return {
             f"{section}.{key}": getattr(values, key)
             for section, values in self
@@ -121,7 +104,7 @@ class Config(Section):
         }
 
     def to_yaml(self) -> str:
-        """The whole configuration as YAML that ``load_config`` reads back to an equal one."""
+        """The configuration as YAML, which ``load_config`` reads back unchanged."""
         return dump_yaml(self.model_dump())
 
 
@@ -130,7 +113,7 @@ def _is_free(field: FieldInfo) -> bool:
 
 
 def sections() -> dict[str, list[str]]:
-    """The leaf names of every section."""
+    """The keys of every section."""
     result = {}
     for name, field in Config.model_fields.items():
         assert field.annotation is not None

@@ -1,8 +1,8 @@
-"""Strict YAML and JSON: reads what a configuration needs, names the line of the rest, and writes.
+"""Strict YAML and JSON: reading, with the line of every error, and writing.
 
-Against PyYAML's ``safe_load``: ``1e-4`` is a number, ``010`` and ``1:30`` are not, duplicate
-keys, anchors and aliases (which other trainers' files may have), tags and several documents are
-errors.
+Unlike in PyYAML's ``safe_load``, ``1e-4`` is a number, ``010`` and ``1:30`` are not, and duplicate
+keys, tags, several documents, and anchors and aliases are errors; other trainers' files may have
+aliases.
 """
 
 from __future__ import annotations
@@ -20,49 +20,44 @@ from typing import Any
 import yaml
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
-from qlora_wgpu.errors import ConfigError, QLoRAError
-from qlora_wgpu.files import UTF_16, exists, file_bytes, is_dir, is_file, open_file
-from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
-from qlora_wgpu.shell_words import shell_word
+from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAError, shell_word
+from qlora_wgpu.files import LFS_PREFIX, UTF_16, exists, file_bytes, is_dir, is_file, open_file
+from qlora_wgpu.limits import MODEL_JSON_BYTES, YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
 from qlora_wgpu.visible import one_line, visible_json
 
-# ---- errors of YAML in words ---------------------------------------------------------------------
+# ---- syntax errors ------------------------------------------------------------------------------
 
 _BRACKETS = {"mapping": "{", "sequence": "["}
-# PyYAML points behind what was begun and has no end; its context is where that begins.
-_BEGUN = ("expected ',' or", "unexpected end of stream", "expected ':'")
+# Errors whose mark is where the end is missing; their context is where the collection starts.
+_UNCLOSED = ("expected ',' or", "unexpected end of stream", "expected ':'")
 
 
-def place_of(err: yaml.MarkedYAMLError) -> str:
-    """`` (line 3, column 1)``, or nothing where it is not known."""
+def _location(err: yaml.MarkedYAMLError) -> str:
+    """`` (line 3, column 1)``, or nothing if it is unknown."""
     problem = str(err.problem)
     mark = err.problem_mark or err.context_mark
-    if err.context_mark and any(begun in problem for begun in _BEGUN):
+    if err.context_mark and any(text in problem for text in _UNCLOSED):
         mark = err.context_mark
     return f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
 
 
-def explain(err: yaml.MarkedYAMLError) -> str:
-    """The reason, and what to do."""
+def _explanation(err: yaml.MarkedYAMLError) -> str:
     problem, context = str(err.problem or "it cannot be read"), str(err.context or "")
     if "'\\t'" in problem:
-        return "a tab stands where spaces are needed: indent with spaces"
+        return "a tab is used for indentation: use spaces"
     if "escape" in problem:  # "C:\Users": eight digits are missing
-        return (
-            "in double quotes a backslash begins a sign such as \\n: write a path in single "
-            "quotes, or with /"
-        )
+        return "in double quotes, a backslash starts an escape: use single quotes, or / in paths"
     if "mapping values are not allowed" in problem:
-        return "a ': ' stands where a value was expected (check the indentation, or use quotes)"
+        return "unexpected ': ' in a value (check the indentation, or use quotes)"
     if "expected <block end>" in problem:
         return _misplaced(problem.rpartition("found ")[2])
     if "expected ',' or" in problem:
         bracket = _BRACKETS.get(context.rpartition(" ")[2], "bracket")
-        return f"the {bracket} is not closed, or there is no comma between two values in it"
+        return f"the {bracket} is not closed, or a comma is missing between two values"
     if "unexpected end of stream" in problem:
         return "the quote is not closed"
     if "could not find expected ':'" in problem:
-        return "a key has no ': ' behind it"
+        return "a key is not followed by ': '"
     if "cannot start any token" in problem:
         return f"a value that begins with {problem.split()[2]} needs quotes"
     if "alias" in context or "anchor" in context:
@@ -72,34 +67,31 @@ def explain(err: yaml.MarkedYAMLError) -> str:
 
 def _misplaced(token: str) -> str:
     if token == "'<block mapping start>'":
-        return "its indentation is none of the lines above: keys of a section begin in one column"
+        return "its indentation does not match any line above: align the keys of a section"
     if token == "'-'":
-        return "an entry of a list stands among keys: a list needs a key of its own above it"
+        return "unexpected list entry among keys: put a key above the list"
     if token == "'<scalar>'":
-        return "text goes on behind a closing quote: put the whole value in quotes of another kind"
-    return f"a {token} stands where a key was expected"
+        return "unexpected text after a closing quote: use the other kind of quotes"
+    return f"expected a key, got {token}"
 
 
-# ---- files that are something else ---------------------------------------------------------------
+# ---- files that are no configuration -------------------------------------------------------------
 
 _YAML = (".yaml", ".yml")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_ENTRIES = 1000  # of a folder that are looked at
-_FIRST = 64  # bytes of a .json file, which begins data with a list
+_MAX_ENTRIES = 1000  # of a folder that are read
 
 
-def refuse_other_than_yaml(path: Path) -> None:
-    """Refuses data, a model and every folder where the path of a YAML file is needed."""
+def _refuse_other_files(path: Path) -> None:
+    """Raises ConfigError for data, models and folders, with the command that uses them."""
+    suffix = path.suffix.lower()
     if is_dir(path):
         raise ConfigError(f"{path} is {_folder(path)}")
-    suffix = path.suffix.lower()
-    if not exists(path):
-        return
-    if suffix in _WEIGHTS:
+    if exists(path) and suffix in _WEIGHTS:
         model = path if suffix == ".gguf" else path.parent
-        raise ConfigError(f"{path} is {_model(model, 'a file of weights')}")
-    if suffix in DATA_SUFFIXES and (suffix != ".json" or _is_list(path)):
-        raise ConfigError(f"{path} is {_data(path, 'data')}")
+        raise ConfigError(f"{path} is {_init_for('a weight file', model=model)}")
+    if exists(path) and suffix in DATA_SUFFIXES and (suffix != ".json" or _is_json_list(path)):
+        raise ConfigError(f"{path} is {_init_for('a data file', data=path)}")
 
 
 def _folder(path: Path) -> str:
@@ -107,49 +99,45 @@ def _folder(path: Path) -> str:
     if files := [name for name in names if name.endswith(_YAML)]:
         file = "config.yaml" if "config.yaml" in files else min(files)
         kind = "a run's folder" if "metrics.jsonl" in names else "a folder"
-        return f"{kind}: name the YAML file in it, such as {path / file}"
+        return f"{kind}: use the YAML file in it, such as {path / file}"
     if "adapter_config.json" in names:
         return (
-            "an adapter's folder, not a configuration: name the YAML file of a run, and the "
-            "adapter in it (lora.init_from) or beside it (eval --adapter)"
+            "an adapter's folder, not a configuration: use the YAML file of a run, with the "
+            "adapter in lora.init_from (train) or --adapter (eval)"
         )
     if "config.json" in names:
-        return _model(path, "a model's folder")
+        return _init_for("a model's folder", model=path)
     if any(name.lower().endswith(DATA_SUFFIXES) for name in names):
-        return _data(path, "a folder of data")
-    return "a folder with no YAML file in it: `qlora-wgpu init` writes one"
+        return _init_for("a folder of data", data=path)
+    return "a folder without a YAML file: create one with `qlora-wgpu init`"
 
 
-def _data(path: Path, kind: str) -> str:
-    return f"{kind}, not a configuration: {_written_by('MODEL', shell_word(str(path)))}"
-
-
-def _model(path: Path, kind: str) -> str:
-    return f"{kind}, not a configuration: {_written_by(shell_word(str(path)), 'DATA')}"
-
-
-def _written_by(model: str, data: str) -> str:
-    return f"`qlora-wgpu init --model {model} --data {data}` writes one, run.yaml"
+def _init_for(kind: str, model: Path | None = None, data: Path | None = None) -> str:
+    options = (
+        f"--model {shell_word(str(model)) if model else 'MODEL'} "
+        f"--data {shell_word(str(data)) if data else 'DATA'}"
+    )
+    return f"{kind}, not a configuration: create one with `qlora-wgpu init {options}`"
 
 
 def _names_in(path: Path) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.name for entry, _ in zip(entries, range(_ENTRIES), strict=False)]
+            return [entry.name for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False)]
     except OSError:
         return []
 
 
-def _is_list(path: Path) -> bool:
-    """Whether a JSON file holds a list; another trainer's configuration is an object."""
+def _is_json_list(path: Path) -> bool:
+    """Whether a file contains a list, as data does; other trainers' settings are an object."""
     if not is_file(path):
         return False
     with open_file(path) as file:
-        return file.read(_FIRST).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
-def near_name(path: Path) -> str:
-    """The end of a sentence about a file that is not there: one of almost that name, or a run's."""
+def _similar_name(path: Path) -> str:
+    """The end of the sentence about a missing file: a suggestion, if there is one."""
     if is_file(path.with_suffix("") / "config.yaml"):
         return f": did you mean {path.with_suffix('') / 'config.yaml'}?"
     names = [
@@ -164,17 +152,16 @@ def near_name(path: Path) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def read_json_object(path: Path, most: int, error: type[QLoRAError]) -> dict[str, Any]:
-    """Reads a JSON object."""
+def read_json_object(
+    path: Path, most: int = MODEL_JSON_BYTES, error: type[QLoRAError] = CheckpointError
+) -> dict[str, Any]:
+    """Reads a JSON object of at most ``most`` bytes."""
     try:
         raw = file_bytes(path, most)
     except OSError as err:
         raise error(f"{path} cannot be read: {err.strerror or err}") from err
-    return json_object(raw, path, error)
-
-
-def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, Any]:
-    """The object that a file's bytes hold; arguments as for ``read_json_object``."""
+    if raw.startswith(LFS_PREFIX):
+        raise error(f"{path} is a Git LFS pointer, not the file: run git lfs pull")
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as err:
@@ -203,29 +190,29 @@ _NULL = {"", "~", "null", "Null", "NULL"}
 
 @dataclass
 class YamlFile:
-    """Values of a file and where they stand."""
+    """Values of a file and their lines."""
 
     values: dict[str, Any] = field(default_factory=dict)  # the top-level mapping
-    # Line number, from 1, of every key by its path: ``lines[("lora", "r")]``
+    # 1-based line of every key by its path: ``lines[("lora", "r")]``
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
 class AliasError(ConfigError):
-    """An anchor or an alias in a file of ours, which has none."""
+    """An anchor or alias, which only other trainers' files may have."""
 
 
 def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
     """Reads a configuration file."""
     try:
-        refuse_other_than_yaml(path)
+        _refuse_other_files(path)
         raw = file_bytes(path, YAML_BYTES)
     except FileNotFoundError:
         raise ConfigError(
-            f"the configuration file {path} does not exist{near_name(path)}"
+            f"the configuration file {path} does not exist{_similar_name(path)}"
         ) from None
     except (OSError, ValueError) as err:
         reason = getattr(err, "strerror", None) or str(err)
-        raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
+        raise ConfigError(f"cannot read the configuration file {path}: {reason}") from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as err:
@@ -237,19 +224,17 @@ def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
 
 
 def parse_yaml_mapping(text: str, name: str, *, aliases: bool = False) -> YamlFile:
-    """Parses a document whose top level is a mapping; ``name`` stands in error messages."""
+    """Parses a document whose top level is a mapping; ``name`` is for error messages."""
     loader, node = _composed(text, name, aliases=aliases)
     if node is None:
-        raise ConfigError(f"{name} is empty: it needs at least a section 'model' with 'path'")
+        raise ConfigError(f"{name} is empty: at least model.path is required")
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(
-            f"{name} must hold sections such as 'model:' and 'lora:' at its top level"
-        )
+        raise ConfigError(f"{name} must contain sections such as 'model:' and 'lora:'")
     return YamlFile(loader.value(node), loader.lines)
 
 
 def parse_yaml_value(text: str, name: str) -> Any:
-    """Parses one value, as it stands after the ``=`` of an override."""
+    """Parses the value of an override, after its ``=``."""
     if len(text) > YAML_BYTES:
         raise ConfigError(f"{name[:80]}... is longer than {YAML_BYTES:,} characters")
     loader, node = _composed(text, name)
@@ -261,11 +246,10 @@ _Pair = tuple[yaml.Node, yaml.Node]
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes one document, refusing what is not plain where it stands, and makes values of it.
+    """Reads one document; anything beyond plain values is an error with its line.
 
-    Where aliases are read, one is what it stands for, and merge keys are the keys they merge. What
-    an alias stands for may hold further ones, so that a few lines can stand for more than any
-    memory holds: what is read is counted.
+    With ``aliases``, an alias is replaced by its node, and a merge key by the keys it merges.
+    Nested aliases grow exponentially, so that nodes are counted as they are read.
     """
 
     def __init__(self, text: str, name: str, *, aliases: bool) -> None:
@@ -279,30 +263,29 @@ class _Loader(yaml.SafeLoader):
         is_collection = isinstance(event, yaml.CollectionStartEvent)
         self._composed += 1
         self._depth += is_collection
-        if self._depth > YAML_DEPTH:  # deeper ones take quadratic time, then exhaust the stack
+        if self._depth > YAML_DEPTH:  # deeper takes quadratic time, then overflows the stack
             raise ConfigError(f"{self._at(event)} is nested too deeply")
         if self._composed > YAML_NODES:  # each takes a tenth of a millisecond
             raise ConfigError(
-                f"{self._at(event)} has more than {YAML_NODES:,} keys and values, so it is no "
+                f"{self._at(event)} has more than {YAML_NODES:,} keys and values, too many for a "
                 "configuration"
             )
         is_alias = isinstance(event, yaml.AliasEvent) or event.anchor is not None
         if is_alias and not self._aliases:
             raise AliasError(
-                f"{self._at(event)} uses an anchor or alias (& or *), which is not read: "
-                "write the value out, in quotes if it begins with & or *"
+                f"{self._at(event)} uses an anchor or alias (& or *), which is not supported: "
+                "repeat the value, in quotes if it starts with & or *"
             )
         if (tag := getattr(event, "tag", None)) is not None:
             raise ConfigError(
-                f"{self._at(event)} uses the tag {tag!r}, which is not read: "
-                "write the plain value, in quotes if it begins with !"
+                f"{self._at(event)} uses the tag {tag!r}, which is not supported: "
+                "write the plain value, in quotes if it starts with !"
             )
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= is_collection
         return node
 
     def _at(self, place: Any) -> str:
-        """Where an event or a node is."""
         return f"{self._name} (line {place.start_mark.line + 1})"
 
     def value(self, node: yaml.Node, path: _Path = ()) -> Any:
@@ -321,7 +304,7 @@ class _Loader(yaml.SafeLoader):
             if len(key) > YAML_KEY or not key.isprintable():
                 raise ConfigError(
                     f"{where} has a key that is longer than {YAML_KEY} characters or "
-                    "holds a control character"
+                    "contains a control character"
                 )
             key_path = (*path, key)
             if key in values:
@@ -337,12 +320,12 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         if self._aliases and (self._nodes > YAML_NODES or depth > YAML_DEPTH):
             raise ConfigError(
-                f"{self._name} is too large or too deep with its aliases (*) written out, one of "
-                "which may stand for itself"
+                f"{self._name} is too large or too deep with its aliases (*) expanded; one may "
+                "contain itself"
             )
 
     def _pairs(self, node: yaml.Node, depth: int) -> Iterator[_Pair]:
-        """Keys of a mapping, those that are merged into it last: its own win, then earlier ones."""
+        """A mapping's own keys, then those merged into it that are new."""
         merges = [value for key, value in node.value if self._aliases and _is_merge(key)]
         own = [pair for pair in node.value if not (self._aliases and _is_merge(pair[0]))]
         yield from own
@@ -353,11 +336,11 @@ class _Loader(yaml.SafeLoader):
                 seen |= {pair[0].value for pair in merged}
 
     def _merged(self, value: yaml.Node, depth: int) -> Iterator[list[_Pair]]:
-        """The keys of a mapping, or of each of several, that a merge key names."""
+        """The keys of each mapping that a merge key names."""
         for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
             self._count(depth)
             if not isinstance(source, yaml.MappingNode):
-                raise ConfigError(f"{self._at(value)} merges (<<) what is no mapping")
+                raise ConfigError(f"{self._at(value)} merges (<<) a value that is not a mapping")
             pairs = list(self._pairs(source, depth))
             yield [pair for pair in pairs if isinstance(pair[0], yaml.ScalarNode)]
 
@@ -374,17 +357,19 @@ def _composed(text: str, name: str, *, aliases: bool = False) -> tuple[_Loader, 
         if (mark := err.problem_mark) and err.problem == "but found another document":
             where = f"{name} (line {mark.line + 1})"
             raise ConfigError(f"{where} starts a second document: keep one") from None
-        raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
+        raise ConfigError(
+            f"{name}{_location(err)} is not valid YAML: {_explanation(err)}"
+        ) from None
     except yaml.reader.ReaderError as err:
         line = text[: err.position].count("\n") + 1
         code = err.character if isinstance(err.character, int) else ord(err.character)
         raise ConfigError(
-            f"{name} (line {line}) holds the control character U+{code:04X}: remove it"
+            f"{name} (line {line}) contains the control character U+{code:04X}: remove it"
         ) from None
 
 
 def plain_scalar(text: str, where: str = "the value") -> Any:
-    """The meaning of an unquoted scalar: null, a truth value, a number, or else text."""
+    """The value of an unquoted scalar: null, a boolean, a number, or else text."""
     if text in _NULL:
         return None
     if text in (text.lower(), text.capitalize(), text.upper()) and text.lower() in _BOOL:
@@ -393,7 +378,7 @@ def plain_scalar(text: str, where: str = "the value") -> Any:
         try:
             return int(text.replace("_", ""))
         except ValueError:
-            raise ConfigError(f"{where} holds a number with too many digits") from None
+            raise ConfigError(f"{where} contains a number with too many digits") from None
     if _FLOAT.fullmatch(text):
         bare = text.replace("_", "").lower()
         return float(bare.replace(".inf", "inf").replace(".nan", "nan"))
@@ -401,16 +386,16 @@ def plain_scalar(text: str, where: str = "the value") -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists in one line and quotes text that this module or PyYAML would take for more."""
+    """Writes lists on one line and quotes text that would be read as another type."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     try:
-        means_more = plain_scalar(text) != text
+        is_text = plain_scalar(text) == text
     except ConfigError:
-        means_more = True
+        is_text = False
     # A quoted line keeps line breaks of every kind; a block would not keep "\r" or "\x85".
-    style = '"' if means_more or any(c < " " or c in "\x85\u2028\u2029" for c in text) else None
+    style = '"' if not is_text or any(c < " " or c in "\x85\u2028\u2029" for c in text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -423,7 +408,7 @@ _Dumper.add_representer(list, _represent_list)
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
-    """Writes nested mappings as block-style YAML that this module reads back to equal values."""
+    """Nested mappings as block-style YAML, which this module reads back unchanged."""
     return yaml.dump(
         dict(values),
         Dumper=_Dumper,
@@ -436,7 +421,7 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 
 # ---- writing with comments -----------------------------------------------------------------------
 
-_COMMENTS_AT = 38  # the column that comments begin in
+_COMMENT_COLUMN = 38
 _PLAIN = frozenset("/._-")
 
 Value = str | bool | int | float | dict[str, str] | list[dict[str, str]]
@@ -447,14 +432,13 @@ class Setting:
     """One line of a configuration."""
 
     key: str  # section and key, such as ``"optim.learning_rate"``
-    value: Value  # the value
-    why: str = ""  # what it is for, or why it has this value; may be empty
-    # Whether it counts; else the line is a comment, for the user to fill in
-    is_active: bool = True
+    value: Value
+    why: str = ""  # the comment: what it is for, or why it has this value
+    is_active: bool = True  # otherwise the line is commented out, for the user to fill in
 
     @property
     def section(self) -> str:
-        """The section that it belongs to."""
+        """The key's section."""
         return self.key.partition(".")[0]
 
     def line(self) -> str:
@@ -462,11 +446,11 @@ class Setting:
         mark = "" if self.is_active else "# "
         text = f"  {mark}{self.key.partition('.')[2]}: {_yaml_value(self.value)}"
         comment = f"# {one_line(self.why)}" if self.why else ""
-        return f"{text:{_COMMENTS_AT - 2}}  {comment}".rstrip()
+        return f"{text:{_COMMENT_COLUMN - 2}}  {comment}".rstrip()
 
 
 def commented_yaml(title: str, settings: Sequence[Setting]) -> str:
-    """The text of a file."""
+    """A file with a title and a comment for each setting."""
     parts = [f"# {one_line(title)}"]
     for section, lines in groupby(settings, key=lambda setting: setting.section):
         parts.append("\n".join([f"{section}:", *(line.line() for line in lines)]))
@@ -474,11 +458,11 @@ def commented_yaml(title: str, settings: Sequence[Setting]) -> str:
 
 
 def _yaml_value(value: Value) -> str:
-    """A value as YAML takes it, whatever a text holds."""
+    """A value on one line, with text quoted where necessary."""
     if isinstance(value, list):
         entries = (", ".join(f"{k}: {_yaml_value(v)}" for k, v in each.items()) for each in value)
         return f"[{', '.join(f'{{{entry}}}' for entry in entries)}]"
-    if isinstance(value, dict):  # of columns, whose names may be words that mean something else
+    if isinstance(value, dict):  # its text may look like another type
         return "{" + ", ".join(f"{key}: {visible_json(v)}" for key, v in value.items()) + "}"
     if isinstance(value, bool):
         return str(value).lower()

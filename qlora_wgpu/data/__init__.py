@@ -1,16 +1,7 @@
 """Data: files, tokenizers, chat templates, label masks and batches."""
 
 from qlora_wgpu.data.batches import Batch, bucket_length, collate, epoch_order
-from qlora_wgpu.data.chat_template import (
-    BUILT_IN_TEMPLATES,
-    ChatTemplate,
-    closing_text,
-    end_of_turn,
-    find_chat_template,
-    render_chat,
-    suitable_template,
-)
-from qlora_wgpu.data.columns import FORMATS
+from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template, suitable_template
 from qlora_wgpu.data.dataset import (
     content_digest,
     encoded_examples,
@@ -20,9 +11,8 @@ from qlora_wgpu.data.dataset import (
     rows_in_both,
     train_test_split,
 )
-from qlora_wgpu.data.examples import Counts, Dataset, Example
+from qlora_wgpu.data.examples import Dataset, Example
 from qlora_wgpu.data.hub_datasets import is_dataset_name
-from qlora_wgpu.data.messages import alpaca_prompt
 from qlora_wgpu.data.prompts import (
     PromptFormat,
     PromptKind,
@@ -30,32 +20,24 @@ from qlora_wgpu.data.prompts import (
     read_prompt_files,
     save_prompt_files,
 )
-from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 
 __all__ = [
-    "BUILT_IN_TEMPLATES",
-    "FORMATS",
     "IGNORE_INDEX",
     "Batch",
     "ChatTemplate",
-    "Counts",
     "Dataset",
     "Example",
     "PreprocessConfig",
     "PromptFormat",
     "PromptKind",
-    "RowEncoder",
     "Tokenizer",
-    "alpaca_prompt",
     "bucket_length",
-    "closing_text",
     "collate",
     "content_digest",
     "encoded_examples",
-    "end_of_turn",
     "epoch_order",
     "find_chat_template",
     "infer_chat_template",
@@ -63,7 +45,6 @@ __all__ = [
     "load_dataset",
     "prompt_kind",
     "read_prompt_files",
-    "render_chat",
     "row_format",
     "rows_in_both",
     "save_prompt_files",

@@ -1,4 +1,4 @@
-"""Order of examples, packing and padded batches, all functions of their arguments alone."""
+"""Order of examples, packing and padded batches: pure functions of their arguments."""
 
 from __future__ import annotations
 
@@ -19,27 +19,21 @@ from qlora_wgpu.labels import IGNORE_INDEX
 
 
 class PackedRows(Sequence[tuple[int, ...]]):
-    """The examples of each row, in two flat arrays: there may be many millions.
-
-    Attributes:
-        members: Numbers of all rows' examples, row after row.
-        ends: Where each row's end.
-    """
+    """The examples of each packed row, in two flat arrays: there may be many millions."""
 
     def __init__(self, members: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Takes both."""
-        self.members = members
-        self.ends = ends
+        self.members = members  # indices of all rows' examples, row after row
+        self.ends = ends  # the end of each row in ``members``
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> PackedRows:
-        """Takes the examples of each row, at least one."""
+        """Flattens lists of examples, at least one."""
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         return cls(np.fromiter(chain.from_iterable(rows), np.int64, int(ends[-1])), ends)
 
     @classmethod
     def one_each(cls, count: int) -> PackedRows:
-        """Rows of one example."""
+        """Rows of a single example each."""
         numbers = np.arange(count, dtype=np.int64)
         return cls(numbers, numbers + 1)
 
@@ -60,16 +54,16 @@ class PackedRows(Sequence[tuple[int, ...]]):
         return tuple(self.members[first : int(self.ends[number])].tolist())
 
     def sums(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The sum of a value of each example, by rows."""
+        """Sums a value per example over each row."""
         total = np.cumsum(values[self.members], dtype=np.int64)
         return np.diff(total[self.ends - 1], prepend=0)
 
 
 def pack(lengths: npt.NDArray[np.int64], limit: int) -> list[tuple[int, ...]]:
-    """Puts examples of so many tokens into as few rows as best-fit decreasing finds."""
+    """Packs examples into rows of at most ``limit`` tokens, by best-fit decreasing."""
     order = np.argsort(-lengths, kind="stable")
     rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # what is left of each row, ascending
+    room: list[tuple[int, int]] = []  # free tokens of each row, ascending
     for index in order.tolist():
         length = int(lengths[index])
         at = bisect_left(room, (length, -1))
@@ -90,25 +84,22 @@ SMALLEST_BUCKET = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Padded examples; every array is (batch, length), int32 where nothing else is said."""
+    """Padded examples; every array has the shape (batch, length)."""
 
-    input_ids: npt.NDArray[np.int32]  # token ids, padded on the right
-    # Ids where the model learns, -100 elsewhere and in the padding; not shifted
-    labels: npt.NDArray[np.int32]
-    # 0 for padding, else the number, from 1 on, of the example within its row
-    attention_mask: npt.NDArray[np.int32]
-    # Float32, of each token's example in the loss; zero in the padding
-    weights: npt.NDArray[np.float32]
+    input_ids: npt.NDArray[np.int32]  # padded on the right
+    labels: npt.NDArray[np.int32]  # not shifted; -100 where no loss is taken and in the padding
+    attention_mask: npt.NDArray[np.int32]  # 0 for padding, else the segment in the row, from 1
+    weights: npt.NDArray[np.float32]  # each token's weight in the loss; 0 in the padding
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """The order in which an epoch visits ``n`` examples: a permutation of ``range(n)``.
 
     Philox is counter-based: the order follows from (seed, epoch) alone, so a resumed run needs no
-    replay. Its raw bits are sorted here, because only they are the same in all versions of NumPy.
+    replay. Its raw bits are sorted here, because only those are stable across NumPy versions.
     """
     if n < 0 or seed < 0 or epoch < 0:
-        raise ShapeError(f"n, seed and epoch must not be negative, got {n}, {seed} and {epoch}")
+        raise ShapeError(f"n, seed and epoch must be at least 0, got {n}, {seed} and {epoch}")
     bits = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(n)
     return np.argsort(bits, kind="stable").astype(np.int64)
 
@@ -116,10 +107,10 @@ def epoch_order(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 def collate(rows: Sequence[Sequence[Example]], pad_token_id: int, length: int) -> Batch:
     """Pads rows on the right into one batch."""
     if not rows:
-        raise ShapeError("a batch needs at least one row")
+        raise ShapeError("a batch must have at least one row")
     longest = max(row_length(row) for row in rows)
     if longest > length:
-        raise ShapeError(f"a row of {longest} tokens does not fit a batch of length {length}")
+        raise ShapeError(f"a row of {longest} tokens does not fit into a batch of length {length}")
     shape = (len(rows), length)
     input_ids = np.full(shape, pad_token_id, dtype=np.int32)
     labels = np.full(shape, IGNORE_INDEX, dtype=np.int32)
@@ -138,14 +129,14 @@ def collate(rows: Sequence[Sequence[Example]], pad_token_id: int, length: int) -
 
 
 def row_length(row: Sequence[Example]) -> int:
-    """Tokens of the examples that share a row."""
+    """Number of tokens in a row's examples."""
     return sum(map(len, row))
 
 
 def bucket_length(longest: int, max_seq_length: int) -> int:
-    """The padded length for a batch: 32, 48, 64, 96, 128, ... up to ``max_seq_length``.
+    """Rounds a batch's length up to 32, 48, 64, 96, 128, ... or ``max_seq_length``.
 
-    Few lengths mean few traced graphs; a step of at most 1.5 bounds the padding to a third.
+    Few lengths mean few traced graphs; steps of at most 1.5 limit the padding to a third.
     """
     if longest > max_seq_length:
         raise ShapeError(f"{longest} tokens exceed max_seq_length={max_seq_length}")

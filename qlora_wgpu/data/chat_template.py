@@ -1,7 +1,6 @@
-"""Chat templates, from messages to the text a model was trained on: built-in ones, and others.
+"""Chat templates: this package's own, the tokenizer's, and files.
 
-The built-in ones are the files in ``templates/``, each of which stands alone and marks what the
-assistant writes.
+The built-in ones are the files in ``templates/``; each has ``{% generation %}`` blocks.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import Any
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.data import masking
-from qlora_wgpu.data.conversations import Conversation
+from qlora_wgpu.data.conversations import Conversation, RenderedChat, without_span_marks
 from qlora_wgpu.data.marker_words import make_sentinel
 from qlora_wgpu.data.masking import Masked, Masking, Sources, mask_many
-from qlora_wgpu.data.rendering import RenderedChat, without_span_marks
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError, reason
 from qlora_wgpu.files import file_text
@@ -32,15 +30,14 @@ BUILT_IN_TEMPLATES = {
     name: file_text(_FOLDER / f"{name}.jinja", TEMPLATE_BYTES, "utf-8")
     for name in BUILT_IN_CHAT_TEMPLATES
 }
-"""Sources by name."""
 
-# Templates of no family begin as the tokenizer begins a text, and write its end token so that it
-# is one; the others do as their family does.
+# These belong to no family: they write the BOS token only if the tokenizer adds one, and the EOS
+# token so that the tokenizer recognizes it. The others write what their family's template writes.
 _OF_NO_FAMILY = ("alpaca", "plain")
 _BEGINNING = "{{- bos_token -}}\n"
 _END, _END_OF_A_WORD = "+ eos_token", "+ ' ' + eos_token"
-# What a tokenizer knows that was made for a template: the token that ends a turn, then others.
-# A template comes before those whose tokens are among its own.
+# Special tokens of each template, the end-of-turn token first. A template comes before those
+# whose tokens are a subset of its own.
 _TOKENS = {
     "llama3": ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
     "gemma": ("<end_of_turn>", "<start_of_turn>"),
@@ -57,7 +54,7 @@ _TURNS_OF_MISTRAL = ("[INST]", "[/INST]")
 
 
 def built_in_template(name: str, tokenizer: Tokenizer) -> str:
-    """The source of a template, for a tokenizer."""
+    """The source of a built-in template, adapted to a tokenizer."""
     source = BUILT_IN_TEMPLATES[name]
     if name not in _OF_NO_FAMILY:
         return source
@@ -70,11 +67,9 @@ def built_in_template(name: str, tokenizer: Tokenizer) -> str:
 
 
 def suitable_template(tokenizer: Tokenizer) -> str:
-    """The name of the template that fits what a tokenizer knows.
+    """The name of the built-in template whose special tokens a tokenizer has, or else ``plain``.
 
-    Each of a template's special tokens must be one token of the vocabulary, and its end of a turn
-    one that counts as special. Where no family's are there, it is ``plain``, which needs nothing
-    but the end-of-sequence token.
+    Each must be a single token of the vocabulary, and the end-of-turn token marked as special.
     """
     for name, tokens in _TOKENS.items():
         end = tokenizer.first_special(tokenizer.encode(tokens[0], False))
@@ -86,28 +81,21 @@ def suitable_template(tokenizer: Tokenizer) -> str:
 
 
 def is_built_in(source: str) -> bool:
-    """Whether a template's source is this package's own, as it is for some tokenizer."""
-    return _for_all(source) in map(_for_all, BUILT_IN_TEMPLATES.values())
+    """Whether a source is one of this package's own, for whichever tokenizer."""
 
+    def without_changes(text: str) -> str:
+        return text.replace(_BEGINNING, "").replace(_END_OF_A_WORD, _END)
 
-def _for_all(source: str) -> str:
-    """A template without what ``built_in_template`` changes for a tokenizer."""
-    return source.replace(_BEGINNING, "").replace(_END_OF_A_WORD, _END)
+    return without_changes(source) in map(without_changes, BUILT_IN_TEMPLATES.values())
 
 
 # ---- rendering -----------------------------------------------------------------------------------
 
 
 class ChatTemplate:
-    """A chat template with the special tokens it may print, rendered in a process of its own.
+    """A chat template with its special tokens, rendered in a sandboxed child process.
 
-    This package's own templates are rendered in this one.
-
-    Attributes:
-        source: The template's Jinja source.
-        tool_source: That of the template for conversations with tools, if it is another one.
-        marks_assistant: Whether it has ``{% generation %}`` blocks.
-        sources: What the process that renders it is given.
+    This package's own templates are rendered in this process.
     """
 
     def __init__(
@@ -116,13 +104,13 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any] | None = None,
         tool_source: str | None = None,
     ) -> None:
-        """Compiles a template, which is given texts by name, such as ``{"bos_token": "<s>"}``."""
+        """Compiles a template; it may print special tokens such as ``{"bos_token": "<s>"}``."""
         self.source = source
-        self.tool_source = tool_source
+        self.tool_source = tool_source  # of a separate template for conversations with tools
         self.sources = Sources(source, tool_source, dict(special_tokens or {}))
         self._is_own = all(map(is_built_in, {source, tool_source or source}))
         self._stopped = ""
-        self.marks_assistant: bool = self._call(marks_assistant, source)
+        self.marks_assistant: bool = self._call(marks_assistant, source)  # {% generation %} blocks
 
     def render(
         self,
@@ -131,48 +119,48 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
-        """Renders a conversation, with the header of an assistant's turn at the end if asked."""
+        """Renders a conversation; the generation prompt is the header of an assistant's turn."""
         conversation = _plain(Conversation(messages, tools, 0, options or {}))
-        with _cannot_be_handed_over():
+        with _rendering_errors():
             text, spans = self._call(
                 masking.render_chat, self.sources, conversation, add_generation_prompt
             )
         return RenderedChat(text, spans and [(first, end) for first, end in spans])
 
     def left_out(self, conversation: Conversation) -> frozenset[str]:
-        """What of a conversation the template leaves out, in words."""
+        """Names the parts of a conversation that the template omits."""
         return frozenset(self._call(masking.left_out, self.sources, _plain(conversation)))
 
     def mask_many(
         self, conversations: Sequence[Conversation], how: Masking
     ) -> list[Masked | QLoRAError]:
-        """Each conversation's text with what is learnt of it, or what is wrong with it."""
+        """Each conversation's text and loss mask, or its error."""
         given = list(map(_plain, conversations))
         messages = sum(len(each.messages) for each in given)
         if len(given) > 1 and not self._stopped:
             try:
-                return _masked(self._ask(mask_many, self.sources, given, how, answers=messages))
-            except Exception:  # one by one, each has its own time and its own error
+                return _masked(self._ask(mask_many, self.sources, given, how, items=messages))
+            except Exception:  # one by one, each has its own time limit and its own error
                 return [self.mask_many([each], how)[0] for each in given]
         try:
-            with _cannot_be_handed_over():
-                return _masked(self._call(mask_many, self.sources, given, how, answers=messages))
+            with _rendering_errors():
+                return _masked(self._call(mask_many, self.sources, given, how, items=messages))
         except QLoRAError as err:
             return [err] * len(given)
 
-    def _ask(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
-        """Calls a function where the template may be rendered."""
+    def _ask(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
+        """Calls a function in the process that may render the template."""
         if self._is_own:
             return function(*args)
-        return templates_process().call(function, *args, answers=answers)
+        return templates_process().call(function, *args, items=items)
 
-    def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
-        """Calls a function, unless the template has been stopped: once is enough."""
+    def _call(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
+        """Calls a function, unless the template has exceeded its limits before."""
         if not self._stopped:
             try:
-                return self._ask(function, *args, answers=answers)
+                return self._ask(function, *args, items=items)
             except SandboxError as err:
-                self._stopped = f"the chat template is stopped: it {err}"
+                self._stopped = f"the chat template was stopped: it {err}"
         raise TokenizerError(self._stopped)
 
 
@@ -181,13 +169,13 @@ def _plain(conversation: Conversation) -> Conversation:
 
 
 def _masked(answers: Sequence[Sequence[Any]]) -> list[Masked | QLoRAError]:
-    """What a child process answers, which has an error as its name and message."""
+    """Decodes a child process's answers; an error is its class's name and its message."""
     return [Masked(*each) if len(each) > 2 else error_of(*each) for each in answers]
 
 
 @contextmanager
-def _cannot_be_handed_over() -> Iterator[None]:
-    """Tells of values that cannot be handed to another process."""
+def _rendering_errors() -> Iterator[None]:
+    """Reports values that cannot be sent to another process as errors of the conversation."""
     try:
         yield
     except QLoRAError:
@@ -196,21 +184,10 @@ def _cannot_be_handed_over() -> Iterator[None]:
         raise DataError(f"the chat template cannot render this conversation: {err}") from err
 
 
-def render_chat(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    add_generation_prompt: bool = False,
-    special_tokens: Mapping[str, str] | None = None,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-) -> RenderedChat:
-    """Renders a conversation with a template given as text; see ``ChatTemplate``."""
-    return ChatTemplate(template, special_tokens).render(messages, add_generation_prompt, tools)
-
-
 def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template that a run uses, by ``data.chat_template``; None if there is none at all.
+    """The template that ``data.chat_template`` names; None if the tokenizer has none either.
 
-    The setting is a built-in name, the template itself, a file, or None for the tokenizer's own.
+    The setting is a built-in name, a file, the template itself, or None for the tokenizer's own.
     """
     if setting is None:
         source = tokenizer.chat_template
@@ -226,7 +203,7 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
 
 @lru_cache(maxsize=1)
 def templates_process() -> SandboxProcess:
-    """The process that renders the templates of strangers, one for all."""
+    """The process that renders all templates but this package's own."""
     return SandboxProcess("data.masking")
 
 
@@ -235,14 +212,14 @@ def _read_template(path: Path) -> str:
         return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
     except FileNotFoundError:
         raise TokenizerError(
-            f"the chat template {path} does not exist: give a .jinja file, the template "
+            f"the chat template {path} does not exist: use a .jinja file, the template "
             f"itself, or one of {', '.join(BUILT_IN_TEMPLATES)}"
         ) from None
     except (OSError, ValueError) as err:
-        raise TokenizerError(f"the chat template {path} cannot be read: {reason(err)}") from err
+        raise TokenizerError(f"cannot read the chat template {path}: {reason(err)}") from err
 
 
-# ---- how a turn ends -----------------------------------------------------------------------------
+# ---- end of a turn -------------------------------------------------------------------------------
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
@@ -252,12 +229,12 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 
 def closing_text(template: ChatTemplate) -> str:
-    """The text that a template writes after an assistant's last turn, stripped of white space."""
+    """The text that a template writes after the assistant's last turn, stripped."""
     answer = make_sentinel("")
     try:
         text = template.render(
             [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
         ).text
-    except (DataError, TokenizerError):  # told where a row is rendered
+    except (DataError, TokenizerError):  # reported when a row is rendered
         return ""
     return text.rpartition(answer)[2].strip()

@@ -1,4 +1,4 @@
-"""Reading a file, folder, hub name or rows into a data set, and rows that are held out of it."""
+"""Loading a file, folder, hub name or rows as a data set, and holding out rows of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template, suit
 from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
-from qlora_wgpu.data.preferences import JUDGED, PAIRS, format_of
+from qlora_wgpu.data.preferences import PAIRED, UNPAIRED, format_of
 from qlora_wgpu.data.prepared import cache_folder, key_of, load_or_build
 from qlora_wgpu.data.row_formats import TokenizedExample
 from qlora_wgpu.data.row_source import (
@@ -53,28 +53,28 @@ def load_dataset(
     cache: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Dataset:
-    """Reads data and encodes it.
+    """Loads data and tokenizes it.
 
-    A ``.jsonl`` file has one JSON object per line, a ``.json`` file a list of them, a ``.csv`` file
-    the names of its columns in the first line; all rows have one of the formats in
-    ``qlora_wgpu.data.row_formats``. A ``.txt`` file is one document, cut into windows that are
-    learnt whole, of which the last is as long as what is left. A folder stands for its
-    files, or for one split where they are named for splits (``FOLDER:SPLIT`` names another), a name
-    of the form owner/name[:split] for a data set of the Hugging Face hub.
+    A ``.jsonl`` file has one JSON object per line, a ``.json`` file a list of objects, a ``.csv``
+    file its column names in the first line; all rows have the same format. A ``.txt`` file is one
+    document, split into windows of ``max_seq_length`` tokens. A folder stands for all of its files,
+    or for the training split if their names tell splits (``FOLDER:SPLIT`` names another one), and
+    ``owner/name[:split]`` for a data set on the Hugging Face Hub.
 
     Args:
         path: The file, folder or name; or the rows themselves, as mappings.
         tokenizer: The model's tokenizer, or the model's folder.
-        max_seq_length: Longest example in tokens, at least 2.
-        chat_template: ``data.chat_template``: see ``find_chat_template``.
-        how: Everything else about the preparation, instead of the two before.
-        held_out: Whether it is read to be measured on, which decides between splits.
-        cache: Whether what is prepared is kept on disk for the next time, where that is possible.
-        progress: Called now and then with the number of rows that are done.
+        max_seq_length: Maximum length of an example in tokens, at least 2.
+        chat_template: A built-in name, a ``.jinja`` file or the template itself; by default the
+            tokenizer's.
+        how: All settings of the preprocessing, instead of the two above.
+        held_out: Whether to load the validation (or else the test) split by default.
+        cache: Whether to cache the tokenized data on disk.
+        progress: Called from time to time with the number of rows processed.
 
     Raises:
-        DataError: If a file cannot be read, a row is wrong, or there is nothing to learn.
-        TokenizerError: If the chat template is broken.
+        DataError: If a file cannot be read, a row is invalid, or no token would be trained on.
+        TokenizerError: If the chat template is invalid.
     """
     how = how or PreprocessConfig(max_seq_length, chat_template)
     if not isinstance(tokenizer, Tokenizer | str | os.PathLike):
@@ -99,10 +99,7 @@ def encode_rows(
     how: PreprocessConfig,
     name: str = "rows",
 ) -> Dataset:
-    """Encodes rows that are in memory, as ``load_dataset`` does those of a file.
-
-    Messages call a row by the name, such as ``rows[0]``.
-    """
+    """Tokenizes rows in memory; errors refer to a row as ``rows[0]``, by ``name``."""
     dataset = load_or_build(None, _open(rows, tokenizer, how, name=name)[1].fill)
     dataset.unit = unit_of(how)
     return dataset
@@ -115,10 +112,7 @@ def encoded_examples(
     *,
     held_out: bool = False,
 ) -> Iterator[TokenizedExample]:
-    """Yields what ``load_dataset`` would read, with the text of each example.
-
-    Rows with nothing to learn are yielded, too, which it leaves out.
-    """
+    """Yields what ``load_dataset`` reads with its text, and also the rows without labels."""
     return _open(path, tokenizer, how, held_out=held_out)[1].examples()
 
 
@@ -127,7 +121,7 @@ def row_format(
     tokenizer: Tokenizer,
     how: PreprocessConfig,
 ) -> str:
-    """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents."""
+    """The format of the rows, a key of ``FORMATS``; ``text`` for documents."""
     return _open(path, tokenizer, how)[1].row_format
 
 
@@ -140,7 +134,6 @@ def _open(
     held_out: bool = False,
     name: str = "rows",
 ) -> tuple[SplitFiles | None, RowSource]:
-    """What reads the rows of files, or of a program, and which files these are."""
     kind = RowSource if how.objective == "sft" else AnswerSource
     if not isinstance(data, str | os.PathLike):
         rows = partial(rows_in_memory, _listed(data, name), name)
@@ -149,8 +142,11 @@ def _open(
     selection = _select(data, held_out=held_out)
     documents = selection.files if holds_documents(selection.files) else ()
     if selection.rows is not None and documents:
+        raise DataError(f"{data} is text, which has no rows to slice: remove {selection.rows.text}")
+    if documents and how.objective != "sft":
         raise DataError(
-            f"{data} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
+            f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
+            "answers"
         )
     rows = partial(rows_of_files, selection)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
@@ -160,14 +156,14 @@ def _open(
 def _listed(rows: Any, name: str) -> Any:
     rows = materialize(rows)
     if isinstance(rows, Mapping):
-        raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
+        raise DataError(f"{name} must be a list of rows, got one mapping: put it into a list")
     if not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
         raise DataError(f"{name} must be a path or a list of rows, got {type(rows).__name__}")
     return rows
 
 
 def _key(selection: SplitFiles, source: RowSource) -> str:
-    """A hash of the files and of everything besides them that decides what the examples are."""
+    """A hash of the files and of everything else that the examples depend on."""
     how, tokenizer, template = source.how, source.tokenizer, source.template
     text = template.source if template is not None else ""
     tool_source = template.tool_source if template is not None else None
@@ -179,7 +175,7 @@ def _key(selection: SplitFiles, source: RowSource) -> str:
         "truncation": how.truncation,
         "template": text,
         **({"tool_template": tool_source} if tool_source else {}),
-        # Some templates write the date.
+        # Some templates print the date.
         "date": date.today().isoformat() if "strftime_now" in text else "",
         "tokenizer": tokenizer.fingerprint,
         "special_tokens": tokenizer.special_tokens,
@@ -193,7 +189,7 @@ def _key(selection: SplitFiles, source: RowSource) -> str:
 
 def _template(how: PreprocessConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
     if not isinstance(how.max_seq_length, int | np.integer):
-        raise DataError(f"max_seq_length must be a whole number, got {brief(how.max_seq_length)}")
+        raise DataError(f"max_seq_length must be an integer, got {brief(how.max_seq_length)}")
     if how.max_seq_length < 2:
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
     return find_chat_template(how.chat_template, tokenizer)
@@ -208,13 +204,13 @@ def _select(path: str | os.PathLike[str], *, held_out: bool) -> SplitFiles:
     return select_files(Path(path), held_out=held_out)
 
 
-# ---- what a first row tells ----------------------------------------------------------------------
+# ---- settings by the first row -------------------------------------------------------------------
 
-_FOR = {PAIRS: "dpo", JUDGED: "kto"}
+_OBJECTIVES = {PAIRED: "dpo", UNPAIRED: "kto"}
 
 
 def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The first row of a file, folder or name that holds anything; None of documents."""
+    """The first row that is not blank; None for documents."""
     files = _select(path, held_out=False).files
     if holds_documents(files):
         return None
@@ -223,13 +219,13 @@ def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def infer_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
-    """``dpo`` for pairs of answers, ``kto`` for judged ones, else ``sft``."""
+    """``dpo`` for pairs of answers, ``kto`` for labelled ones, else ``sft``."""
     row = first_row(data_path)
     if row is None:
         return "sft"
     row = with_columns(row, columns or {})
     try:
-        return _FOR[format_of(row, "kto")]
+        return _OBJECTIVES[format_of(row, "kto")]
     except DataError:
         return "sft"
 
@@ -240,10 +236,7 @@ def infer_chat_template(
     objective: str = "sft",
     columns: Mapping[str, str] | None = None,
 ) -> str | None:
-    """The name of the template that a run on some data needs besides the tokenizer.
-
-    None where the tokenizer has a template, or the rows are no chats.
-    """
+    """The built-in template to use with chats if the tokenizer has no template; else None."""
     if tokenizer.chat_template is not None:
         return None
     how = PreprocessConfig(max_seq_length=2, objective=objective, columns=columns or {})
@@ -252,16 +245,16 @@ def infer_chat_template(
     return suitable_template(tokenizer)
 
 
-# ---- rows that are held out ----------------------------------------------------------------------
+# ---- held-out rows -------------------------------------------------------------------------------
 
 
 class Subset(Dataset):
-    """Some of a data set's examples, which stay where they are."""
+    """A view of some of a data set's examples."""
 
     def __init__(
         self, whole: Dataset, numbers: npt.NDArray[np.int64], counts: Counts | None = None
     ) -> None:
-        """Chooses examples by their rising numbers; by default each counts as a row."""
+        """Selects examples by ascending indices; by default each counts as a row."""
         super().__init__((), counts or Counts(rows=len(numbers)))
         self._whole = whole
         self._numbers = numbers
@@ -273,7 +266,7 @@ class Subset(Dataset):
 
     @property
     def num_others(self) -> int:
-        """Number of the whole's examples that are in the other part."""
+        """Number of examples that are not in this part."""
         return len(self._whole) - len(self)
 
     def _at(self, number: int) -> Example:
@@ -290,9 +283,9 @@ class Subset(Dataset):
         return self._whole.label_counts[self._numbers]
 
     @cached_property
-    def text_numbers(self) -> npt.NDArray[np.int64]:
-        """The number of each example's row: windows of one text have the same, and so do pairs."""
-        return self._whole.text_numbers[self._numbers]
+    def groups(self) -> npt.NDArray[np.int64]:
+        """Each example's group: windows of one document and the answers of a pair share one."""
+        return self._whole.groups[self._numbers]
 
     @property
     def num_tokens(self) -> int:
@@ -301,7 +294,7 @@ class Subset(Dataset):
 
     @property
     def source_of(self) -> npt.NDArray[np.int32] | None:
-        """The number of each example's data set, in ``source_names``; None without a mixture."""
+        """The index of each example's data set in ``source_names``; None without a mixture."""
         sources = self._whole.source_of
         return None if sources is None else sources[self._numbers]
 
@@ -312,34 +305,34 @@ class Subset(Dataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the whole's content and of which examples these are."""
+        """A hash of the data set's contents and the selected indices."""
         digest = hashlib.sha256(self._whole.fingerprint.encode())
         digest.update(self._numbers.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
 
 def train_test_split(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Parts a data set in what is left and what is held out, by its contents and a seed alone.
+    """Splits a data set into training and held-out rows, by their contents and a seed.
 
-    The size is a number of rows, or a share of them where it is below 1; at least so many are held
-    out. The same ones are whatever their order and the machine. Rows that are equal stay together,
-    and so do the windows of a text, so that no row is learnt and measured.
+    The size is a number of rows, or a share below 1; at least that many are held out. Neither the
+    order of the rows nor the machine matters. Equal rows and all windows of a document stay on the
+    same side.
     """
-    texts, row_of = np.unique(dataset.text_numbers, return_inverse=True)
-    rows = len(texts)
+    groups, row_of = np.unique(dataset.groups, return_inverse=True)
+    rows = len(groups)
     count = max(1, round(size * rows)) if size < 1 else int(size)
     if count >= rows:
-        together = "" if rows == dataset.num_rows else " (of texts, windows stay together)"
+        together = "" if rows == dataset.num_rows else " (windows of a document stay together)"
         raise DataError(
-            f"data.eval_split holds {count:,} rows out, but there are {rows:,} in all{together}: "
-            "nothing would be left to learn from"
+            f"data.eval_split holds out {count:,} rows, but there are only {rows:,}{together}: "
+            "none would be left to train on"
         )
     digests = _digests(dataset, row_of, rows, seed)
     is_held = digests <= np.sort(digests)[count - 1]
     if is_held.all():
         raise DataError(
-            "data.eval_split leaves nothing to learn from: the rows are all the same, and equal "
-            "rows are held out together"
+            "data.eval_split leaves no rows to train on: all rows are equal, and equal rows are "
+            "held out together"
         )
     of_example = is_held[row_of]
     held_out = Subset(dataset, np.flatnonzero(of_example), Counts(rows=int(is_held.sum())))
@@ -347,27 +340,20 @@ def train_test_split(dataset: Dataset, size: float, seed: int) -> tuple[Dataset,
 
 
 def rows_in_both(train: Dataset, held_out: Dataset) -> int:
-    """Number of held-out rows that are learnt from, too: those with the same tokens.
-
-    Of texts that are cut into windows each window is a row. What is held out is in memory, as a
-    number for each row; what is learnt passes by.
-    """
+    """Number of held-out rows (or windows) that are also trained on, by their tokens."""
     lengths = _row_lengths(train)
     rows = range(held_out.num_rows)
-    measured = Counter(content_digest(_row_ids(held_out, number)) for number in rows)
+    unmatched = Counter(content_digest(_row_ids(held_out, number)) for number in rows)
     shared = 0
     for number in np.flatnonzero(np.isin(lengths, np.unique(_row_lengths(held_out)))):
-        shared += measured.pop(content_digest(_row_ids(train, int(number))), 0)
+        shared += unmatched.pop(content_digest(_row_ids(train, int(number))), 0)
     return shared
 
 
 def _digests(
     dataset: Dataset, row_of: npt.NDArray[np.int64], rows: int, seed: int
 ) -> npt.NDArray[np.uint64]:
-    """A number for each row, of the contents of all examples that it has become.
-
-    What a mixture repeats counts once, so that the row has the number that it has alone.
-    """
+    """A digest of each row over its distinct examples, so that repetitions do not change it."""
     order = np.argsort(row_of, kind="stable")
     ends = np.cumsum(np.bincount(row_of, minlength=rows))
     begins = np.concatenate([[0], ends[:-1]])
@@ -375,9 +361,7 @@ def _digests(
     def ids(row: int) -> npt.NDArray[np.int32]:
         examples = (dataset[int(n)].input_ids for n in order[begins[row] : ends[row]])
         parts = list({part.tobytes(): part for part in examples}.values())
-        if len(parts) == 1 == dataset.unit:
-            return parts[0]
-        return np.concatenate([array for part in parts for array in (part, [-1])])
+        return parts[0] if len(parts) == 1 == dataset.unit else _joined(parts)
 
     digests = (content_digest(ids(row), seed) for row in range(rows))
     return np.fromiter(digests, np.uint64, rows)
@@ -389,16 +373,18 @@ def _row_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
 
 
 def _row_ids(dataset: Dataset, number: int) -> npt.NDArray[np.int32]:
-    """The tokens of all examples that make a row."""
-    first = number * dataset.unit
     if dataset.unit == 1:
-        return dataset[first].input_ids
-    parts = dataset[first : first + dataset.unit]
-    return np.concatenate([part for example in parts for part in (example.input_ids, [-1])])
+        return dataset[number].input_ids
+    first = number * dataset.unit
+    return _joined([example.input_ids for example in dataset[first : first + dataset.unit]])
+
+
+def _joined(parts: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+    return np.concatenate([array for part in parts for array in (part, [-1])])
 
 
 def content_digest(ids: npt.NDArray[Any] | list[int], seed: int = 0) -> int:
-    """A number of 64 bits for a sequence of tokens, the same on every machine."""
+    """A 64-bit digest of a token sequence, the same on every machine."""
     data = np.asarray(ids, "<i4").tobytes()
     key = seed.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key).digest(), "little")

@@ -1,4 +1,4 @@
-"""Examples as token ids and labels, and data sets of them in flat arrays."""
+"""Examples as token ids and labels, and data sets of examples in flat arrays."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ import numpy.typing as npt
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE
-from qlora_wgpu.mapped_files import is_mapped, let_go
+from qlora_wgpu.mapped_files import is_mapped, release_pages
 
-# ---- long texts, piece by piece ------------------------------------------------------------------
+# ---- long documents, piece by piece --------------------------------------------------------------
 
-# Before a word that begins a line: there, tokenizers that split text at all split it, too.
+# Before a word at the beginning of a line: pre-tokenizers split there, too.
 _SEAM = re.compile(r"\n(?=\S)")
 
 
 def pieces_of(parts: Iterable[str]) -> Iterator[str]:
-    """Cuts a text, which comes in parts, into pieces for a tokenizer: one, unless it is large.
-
-    They have at most ``MAX_AT_ONCE`` bytes and end where a line does, if there is one.
-    """
+    """Splits a document into pieces of at most ``MAX_AT_ONCE`` bytes, at line ends if possible."""
     rest = ""
     for part in parts:
         rest += part
@@ -42,10 +39,7 @@ def pieces_of(parts: Iterable[str]) -> Iterator[str]:
 def document_ids(
     tokenizer: Tokenizer, parts: Iterable[str], add_special_tokens: bool = True
 ) -> Iterator[list[int]]:
-    """Token ids of a document, which comes in any parts, piece by piece.
-
-    With ``add_special_tokens`` the document, not every piece, begins and ends as tokenizers do.
-    """
+    """Tokenizes a document piece by piece; special tokens are added around the whole document."""
     pieces = pieces_of(parts)
     piece = next(pieces)
     following = next(pieces, None)
@@ -60,16 +54,16 @@ def document_ids(
 
 
 def size_of(text: str) -> int:
-    """Bytes of a text."""
+    """Size of a text in bytes."""
     return len(text) if text.isascii() else len(_bytes(text))
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # the tokenizer says what is wrong with it
+    return text.encode("utf-8", "surrogatepass")  # the tokenizer reports surrogates
 
 
 def _seam(text: str) -> int:
-    """Where the first piece of a text ends: after its last line, else its last word that fits."""
+    """The end of the first piece: after the last line that fits, or else the last word."""
     longest = len(_bytes(text)[:MAX_AT_ONCE].decode("utf-8", "ignore"))
     head = text[: longest + 1]
     seams = [match.end() for match in _SEAM.finditer(head, longest // 2)]
@@ -80,8 +74,8 @@ def _seam(text: str) -> int:
 
 # ---- examples and data sets ----------------------------------------------------------------------
 
-_AT_ONCE = 1 << 20  # tokens that are looked at together
-_HELD = 1 << 23  # tokens whose pages stay in this process's memory
+_AT_ONCE = 1 << 20  # tokens that are processed together
+_RESIDENT = 1 << 23  # tokens whose pages may stay in this process's memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +84,9 @@ class Example:
 
     Attributes:
         input_ids: Token ids, int32, shape (length,).
-        labels: The same ids where the model learns and -100 elsewhere, int32, shape (length,). Not
+        labels: The same ids where the loss is taken and -100 elsewhere, int32, shape (length,). Not
             shifted: position i is predicted from the positions before it, so label 0 has no effect.
-        weight: That of each of its tokens in the loss, which is divided by the sum of all weights.
+        weight: The weight of its tokens in the loss, which is divided by the sum of all weights.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -104,20 +98,20 @@ class Example:
 
     @property
     def num_label_tokens(self) -> int:
-        """Number of positions that the loss is taken over."""
+        """Number of tokens that the loss is taken on."""
         return int(np.count_nonzero(self.labels[1:] != IGNORE_INDEX))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of what became of the rows of a source.
+    """Counts of a source's rows.
 
     Attributes:
-        rows: All of them.
-        truncated: Examples that were cut to the maximum length.
-        dropped: Rows that were left out because they are too long.
-        without_labels: Rows that were left out because nothing in them is learnt.
-        empty: Rows that were left out because they hold nothing.
+        rows: All rows.
+        truncated: Examples truncated to the maximum length.
+        dropped: Rows dropped because they are too long.
+        without_labels: Rows dropped because no loss would be taken on them.
+        empty: Rows skipped because they have no content.
     """
 
     rows: int = 0
@@ -128,16 +122,16 @@ class Counts:
 
 
 class Dataset(Sequence[Example]):
-    """Examples in the order of their source, in arrays that may be mapped from a file.
+    """Examples in the order of their source, in arrays that may be memory-mapped.
 
     Attributes:
-        counts: Counts of what became of the source's rows.
-        warnings: Sentences for the user about what was cut or left out.
-        left_out: Names of the source's files that belong to other splits, by their split.
-        source_names: Names of the data sets in a mixture; none for a single data set.
-        source_sizes: How many rows each of these has.
-        unit: How many examples make one row: 2 where a chosen answer and a rejected one stand side
-            by side, of which one may be empty.
+        counts: Counts of the source's rows.
+        warnings: Warnings for the user, such as how many rows were truncated.
+        left_out: The source's files that belong to other splits, by split.
+        source_names: Names of the data sets in a mixture; empty for a single data set.
+        source_sizes: The number of rows in each of them.
+        unit: The number of examples in a row: 2 for a chosen and a rejected answer, of which one
+            may be empty.
     """
 
     unit: int = 1
@@ -155,8 +149,8 @@ class Dataset(Sequence[Example]):
 
         Args:
             examples: The examples to copy.
-            counts: Counts of what became of the source's rows; by default each example is a row.
-            warnings: About it.
+            counts: Counts of the source's rows; by default each example is a row.
+            warnings: Warnings for the user.
         """
         lengths = np.array([len(e) for e in examples], np.int64)
         none = np.zeros(0, np.int32)
@@ -164,8 +158,8 @@ class Dataset(Sequence[Example]):
         self._labels = np.concatenate([none, *(e.labels for e in examples)])
         self._ends = np.cumsum(lengths)
         self._weights = np.array([e.weight for e in examples], np.float32)
-        self._goes_on = np.zeros(len(examples), np.uint8)
-        self._looked_at = 0  # tokens, since pages were let go of
+        self._continues = np.zeros(len(examples), np.uint8)
+        self._tokens_read = 0  # since mapped pages were released
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
 
@@ -178,22 +172,22 @@ class Dataset(Sequence[Example]):
         counts: Counts,
         warnings: Sequence[str],
         weights: npt.NDArray[np.float32] | None = None,
-        goes_on: npt.NDArray[np.uint8] | None = None,
+        continues: npt.NDArray[np.uint8] | None = None,
     ) -> Dataset:
-        """Takes all ids and labels, one example after the other, and where each ends.
+        """Wraps concatenated ids and labels, and the end of each example.
 
-        ``goes_on`` is 1 where an example goes on with the text of the one before.
+        ``continues`` is 1 for an example that is another window of the document before it.
         """
         dataset = cls((), counts, warnings)
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
         dataset._weights = np.ones(len(ends), np.float32) if weights is None else weights
-        dataset._goes_on = np.zeros(len(ends), np.uint8) if goes_on is None else goes_on
+        dataset._continues = np.zeros(len(ends), np.uint8) if continues is None else continues
         return dataset
 
     def __repr__(self) -> str:
         return (
             f"Dataset({len(self):,} examples, {self.num_tokens:,} tokens, "
-            f"{self.num_label_tokens:,} learnt)"
+            f"{self.num_label_tokens:,} trained on)"
         )
 
     def __len__(self) -> int:
@@ -218,12 +212,12 @@ class Dataset(Sequence[Example]):
         weight = float(self._weights[number])
         if not self._is_mapped:
             return Example(ids, labels, weight)
-        self._looked_at += len(ids)
+        self._tokens_read += len(ids)
         example = Example(ids.copy(), labels.copy(), weight)
-        if self._looked_at > _HELD:
-            self._looked_at = 0
-            let_go(self._ids)
-            let_go(self._labels)
+        if self._tokens_read > _RESIDENT:
+            self._tokens_read = 0
+            release_pages(self._ids)
+            release_pages(self._labels)
         return example
 
     @cached_property
@@ -231,7 +225,6 @@ class Dataset(Sequence[Example]):
         return is_mapped(self._ids)
 
     def _parts(self) -> Iterator[tuple[int, int]]:
-        """First and last number of examples that are looked at together."""
         first = 0
         while first < len(self):
             begin = int(self._ends[first - 1]) if first else 0
@@ -239,86 +232,76 @@ class Dataset(Sequence[Example]):
             yield first, (first := max(last, first + 1))
 
     def _pieces(self, array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-        """An array, a piece at a time, of which only one is in memory where it is mapped."""
+        """Pieces of an array; of a mapped array only one is in memory at a time."""
         for first in range(0, len(array), _AT_ONCE):
             piece = array[first : first + _AT_ONCE]
             yield piece
-            let_go(piece)
+            release_pages(piece)
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each example."""
+        """Number of tokens of each example."""
         return np.diff(self._ends, prepend=0)
 
     @cached_property
     def label_counts(self) -> npt.NDArray[np.int64]:
-        """Positions of each example that the loss is taken over."""
+        """Number of tokens of each example that the loss is taken on."""
         counts = np.zeros(len(self), np.int64)
         for first, last in self._parts():
             ends = self._ends[first:last]
             begins = ends - self.lengths[first:last]
             labels = np.asarray(self._labels[begins[0] : ends[-1]])
-            learnt = labels != IGNORE_INDEX
-            let_go(labels)
-            learnt[(begins - begins[0])[ends > begins]] = False
-            before = np.concatenate([[0], np.cumsum(learnt)])
+            has_loss = labels != IGNORE_INDEX
+            release_pages(labels)
+            has_loss[(begins - begins[0])[ends > begins]] = False
+            before = np.concatenate([[0], np.cumsum(has_loss)])
             counts[first:last] = before[ends - begins[0]] - before[begins - begins[0]]
         return counts
 
     @cached_property
-    def text_numbers(self) -> npt.NDArray[np.int64]:
-        """The number of each example's row: windows of one text have the same, and so do pairs."""
-        texts = np.cumsum(self._goes_on[:: self.unit] == 0, dtype=np.int64) - 1
-        return np.repeat(texts, self.unit)
+    def groups(self) -> npt.NDArray[np.int64]:
+        """Each example's group: windows of one document and the answers of a pair share one."""
+        groups = np.cumsum(self._continues[:: self.unit] == 0, dtype=np.int64) - 1
+        return np.repeat(groups, self.unit)
 
     @property
     def has_windows(self) -> bool:
-        """Whether several rows are of one text: its windows, or what a mixture repeats of it."""
-        return len(np.unique(self.text_numbers)) < self.num_rows
+        """Whether several rows share a group, as windows or as repetitions in a mixture."""
+        return len(np.unique(self.groups)) < self.num_rows
 
     @property
     def num_label_tokens(self) -> int:
-        """Positions that the loss is taken over, in all examples together."""
+        """Number of tokens that the loss is taken on, in all examples."""
         return int(self.label_counts.sum())
 
     @property
     def num_rows(self) -> int:
-        """Rows that the examples make: pairs count once."""
+        """Number of rows; a pair counts once."""
         return len(self) // self.unit
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all examples together."""
+        """Number of tokens in all examples."""
         return len(self._ids)
 
     @property
     def longest(self) -> int:
-        """Length of the longest example, in tokens."""
+        """Length of the longest example in tokens."""
         return int(self.lengths.max(initial=0))
 
     @cached_property
     def max_token_id(self) -> int:
-        """Largest token id, to be compared with the model's vocabulary; -1 if there is none."""
+        """Largest token id; -1 if there are no tokens."""
         return max((int(piece.max()) for piece in self._pieces(self._ids)), default=-1)
 
     @property
     def source_of(self) -> npt.NDArray[np.int32] | None:
-        """The number of each example's data set, in ``source_names``; None without a mixture."""
+        """The index of each example's data set in ``source_names``; None without a mixture."""
         return None
-
-    @property
-    def num_truncated(self) -> int:
-        """Examples that were cut to the maximum length."""
-        return self.counts.truncated
-
-    @property
-    def num_without_labels(self) -> int:
-        """Rows that were left out because nothing in them is learnt."""
-        return self.counts.without_labels
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all ids, labels, lengths and weights: equal for equal data."""
+        """A hash of all ids, labels, lengths and weights."""
         digest = hashlib.sha256()
         for array in (self._ends, self._ids, self._labels):
             for piece in self._pieces(array):

@@ -1,15 +1,16 @@
-"""A tokenizer's files as the keys of a GGUF file, and the ids that llama.cpp makes of a text."""
+"""A tokenizer as the metadata keys of a GGUF file, and the token ids that llama.cpp produces."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import (
+from qlora_wgpu.checkpoint.gguf_tokenizer import (
     BY_ASCII,
     PRE_TOKENIZERS,
     Part,
@@ -23,47 +24,47 @@ from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import TOKENIZER_BYTES
 from qlora_wgpu.sandbox.tokenizers import library_errors, open_tokenizer
 
-# ---- how texts are cut ---------------------------------------------------------------------------
+# ---- pre-tokenizers ------------------------------------------------------------------------------
 
-_WORDS = "words"  # GPT-2's expression, which ByteLevel has within it
-# Of several names for one way of cutting, this one; the rest differ in what keys say anyway.
+_WORDS = "words"  # GPT-2's expression, which ByteLevel contains
+# Where several names stand for the same pre-tokenizer, the first of these is written.
 _PREFERRED = ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "gpt-4o", "tekken")
 
 
 def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
     """The value of ``tokenizer.ggml.pre``."""
     ignores = tokenizer["model"].get("ignore_merges") is True
-    cuts = tuple(_cuts(tokenizer.get("pre_tokenizer")))
+    splits = tuple(_splits(tokenizer.get("pre_tokenizer")))
     names = [*_PREFERRED, *(name for name in PRE_TOKENIZERS if name not in _PREFERRED)]
     for name in names:
         known = PRE_TOKENIZERS[name]
-        if tuple(_cuts(known.cut)) == cuts and known.ignore_merges == ignores:
+        if tuple(_splits(known.cut)) == splits and known.ignore_merges == ignores:
             return name
     raise TokenizerError(
-        f"{where} cuts texts in a way that has no name in llama.cpp, as far as is known here: "
-        f"{brief(cuts)}; write the merged model with qlora-wgpu merge, and convert that with "
-        "llama.cpp's own convert_hf_to_gguf.py"
+        f"{where} has a pre-tokenizer that llama.cpp is not known to support: {brief(splits)}; "
+        "write the merged model with qlora-wgpu merge and convert it with llama.cpp's "
+        "convert_hf_to_gguf.py"
     )
 
 
-def cutting_note(name: object) -> str | None:
-    """What a user should know of llama.cpp's way of cutting, by the value of the key."""
+def pre_tokenizer_note(name: object) -> str | None:
+    """How llama.cpp's pre-tokenizer of a name differs from the original; None if it does not."""
     if name not in BY_ASCII:
         return None
     return (
-        f"llama.cpp's {name} tells capitals by ASCII alone: words in which other letters change "
-        "their case, or that have marks, get other tokens there now and then"
+        f"llama.cpp's {name} recognizes only ASCII capitals: words with other capitals or with "
+        "combining marks are sometimes tokenized differently"
     )
 
 
-def _cuts(part: Part | None) -> Iterator[object]:
-    """What cuts texts, one after the other, however it is put down."""
+def _splits(part: Part | None) -> Iterator[object]:
+    """The steps that split text, in order, independent of how tokenizer.json nests them."""
     if part is None:
         return
     kind = part.get("type")
     if kind == "Sequence":
         for inner in part.get("pretokenizers", []):
-            yield from _cuts(inner)
+            yield from _splits(inner)
     elif kind == "ByteLevel":
         if part.get("add_prefix_space"):
             yield "a space before the text"
@@ -87,7 +88,7 @@ _SPACE = "▁"
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 _MORE_ENDS = ("eot", "eom")
 _KEY = "tokenizer.ggml."
-_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the others are in no text
+_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the other bytes do not occur in UTF-8
 _PAIRED = "gemma4"
 
 
@@ -100,12 +101,12 @@ def vocabulary_keys(
     prompt: str | None = None,
     joins_pairs: bool = False,
 ) -> dict[str, Any]:
-    """The keys of a tokenizer of a folder, with a token for each row of the embedding.
+    """The metadata keys of a folder's tokenizer, with a token for each row of the embedding.
 
-    llama.cpp puts nothing around a prompt but what they say: what it begins with goes by a prompt
-    as the chat template writes it (None where prompts are plain text, around which the tokenizer
-    puts its own special tokens), and nothing ends it. With ``joins_pairs`` it joins a vocabulary
-    with bytes for what is no token by its merges, as Gemma 4's, instead of by scores.
+    llama.cpp adds a BOS token if the keys say so: if ``prompt``, rendered by the chat template,
+    begins with one (with None, for plain text, if the tokenizer adds one). It never adds an EOS
+    token. With ``joins_pairs`` a byte-fallback vocabulary uses its merges, as Gemma 4's does,
+    instead of scores.
     """
     path = folder / "tokenizer.json"
     stored = json.loads(file_bytes(path, TOKENIZER_BYTES))
@@ -140,7 +141,7 @@ class _Vocabulary:
         self._stored, self._where, self._size = stored, where, vocab_size
         self._model = stored.get("model") or {}
         if self._model.get("type", "BPE") != "BPE" or not self._model.get("vocab"):
-            raise self._wrong(f"is of the kind {brief(self._model.get('type'))}, not BPE")
+            raise self._unsupported(f"is a {brief(self._model.get('type'))} tokenizer, not BPE")
         self._added = {
             int(token["id"]): token for token in stored.get("added_tokens") or [] if "id" in token
         }
@@ -155,18 +156,18 @@ class _Vocabulary:
             return keys
         if "ByteLevel" in set(_kinds(self._stored.get("pre_tokenizer"))):
             return self._byte_level()
-        raise self._wrong("is neither byte-level BPE nor SentencePiece's")
+        raise self._unsupported("is neither byte-level BPE nor SentencePiece's")
 
-    def _wrong(self, what: str) -> TokenizerError:
+    def _unsupported(self, what: str) -> TokenizerError:
         return TokenizerError(
-            f"{self._where} {what}, so llama.cpp's tokenizers cannot do what it does: keep to "
+            f"{self._where} {what}, which llama.cpp does not support: use the model with "
             "transformers (qlora-wgpu merge)"
         )
 
     def _byte_level(self) -> dict[str, Any]:
         normalizers = set(_kinds(self._stored.get("normalizer")))
         if not normalizers <= {"NFC", "Sequence"}:
-            raise self._wrong(f"changes texts first ({', '.join(sorted(normalizers))})")
+            raise self._unsupported(f"normalizes text ({', '.join(sorted(normalizers))})")
         tokens, types = self._tokens()
         return {
             "model": "gpt2",
@@ -186,11 +187,13 @@ class _Vocabulary:
         pre = list(_parts(self._stored.get("pre_tokenizer")))
         spaced = [part for part in pre if part.get("type") == "Metaspace"]
         if not kinds <= {"Prepend", "Replace", "Sequence"}:
-            raise self._wrong(f"changes texts first ({', '.join(sorted(map(str, kinds)))})")
+            raise self._unsupported(f"normalizes text ({', '.join(sorted(map(str, kinds)))})")
         schemes = {part.get("prepend_scheme", "always") for part in spaced}
-        # llama.cpp has a space behind every special token, or none; the scheme "first" has one at
-        # the beginning alone, where a prompt of turns has a special token.
-        is_first = "first" in schemes and not self._begins_special(prompt)
+        # llama.cpp adds a space after every special token or after none. The scheme "first" adds
+        # one at the beginning only, where a rendered chat has a special token.
+        added = tuple(token["content"] for token in self._added.values())
+        begins_special = prompt is not None and prompt.startswith(added)
+        is_first = "first" in schemes and not begins_special
         tokens, types = self._tokens()
         self._check_bytes(tokens)
         return {
@@ -202,22 +205,17 @@ class _Vocabulary:
             "add_space_prefix": "Prepend" in kinds or "always" in schemes or is_first,
         }
 
-    def _begins_special(self, prompt: str | None) -> bool:
-        contents = tuple(token["content"] for token in self._added.values())
-        return prompt is not None and prompt.startswith(contents)
-
     def _check_bytes(self, tokens: Sequence[str]) -> None:
-        """Makes sure of a token for each byte of text, without which llama.cpp ends the process."""
+        """Requires a token for each byte, since llama.cpp aborts without one."""
         known = set(tokens)
-        gone = [f"<0x{i:02X}>" for i in _TEXT_BYTES if f"<0x{i:02X}>" not in known]
-        if gone:
-            raise self._wrong(
-                f"promises a token for every byte (byte_fallback) and has none for {len(gone)} of "
-                f"them, such as {gone[0]}"
+        missing = [f"<0x{i:02X}>" for i in _TEXT_BYTES if f"<0x{i:02X}>" not in known]
+        if missing:
+            raise self._unsupported(
+                f"has byte_fallback but no token for {len(missing)} of the bytes, such as "
+                f"{missing[0]}"
             )
 
     def _tokens(self) -> tuple[list[str], np.ndarray[Any, Any]]:
-        """The text of each row of the embedding, and what kind of token it is."""
         tokens, types = [], []
         unknown = self._model.get("unk_token")
         is_piece = bool(self._model.get("byte_fallback"))
@@ -233,18 +231,15 @@ class _Vocabulary:
                 kind = _CONTROL if is_special else _USER_DEFINED
             if is_piece and text == unknown:
                 kind = _UNKNOWN
-            elif is_piece and kind == _NORMAL and _is_byte(text):
+            elif is_piece and kind == _NORMAL and re.fullmatch(r"<0x..>", text, re.DOTALL):
                 kind = _BYTE
-            # llama.cpp looks for these in the text as it is, where spaces are spaces still.
+            # llama.cpp looks for these in the original text, with its spaces.
             tokens.append(text.replace(_SPACE, " ") if kind == _USER_DEFINED else text)
             types.append(kind)
         return tokens, np.array(types, np.int32)
 
     def _scores(self, tokens: list[str], types: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """What SentencePiece prefers: the sooner a piece is made by a merge, the higher.
-
-        tokenizer.json keeps the order of the scores, as that of its merges, but not the scores.
-        """
+        """SentencePiece's scores; of these, tokenizer.json keeps only the order of the merges."""
         merges = self._model.get("merges", [])
         ranks: dict[str, int] = {}
         for rank, merge in enumerate(merges):
@@ -259,18 +254,13 @@ class _Vocabulary:
 
 
 def _looks_special(text: str) -> bool:
-    """Whether an added token is of the model's own language, though nothing marks it so."""
     return (text.startswith("<|") and text.endswith("|>")) or (
         text.startswith("<unused") and text.endswith(">")
     )
 
 
-def _is_byte(text: str) -> bool:
-    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-
-
 def _parts(part: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A part of a tokenizer.json, or those of a sequence."""
+    """A component of a tokenizer.json, sequences flattened."""
     if part is None:
         return
     inner = part.get("pretokenizers", part.get("normalizers"))
@@ -287,11 +277,11 @@ def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
 
 # ---- llama.cpp's tokenizer -----------------------------------------------------------------------
 
-_GONE = "\0"  # what no byte-level vocabulary has
+_MISSING = "\0"  # is in no byte-level vocabulary
 _TO_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 _WHITE_SPACE = " \t\n\v\f\r"
-# Special in llama.cpp whatever the file says: they end an answer, or fill gaps in code.
+# Special in llama.cpp whatever the file says: end-of-turn and fill-in-the-middle tokens.
 _ALWAYS_SPECIAL = """
 <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>
 <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos>
@@ -305,7 +295,7 @@ _ALWAYS_SPECIAL = """
 
 
 class TrainedText(NamedTuple):
-    """A text and its ids in training."""
+    """A text and its token ids in training."""
 
     text: str
     ids: Sequence[int]
@@ -314,17 +304,16 @@ class TrainedText(NamedTuple):
 class LlamaCppTokenizer:
     """llama.cpp's tokenizer of a GGUF file.
 
-    It looks for special tokens in the text first, the longest of them first, and tokenizes what
-    lies between them piece by piece. It normalizes nothing, and of the flags of added tokens it
-    knows none but Phi 3's. The pieces go through the tokenizer that the file's reader makes.
+    It splits the text at special tokens, the longest first, and tokenizes the pieces between them.
+    It normalizes nothing and respects no flags of added tokens but Phi 3's. The pieces are
+    tokenized as by the reader of the file (``tokenizer_files``).
     """
 
     def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
-        """Takes a file's keys."""
         files = tokenizer_files(metadata, path)
         self._tokens = [token.decode("utf-8", "replace") for token in metadata[f"{_KEY}tokens"]]
         self._special = _special_tokens(self._tokens, metadata[f"{_KEY}token_type"].tolist())
-        self._gone = len(self._tokens)
+        self._missing = len(self._tokens)
         self._pieces = open_tokenizer(json.dumps(self._piecewise(files, metadata)).encode())
         prefixed = metadata.get(f"{_KEY}add_space_prefix", True) is True
         self._prefix = " " if prefixed and metadata[f"{_KEY}model"] == "llama" else ""
@@ -336,37 +325,36 @@ class LlamaCppTokenizer:
         )
 
     def _piecewise(self, files: TokenizerFiles, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """The tokenizer.json of what lies between special tokens."""
         stored = {**files.tokenizer, "added_tokens": [], "post_processor": None}
         if metadata[f"{_KEY}model"] != "gpt2":
             return {**stored, "normalizer": _TO_SPACES}
-        # A byte without a token gives none, and what is around it is not joined.
+        # A byte without a token is skipped, and its neighbours are not merged.
         model = stored["model"]
-        vocab = {**model["vocab"], _GONE: self._gone}
+        vocab = {**model["vocab"], _MISSING: self._missing}
         return {
             **stored,
             "normalizer": None,
             "pre_tokenizer": with_ascii_capitals(metadata[f"{_KEY}pre"], stored["pre_tokenizer"]),
-            "model": {**model, "vocab": vocab, "unk_token": _GONE},
+            "model": {**model, "vocab": vocab, "unk_token": _MISSING},
         }
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, whose own token that begins it does not come twice."""
+        """The token ids of a prompt; a BOS token that it has itself is not duplicated."""
         ids = [] if self._bos is None else [self._tokens.index(self._bos)]
         follows_special = True
-        for part in self._parted(text.removeprefix(self._bos or "")):
+        for part in self._split(text.removeprefix(self._bos or "")):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                with library_errors("the text cannot be encoded"):
+                with library_errors("failed to encode the text"):
                     piece = self._prefix * follows_special + part
                     made = self._pieces.encode(piece, add_special_tokens=False).ids
-                ids += [i for i in made if i != self._gone]
+                ids += [i for i in made if i != self._missing]
             follows_special = isinstance(part, int)
         return ids if self._eos is None else [*ids, self._tokens.index(self._eos)]
 
     def first_difference(self, trained: Iterable[TrainedText], eos: int | None) -> str | None:
-        """Where the ids of a file part from those of training, in words; None where none do."""
+        """Describes the first text tokenized differently from training; None if none is."""
         seen, wrong, first = 0, 0, ""
         for text, ids in trained:
             seen += 1
@@ -374,16 +362,15 @@ class LlamaCppTokenizer:
             if expected in (made, [*made, eos]):
                 continue
             wrong += 1
-            first = first or f"{brief(text)}: {self._parting(made, expected)}"
+            first = first or f"{brief(text)}: {self._difference(made, expected)}"
         if not wrong:
             return None
         return (
-            f"llama.cpp makes other tokens of {wrong} of {seen} texts of the run than were "
-            f"trained. The first is {first}"
+            f"llama.cpp tokenizes {wrong} of {seen} examples of the run differently from training. "
+            f"The first is {first}"
         )
 
-    def _parting(self, made: Sequence[int], expected: Sequence[int]) -> str:
-        """The first token that is another one."""
+    def _difference(self, made: Sequence[int], expected: Sequence[int]) -> str:
         pairs = enumerate(zip(made, expected, strict=False))
         at = next((i for i, (a, b) in pairs if a != b), min(len(made), len(expected)))
         theirs, ours = (
@@ -392,18 +379,17 @@ class LlamaCppTokenizer:
         )
         return f"token {at + 1} is {ours} in training and {theirs} in llama.cpp"
 
-    def _parted(self, text: str) -> list[str | int]:
-        """A text, cut at its special tokens, which are ids here."""
+    def _split(self, text: str) -> list[str | int]:
         parts: list[str | int] = [text]
         for token, number in self._special:
             if token in text:
                 takes = self._takes_spaces and token not in _PHI3_PLAIN
-                parts = [piece for part in parts for piece in _cut(part, token, number, takes)]
+                parts = [piece for part in parts for piece in _split_at(part, token, number, takes)]
         return [part for part in parts if part != ""]
 
 
-def _cut(part: str | int, token: str, number: int, takes_spaces: bool) -> Iterator[str | int]:
-    """A part of a text, cut at one special token, which may take the white space behind it."""
+def _split_at(part: str | int, token: str, number: int, takes_spaces: bool) -> Iterator[str | int]:
+    """Splits a part at one special token, which may strip the white space after it."""
     if isinstance(part, int):
         yield part
         return
@@ -415,7 +401,7 @@ def _cut(part: str | int, token: str, number: int, takes_spaces: bool) -> Iterat
 
 
 def _special_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[tuple[str, int]]:
-    """What is looked for in texts, and in which order."""
+    """The special tokens in the order in which llama.cpp looks for them."""
     kinds, always = (_UNKNOWN, _CONTROL, _USER_DEFINED), set(_ALWAYS_SPECIAL.split())
     found = [
         (text, i)

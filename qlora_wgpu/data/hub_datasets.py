@@ -1,4 +1,4 @@
-"""Data sets by their name on the Hugging Face hub: ``owner/name`` or ``owner/name:split``."""
+"""Data sets on the Hugging Face Hub: ``owner/name`` or ``owner/name:split``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from qlora_wgpu.checkpoint.hub import waiting_bars
+from qlora_wgpu.checkpoint.hub import download_bars
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.sources import ABOUT
 from qlora_wgpu.data.splits import (
@@ -18,37 +18,38 @@ from qlora_wgpu.data.splits import (
     canonical,
     chosen_files,
     chosen_split,
+    in_words,
 )
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import file_text, is_file
 from qlora_wgpu.limits import KIB
 
-# ---- the hub's conversion to Parquet -------------------------------------------------------------
+# ---- the Hub's conversion to Parquet -------------------------------------------------------------
 
 CONVERTED = "refs/convert/parquet"
-_DEFAULT = "default"  # of a data set that names no configuration
+_DEFAULT = "default"  # the configuration of a data set that names none
 _SHOWN = 8
 
 Splits = Mapping[str, Sequence[str]]
 
 
 def choose_converted(
-    name: str, files: Sequence[str], asked: str | None, *, held_out: bool
+    name: str, files: Sequence[str], requested: str | None, *, held_out: bool
 ) -> tuple[str, dict[str, list[str]]]:
-    """A split of a configuration, of files named as ``CONFIGURATION/SPLIT/0000.parquet``.
+    """Chooses a split from files named ``CONFIGURATION/SPLIT/0000.parquet``.
 
-    Asked for is ``CONFIGURATION/SPLIT`` or ``SPLIT``, or what is usual.
+    ``requested`` is ``CONFIGURATION/SPLIT``, ``SPLIT``, or None for the defaults.
     """
-    *folders, split = (asked or "").split("/")
+    *folders, split = (requested or "").split("/")
     configurations = _configurations(files)
-    wanted = "/".join(folders) or _usual(name, configurations, split or TRAIN)
-    if wanted not in configurations:
+    config = "/".join(folders) or _default_configuration(name, configurations, split or TRAIN)
+    if config not in configurations:
         raise DataError(
-            f"the data set {name} has no configuration {wanted!r}: it has "
-            f"{_configurations_in_words(configurations)}, named as in "
+            f"the data set {name} has no configuration {config!r}: it has "
+            f"{in_words(configurations, _SHOWN)}; name one as in "
             f"{name}:{next(iter(configurations))}/{TRAIN}"
         )
-    splits = configurations[wanted]
+    splits = configurations[config]
     if not split:
         where = f"the data set {name}"
         split = chosen_split(splits, None, where, held_out=held_out) if held_out else TRAIN
@@ -57,8 +58,8 @@ def choose_converted(
     ]
     if not chosen:
         raise DataError(
-            f"the configuration {wanted} of the data set {name} has no split {split!r}: it has "
-            f"{_configurations_in_words(splits)}"
+            f"the configuration {config} of the data set {name} has no split {split!r}: it has "
+            f"{in_words(splits, _SHOWN)}"
         )
     return chosen[0], splits
 
@@ -73,24 +74,17 @@ def _configurations(files: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def _usual(name: str, configurations: Mapping[str, Splits], split: str) -> str:
-    """The configuration that is meant where none is named."""
+def _default_configuration(name: str, configurations: Mapping[str, Splits], split: str) -> str:
     if len(configurations) == 1:
         return next(iter(configurations))
     if _DEFAULT in configurations:
         return _DEFAULT
     if not configurations:
-        raise DataError(f"the data set {name} has no data file that can be read")
+        raise DataError(f"the data set {name} has no supported data files")
     raise DataError(
-        f"the data set {name} has the configurations "
-        f"{_configurations_in_words(configurations)}: name one, such as "
-        f"{name}:{next(iter(configurations))}/{split}"
+        f"the data set {name} has the configurations {in_words(configurations, _SHOWN)}: name one, "
+        f"such as {name}:{next(iter(configurations))}/{split}"
     )
-
-
-def _configurations_in_words(names: Mapping[str, object]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(list(names)[:_SHOWN]) + more
 
 
 # ---- a data set and its splits -------------------------------------------------------------------
@@ -103,24 +97,20 @@ _SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 
 
 def is_dataset_name(text: str) -> bool:
-    """Whether a text has the form owner/name or owner/name:split, and is not plainly a file.
-
-    A slice of the rows may stand behind it.
-    """
+    """Whether a text has the form ``owner/name[:split][slice]`` and not a data file's suffix."""
     match = _NAME.fullmatch(text.removesuffix(DataPlace.parse(text).rows))
     return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
 
 
 def download(text: str, *, held_out: bool = False) -> SplitFiles:
-    """The files of a split in the local cache, downloaded if they are not there yet.
+    """The files of a split, downloaded to the local cache if they are missing.
 
-    The text is ``owner/name``, whose split is ``train`` (or that to be measured on);
-    ``owner/name:validation``; or with a folder or a configuration ``owner/name:main/test``. Files
-    are those that the README.md lists, else their names tell them. Where neither does, or no such
-    file can be read, they are those of the branch on which the hub keeps its configurations as
-    Parquet.
+    The text is ``owner/name`` (split ``train``, or the held-out one), ``owner/name:validation``, or
+    ``owner/name:main/test`` with a folder or a configuration. The README.md lists the files of a
+    split, or else their names tell it. If neither does, or the files have no supported format, they
+    are taken from the branch with the Hub's conversion to Parquet.
     """
-    # By name: what the package offers lazily is there only where somebody else has asked for it.
+    # By name, since attributes of the package that are loaded lazily may be missing.
     from huggingface_hub import errors
 
     match = _NAME.fullmatch(text)
@@ -131,40 +121,38 @@ def download(text: str, *, held_out: bool = False) -> SplitFiles:
     except DataError:
         raise
     except errors.GatedRepoError as err:
-        raise DataError(
-            f"the data set {name} is gated: accept its terms on its page and log in with "
-            "`hf auth login`"
-        ) from err
+        advice = "accept its terms on its page and log in with `hf auth login`"
+        raise DataError(f"the data set {name} is gated: {advice}") from err
     except errors.RepositoryNotFoundError as err:
         raise DataError(
-            f"{text} is neither a file or folder nor a data set on the Hugging Face hub "
-            "(a private one needs `hf auth login`)"
+            f"{text} is neither a local file nor a folder nor a data set on the Hugging Face Hub "
+            "(for a private one, run `hf auth login`)"
         ) from err
     except Exception as err:  # every other failure of the client or of the network
         reason = next(iter(str(err).splitlines()), "") or type(err).__name__
         raise DataError(
-            f"{text} is not a file or folder, and as a data set of the Hugging Face hub it cannot "
-            f"be had: {reason}"
+            f"{text} is neither a local file nor a folder, and loading it from the Hugging Face "
+            f"Hub failed: {reason}"
         ) from err
 
 
-def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> SplitFiles:
-    """A split by the names of the data set's own files, else of its conversion."""
+def _of_branch(text: str, name: str, requested: str | None, *, held_out: bool) -> SplitFiles:
+    """A split by the names of the data set's own files, or else from its conversion."""
     names: list[str] = []
     try:
         names = _names(name, _MAIN)
-        if (listed := _listed(text, name, names, asked, held_out=held_out)) is not None:
+        if (listed := _listed(text, name, names, requested, held_out=held_out)) is not None:
             return listed
-        chosen = choose(name, names, asked or _usual_split(names, held_out=held_out))
+        chosen = choose(name, names, requested or _default_split(names, held_out=held_out))
         return _selection(text, _folder_with(name, chosen, _MAIN), names, chosen)
     except DataError as err:
         converted = _converted_names(name)
         if not converted:
             raise
         try:
-            split, splits = choose_converted(name, converted, asked, held_out=held_out)
+            split, splits = choose_converted(name, converted, requested, held_out=held_out)
         except DataError:
-            if _rows(names):  # whose names say more
+            if _rows(names):  # the first error is more helpful
                 raise err from None
             raise
     folder = _folder_with(name, splits[split], CONVERTED)
@@ -173,14 +161,14 @@ def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Sp
 
 
 def _listed(
-    text: str, name: str, names: list[str], asked: str | None, *, held_out: bool
+    text: str, name: str, names: list[str], requested: str | None, *, held_out: bool
 ) -> SplitFiles | None:
-    """A split that the data set's README.md lists; None where it lists no readable files."""
+    """A split that the data set's README.md lists; None if it lists no supported files."""
     files = [PurePosixPath(file) for file in sorted(_rows(names))]
     if CARD not in names or not files:
         return None
     card = Configurations.read(_folder_with(name, [CARD], _MAIN), name)
-    found = None if card is None else card.splits_of(files, asked)
+    found = None if card is None else card.splits_of(files, requested)
     if found is None:
         return None
     split, own, left_out = chosen_files(*found, f"the data set {name}", held_out=held_out)
@@ -189,7 +177,7 @@ def _listed(
 
 
 def _converted_names(name: str) -> list[str]:
-    """The files of the data set's conversion; none where there is no such branch."""
+    """The files of the data set's conversion; none if there is no such branch."""
     from huggingface_hub import errors
 
     try:
@@ -199,7 +187,7 @@ def _converted_names(name: str) -> list[str]:
 
 
 def _names(name: str, branch: str) -> list[str]:
-    """The files of a branch; without a network those that are in the local cache."""
+    """The files of a branch; offline, those in the local cache."""
     from huggingface_hub import HfApi, constants
 
     if not constants.HF_HUB_OFFLINE:
@@ -209,12 +197,11 @@ def _names(name: str, branch: str) -> list[str]:
 
 
 def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:
-    """A folder of the local cache that has files of a branch."""
     from huggingface_hub import constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:
         return _cached(name, branch)
-    with waiting_bars(name) as bars:
+    with download_bars(name) as bars:
         return Path(
             snapshot_download(
                 name,
@@ -227,7 +214,7 @@ def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:
 
 
 def _cached(name: str, branch: str) -> Path:
-    """The newest snapshot in the local cache, of which perhaps some files only are there."""
+    """The newest snapshot in the local cache, which may be incomplete."""
     from huggingface_hub import constants
 
     place = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
@@ -235,14 +222,12 @@ def _cached(name: str, branch: str) -> Path:
         commit = file_text(place / "refs" / branch, KIB).strip()
     except OSError:
         raise DataError(
-            f"the data set {name} is not in the local cache, and the hub is offline "
-            "(HF_HUB_OFFLINE)"
+            f"the data set {name} is not in the local cache, and HF_HUB_OFFLINE is set"
         ) from None
     return place / "snapshots" / commit
 
 
-def _usual_split(names: list[str], *, held_out: bool) -> str:
-    """The split that is read where none is named."""
+def _default_split(names: list[str], *, held_out: bool) -> str:
     if not held_out:
         return TRAIN
     splits = by_split(map(PurePosixPath, _rows(names))).keys() - {""}
@@ -250,7 +235,6 @@ def _usual_split(names: list[str], *, held_out: bool) -> str:
 
 
 def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> SplitFiles:
-    """What was chosen, and what was not though it has the same kind of name."""
     left_out = {}
     for split, files in by_split(map(PurePosixPath, _rows(names))).items():
         others = [str(file) for file in files if str(file) not in chosen]
@@ -260,7 +244,6 @@ def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> 
 
 
 def _rows(names: list[str]) -> list[str]:
-    """The data files among all files."""
     return [
         f
         for f in names
@@ -271,7 +254,7 @@ def _rows(names: list[str]) -> list[str]:
 
 
 def choose(name: str, files: list[str], split: str) -> list[str]:
-    """The files of a split among all of a data set, by their names."""
+    """The files of a split, by their names."""
     rows = _rows(files)
     *folders, stem = split.split("/")
     inside = [f for f in rows if not folders or "/".join(folders) in _folder(f)]
@@ -288,9 +271,8 @@ def choose(name: str, files: list[str], split: str) -> list[str]:
         )
     if not members:
         prefixes = sorted({re.split(r"[-._]", PurePosixPath(f).name)[0] for f in rows})
-        hint = (
-            f"its files begin with {', '.join(prefixes[:8])}" if prefixes else "it has no data file"
-        )
+        begin = f"its files begin with {', '.join(prefixes[:8])}"
+        hint = begin if prefixes else "it has no data files"
         raise DataError(f"the data set {name} has no split {split!r}: {hint}")
     best = min(_SUFFIXES.index(PurePosixPath(f).suffix.lower()) for f in members)
     return sorted(f for f in members if f.lower().endswith(_SUFFIXES[best]))
@@ -301,6 +283,5 @@ def _folder(file: str) -> str:
 
 
 def _is_named(file: PurePosixPath, stem: str) -> bool:
-    """Whether a file's name begins with a split's, or its folder has it."""
     begins = re.match(rf"{re.escape(stem)}(?![A-Za-z0-9])", file.name) is not None
     return begins or file.parent.name == stem

@@ -1,4 +1,4 @@
-"""Rows of JSON files, read strictly and part by part: a line each, or the items of one list."""
+"""Strict JSON, and the rows of JSON Lines files and of JSON files with one list."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _CHUNK = 1 << 20  # bytes
 
 
 def file_parts(path: Path) -> Iterator[str]:
-    """All of a file's text in parts of some size, line ends as line feeds.
-
-    So a text has the same tokens whatever system it was written on.
-    """
+    """A file's text in parts, with line ends as line feeds on every system."""
     line_ends = IncrementalNewlineDecoder(None, translate=True)
     for part in _decoded_parts(path):
         yield line_ends.decode(part)
@@ -32,7 +29,7 @@ def file_parts(path: Path) -> Iterator[str]:
 
 
 def _decoded_parts(path: Path) -> Iterator[str]:
-    """A UTF-8 file, with or without a mark at its beginning, whose errors name a line."""
+    """A UTF-8 file, with or without a byte order mark; errors name the line."""
     decode = codecs.getincrementaldecoder("utf-8-sig")().decode
     line, raw = 1, b"\n"
     try:
@@ -46,7 +43,7 @@ def _decoded_parts(path: Path) -> Iterator[str]:
         where = f"{path.name} line {line + bytes(err.object[: err.start]).count(10)}"
         raise DataError(f"{where} is not UTF-8 text: save the file as UTF-8") from err
     except OSError as err:
-        raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
+        raise DataError(f"cannot read the data file {path}: {err.strerror or err}") from err
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -56,11 +53,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Refused(ValueError):
-    """JSON that is well formed and yet no value to learn from."""
+    """JSON that is well-formed but not supported as data."""
 
 
 def parse_json(text: str, first_line: int | None = None) -> Any:
-    """The value that a text is; its first line has a number in a file, or it is one line alone."""
+    """Parses a text; ``first_line`` is its line number in a file, None for a single line."""
     decoder = _decoder()
     try:
         value, end = decoder.raw_decode(text, skip_space(text, 0))
@@ -75,27 +72,27 @@ def parse_json(text: str, first_line: int | None = None) -> Any:
 
 
 def raw_decode(text: str, begin: int) -> tuple[Any, int]:
-    """The value that begins at a place of a text, and where it ends; not checked yet."""
+    """The value at a position of a text, and its end; not checked yet."""
     value, end = _decoder().raw_decode(text, begin)
     return value, int(end)
 
 
 def refusal(err: ValueError | RecursionError) -> DataError:
-    """The sentence for what the decoder raises besides a JSONDecodeError."""
+    """The error for what the decoder raises other than JSONDecodeError."""
     if isinstance(err, _Refused):
         return DataError(str(err))
     if isinstance(err, RecursionError):
         return _too_deep()
-    return DataError("a number has too many digits")  # more than Python reads
+    return DataError("a number has too many digits")  # for Python's int
 
 
 def checked(value: Any, source: str) -> Any:
-    """The value, after a look at what the decoder lets through."""
-    # Both looks are needed for few rows, which the text tells at once.
+    """Refuses deep nesting and lone surrogates, which the decoder accepts."""
+    # Few rows need these checks; the source text tells which.
     if source.count("[") + source.count("{") > MAX_DEPTH and _is_deep(value):
         raise _too_deep()
     if "\\u" in source and _has_lone_surrogate(value):
-        raise DataError("a text holds a lone surrogate (half a character, such as \\ud83d)")
+        raise DataError("a string has a lone surrogate (half a character, such as \\ud83d)")
     return value
 
 
@@ -104,7 +101,7 @@ def _decoder() -> json.JSONDecoder:
 
 
 def skip_space(text: str, begin: int) -> int:
-    """The next place of a text that is no white space."""
+    """The next position that is not white space."""
     match = _SPACE.match(text, begin)
     assert match is not None
     return match.end()
@@ -121,7 +118,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Refused(f"the key {quoted(twice)} stands twice in one object")
+        raise _Refused(f"the key {quoted(twice)} occurs twice in one object")
     if len(result) > MAX_COLUMNS:
         raise _Refused(f"an object has {len(result):,} keys, more than {MAX_COLUMNS:,}")
     return result
@@ -136,17 +133,13 @@ def _too_deep() -> DataError:
 
 
 def _is_deep(value: Any) -> bool:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH + 1):
         parts = [part.values() if isinstance(part, dict) else part for part in level]
-        level = [x for part in parts if not isinstance(part, str) for x in part if _holds(x)]
+        level = [x for part in parts for x in part if isinstance(x, (dict, list))]
         if not level:
             return False
     return True
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, (dict, list))
 
 
 def _has_lone_surrogate(value: Any) -> bool:
@@ -159,25 +152,30 @@ def _has_lone_surrogate(value: Any) -> bool:
 
 # ---- rows ----------------------------------------------------------------------------------------
 
-_LIST = "a row must be a JSON object, not a list: a file that is one list must end in .json"
+_LIST = "a row must be a JSON object, not a list: rename a file with one list to .json"
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
 
 def json_lines(path: Path) -> Rows:
-    """Yields where a row stands and the row; empty lines are none."""
+    """Yields each row after its location; empty lines are skipped."""
     try:
         with open_file(path) as file:
             for number, raw in enumerate(_lines(file, path.name), start=1):
                 where = f"{path.name} line {number}"
-                text = _decoded(raw, where, first=number == 1)
+                try:
+                    text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                    value = parse_json(text) if text.strip() else None
+                except UnicodeDecodeError as err:
+                    raise DataError(f"{where} is not UTF-8 text: save the file as UTF-8") from err
+                except DataError as err:
+                    raise DataError(f"{where}: {err}") from err
+                if number == 1 and isinstance(value, list):
+                    raise DataError(f"{where}: {_LIST}")
                 if text.strip():
-                    value = _parsed(text, where)
-                    if number == 1 and isinstance(value, list):
-                        raise DataError(f"{where}: {_LIST}")
                     yield where, _row(value, where)
     except OSError as err:
-        raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
+        raise DataError(f"cannot read the data file {path}: {err.strerror or err}") from err
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
@@ -186,24 +184,10 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
         number += 1
         if len(raw) > MAX_LINE:
             raise DataError(
-                f"{name} line {number} is longer than {MAX_LINE >> 20} MiB: cut it into several "
+                f"{name} line {number} is longer than {MAX_LINE >> 20} MiB: split it into several "
                 "rows, or put a long document into a .txt file"
             )
         yield raw
-
-
-def _decoded(raw: bytes, where: str, first: bool) -> str:
-    try:
-        return raw.decode("utf-8-sig" if first else "utf-8")
-    except UnicodeDecodeError as err:
-        raise DataError(f"{where} is not UTF-8 text: save the file as UTF-8") from err
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return parse_json(text)
-    except DataError as err:
-        raise DataError(f"{where}: {err}") from err
 
 
 def _row(value: Any, where: str) -> dict[str, Any]:
@@ -213,7 +197,7 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 
 
 def json_list(path: Path) -> Rows:
-    """Yields where a row stands and the row, from a file that holds one list."""
+    """Yields each row of a file with one list after its location."""
     text = _Values(path.name, _whole(path))
     if text.peek() != "[":
         yield from _one_after_another(text, path.name)
@@ -237,15 +221,15 @@ def _whole(path: Path) -> str:
         left -= len(part)
         if left < 0:
             raise DataError(
-                f"{path.name} is larger than {JSON_LIST_BYTES >> 30} GiB, and a .json file is read "
-                "whole: write its rows as JSON Lines, one object per line, into a .jsonl file"
+                f"{path.name} is larger than {JSON_LIST_BYTES >> 30} GiB, the maximum for .json "
+                "files: convert it to JSON Lines (.jsonl), one object per line"
             )
         parts.append(part)
     return "".join(parts)
 
 
 def _one_after_another(text: _Values, name: str) -> Rows:
-    """The rows of JSON lines, which many keep in a file called ``.json``; maybe one alone."""
+    """The rows of JSON Lines in a file named ``.json``."""
     if not text.peek():
         raise _no_list(name)
     first = text.value()
@@ -255,8 +239,8 @@ def _one_after_another(text: _Values, name: str) -> Rows:
         raise text.error("Extra data") if text.peek() else _no_list(name)
     if not text.peek() and _wraps_rows(first):
         raise DataError(
-            f"{name} must hold a list of rows, or one object per line; it holds an object whose "
-            f"{quoted(next(iter(first)))} is a list: keep the list alone"
+            f"{name} must contain a list of rows, or one object per line, got an object whose "
+            f"{quoted(next(iter(first)))} is a list: keep only the list"
         )
     yield f"{name} row 1", first
     number = 1
@@ -266,7 +250,6 @@ def _one_after_another(text: _Values, name: str) -> Rows:
 
 
 def _wraps_rows(value: dict[str, Any]) -> bool:
-    """Whether an object holds one list and nothing more, which is of no messages."""
     inner = next(iter(value.values()), None)
     if len(value) != 1 or not isinstance(inner, list):
         return False
@@ -274,11 +257,11 @@ def _wraps_rows(value: dict[str, Any]) -> bool:
 
 
 def _no_list(name: str) -> DataError:
-    return DataError(f"{name} must hold a list of rows, or one object per line")
+    return DataError(f"{name} must contain a list of rows, or one object per line")
 
 
 class _Values:
-    """A text, of whose values one after the other is read."""
+    """Reads JSON values one after the other."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
@@ -286,18 +269,18 @@ class _Values:
         self._at = 0
 
     def peek(self) -> str:
-        """The next character that is no white space; empty at the end."""
+        """The next character that is not white space; empty at the end."""
         self._at = skip_space(self._text, self._at)
         return self._text[self._at : self._at + 1]
 
     def expect(self, character: str) -> None:
-        """Goes past a character, which must be there."""
+        """Skips a required character."""
         if self.peek() != character:
             raise self.error(f"Expecting {character!r} delimiter")
         self._at += 1
 
     def value(self) -> Any:
-        """Goes past a value, which it returns."""
+        """Reads the next value."""
         self.peek()
         begin = self._at
         try:
@@ -316,14 +299,14 @@ class _Values:
             raise DataError(f"{self._name}: {err} at {self._place(begin)}") from err
 
     def error(self, reason: str, at: int | None = None) -> DataError:
-        """The sentence for what is wrong at a place, by default the present one."""
+        """An error at a position, by default the current one."""
         place = self._place(self._at if at is None else at)
         return DataError(f"{self._name}: not valid JSON ({reason} at {place})")
 
     def _too_long(self, begin: int) -> DataError:
         return DataError(
             f"{self._name}: the row at {self._place(begin)} is longer than "
-            f"{MAX_LINE >> 20} MiB: cut it into several"
+            f"{MAX_LINE >> 20} MiB: split it into several rows"
         )
 
     def _place(self, at: int) -> str:

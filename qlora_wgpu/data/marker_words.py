@@ -1,8 +1,8 @@
-"""A word of its own in every part of a conversation: where a template has it, what it leaves out.
+"""Marker words in every part of a conversation, to locate the parts and to find omitted ones.
 
-A template that is given other words writes the same around them. So the text of a conversation with
-marker words tells where each part stands in the conversation's own text: for certain, where that
-text is the marked one with the words put back.
+A template renders the same text around other words. So the rendering of a conversation with marker
+words tells where each part is in the original rendering, provided that replacing the markers by the
+original words gives exactly that.
 """
 
 from __future__ import annotations
@@ -13,40 +13,45 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qlora_wgpu.data.conversations import REASONING_KEYS, Conversation, Message, Span, Tools
-from qlora_wgpu.data.rendering import Template
+from qlora_wgpu.data.conversations import (
+    REASONING_KEYS,
+    Conversation,
+    Message,
+    Span,
+    Template,
+    Tools,
+)
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.visible import quoted
 
-# ---- conversations with marks --------------------------------------------------------------------
+# ---- conversations with markers ------------------------------------------------------------------
 
-TOOLS = -1
-"""In place of a message's number, what the tools' parts belong to."""
+TOOLS = -1  # in place of a message's index, for parts of the tools
 
 _UNUSED = "Qsentinel{}z"
-_WORD = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]|(\w+)")  # tags are what templates look for
+_WORD = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]|(\w+)")  # templates look for tags
 _THOUGHT = re.compile(r"(<think>.*?</think>|^(?:(?!<think>).)*?</think>)", re.DOTALL)
-_NUMBER = 7_130_000_000  # and up are marks in place of numbers
+_NUMBER = 7_130_000_000  # markers in place of numbers begin here
 
 
 class Part(NamedTuple):
-    """What a message, or the tools, consist of."""
+    """A part of a message or of the tools."""
 
-    message: int  # the message's number from 0, or ``TOOLS``
-    kind: str  # what it is: ``content``, ``thought``, ``call`` or ``tool``
+    message: int  # the message's index, or ``TOOLS``
+    kind: str  # ``content``, ``thought``, ``call`` or ``tool``
 
 
 class ContentSpan(NamedTuple):
-    """Where something that a message says stands in the text."""
+    """The place of a message's content in the text."""
 
-    start: int  # its first character
-    end: int  # the character after its last one
-    behind: int  # the character after the word that is exchanged
-    number: int  # the word's
+    start: int
+    end: int
+    after_marker: int  # the end of the substituted word
+    number: int  # the marker's
 
 
 class _Mark(NamedTuple):
-    """What a mark stands for: the passage, and what its value has around it."""
+    """What a marker replaces: a passage, with the text around it in its value."""
 
     part: Part
     passage: str
@@ -56,13 +61,12 @@ class _Mark(NamedTuple):
 
 @dataclass
 class MarkedConversation:
-    """A conversation with marks in it."""
+    """A conversation with marker words."""
 
-    text: str
-    messages: list[Message]  # the messages
-    tools: Tools = None  # the tools, marked or not
-    # The message whose content is exchanged as a whole, if one's is; then a template need not keep
-    # all of it
+    text: str  # the original rendering
+    messages: list[Message]
+    tools: Tools = None
+    # The message whose whole content is substituted, if any; templates may then strip the original
     whole: int | None = None
     _marks: list[_Mark] = field(default_factory=list)
 
@@ -74,22 +78,22 @@ class MarkedConversation:
 
     @property
     def parts(self) -> set[Part]:
-        """All that have a mark."""
+        """All parts that have a marker."""
         return {mark.part for mark in self._marks}
 
     def found(self, marked: str) -> Iterator[tuple[int, Span]]:
-        """Yields the numbers of marks in a text, and where they stand."""
+        """Yields the numbers and positions of the markers in a text."""
         for match in self._pattern.finditer(marked):
             yield int(match[1] or match[2]), match.span()
 
     def left_out(self, marked: str) -> set[Part]:
-        """The parts that a text has no mark of."""
+        """The parts of which a text has no marker."""
         return self.parts - {self._marks[number].part for number, _ in self.found(marked)}
 
     def places(self, marked: str | None) -> dict[int, list[ContentSpan]]:
-        """Where the parts of messages stand in the conversation's own text, in order.
+        """Where messages' contents are in the original rendering, by message, in order.
 
-        Nowhere where the template refuses the marked ones.
+        Empty if the template refuses the marked conversation (None) or renders it differently.
         """
         if marked is None:
             return {}
@@ -110,7 +114,7 @@ class MarkedConversation:
             if not text.startswith(written, at):
                 return None
             at, end = at + len(written), stop
-            if number not in seen:  # such as a name that is written once more with the result
+            if number not in seen:  # a name may be repeated with the tool's result
                 seen.add(number)
                 start = at - len(passage)
                 start -= self._kept(mark.before, start, ends=True)
@@ -119,17 +123,17 @@ class MarkedConversation:
         return dict(places) if text[at:] == marked[end:] else None
 
     def _kept(self, around: str, at: int, *, ends: bool = False) -> int:
-        """How much of what stands around a mark in its value stands in the text, too."""
+        """How many characters around a marker in its value are in the text, too."""
         text = self.text
         if ends:
             forms = (around, around.lstrip())
             return next((len(f) for f in forms if text.endswith(f, 0, at)), 0)
         return next((len(f) for f in (around, around.rstrip()) if text.startswith(f, at)), 0)
 
-    # -- marking -------------------------------------------------------------------------------
+    # -- setting markers -----------------------------------------------------------------------
 
     def mark(self, number: int) -> None:
-        """Puts marks into a message."""
+        """Puts markers into a message."""
         message = dict(self.messages[number])
         if content := message.get("content"):
             message["content"] = self._content(content, number)
@@ -141,7 +145,7 @@ class MarkedConversation:
         self.messages[number] = message
 
     def mark_content(self, number: int, content: str) -> None:
-        """Exchanges a message's content as a whole."""
+        """Substitutes the whole content of a message."""
         message, self.whole = self.messages[number], number
         mark = self._new(Part(number, "content"), content)
         is_listed = isinstance(message.get("content"), list)
@@ -149,7 +153,7 @@ class MarkedConversation:
         self.messages[number] = {**message, "content": other}
 
     def mark_tools(self) -> None:
-        """Puts a mark into the name and the description of each tool."""
+        """Puts a marker into the name and the description of each tool."""
         self.tools = [self._tool(tool) for tool in self.tools or ()]
 
     def _tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,14 +199,12 @@ class MarkedConversation:
             return [self._value(item, part) for item in value]
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        number = int(self._number_of(self._new(part, str(value)))) + self._base
+        number = len(self._marks) + self._base
+        self._new(part, str(value))
         return number if isinstance(value, int) else number + 0.5
 
-    def _number_of(self, mark: str) -> str:
-        return mark.removeprefix(f"{self._word}x").removesuffix("y")
-
     def _text(self, text: str, part: Part) -> str:
-        """A text with its first word and its last one exchanged; without words all of it."""
+        """Substitutes the first and the last word of a text; without words, all of it."""
         words = [match.span() for match in _WORD.finditer(text) if match[1]]
         if not words:
             bare = text.strip()
@@ -223,7 +225,7 @@ class MarkedConversation:
 
 
 def common_prefix(a: str, b: str) -> int:
-    """The number of characters that two texts begin with alike."""
+    """The length of the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -232,64 +234,60 @@ def common_prefix(a: str, b: str) -> int:
 
 
 def make_sentinel(text: str) -> str:
-    """A word that a text does not hold."""
+    """A word that does not occur in a text."""
     return next(word for word in map(_UNUSED.format, range(1 << 20)) if word not in text)
 
 
-# ---- what a template leaves out ------------------------------------------------------------------
+# ---- omitted content -----------------------------------------------------------------------------
 
 _KINDS = {"thought": "thoughts", "call": "tool calls", "tool": "the tools"}
 ANSWERS = frozenset({*_KINDS.values(), "messages of the role 'assistant'"})
-"""What templates leave out of earlier answers by design, and of tools."""
-_MOST_SHAPES = 4096  # that are remembered
+"""What templates omit from earlier turns by design, and tools."""
+_MAX_SHAPES = 4096  # in the cache
 
 
 class LeftOut:
-    """Finds what a template leaves out: that of which a word of its own is not in the text.
-
-    Which parts a template leaves out follows from which there are, so that of conversations of one
-    shape one is looked at.
-    """
+    """Finds what a template omits, by rendering markers in one conversation of each shape."""
 
     def __init__(self, template: Template) -> None:
-        """Has looked at none."""
         self._template = template
         self._known: dict[Any, tuple[Set[Part], Set[Part]]] = {}
 
-    def of(self, conversation: Conversation, text: str, learnt: Set[int]) -> frozenset[str]:
-        """What of a conversation is left out, in words."""
+    def of(self, conversation: Conversation, text: str, trained: Set[int]) -> frozenset[str]:
+        """Names the omitted parts; it is an error if a trained turn is omitted entirely."""
         messages = conversation.messages
         shape = (tuple(map(_shape, messages)), bool(conversation.tools))
         if shape not in self._known:
-            if len(self._known) >= _MOST_SHAPES:
+            if len(self._known) >= _MAX_SHAPES:
                 self._known.clear()
             self._known[shape] = self._parts(conversation, text)
         parts, left_out = self._known[shape]
-        for number in sorted({part.message for part in left_out} & learnt):
+        for number in sorted({part.message for part in left_out} & trained):
             own = {part for part in parts if part.message == number}
             if own <= left_out:
-                kinds = " and ".join(sorted({_says(part) for part in own}))
+                names = {"thought": "thought", "call": "tool call"}
+                kinds = " and ".join(sorted({names.get(part.kind, "content") for part in own}))
                 raise DataError(
-                    f"message {number + 1} is learnt, but the chat template leaves its {kinds} "
-                    "out, and nothing else is in it: use another data.chat_template"
+                    f"message {number + 1} is trained on, but the chat template omits its {kinds}, "
+                    "and it has no other content: use another data.chat_template"
                 )
         return frozenset(_in_words(part, messages) for part in left_out)
 
     def _parts(self, conversation: Conversation, text: str) -> tuple[Set[Part], Set[Part]]:
-        """All parts of a conversation, and those that are left out."""
+        """All parts of a conversation, and the omitted ones."""
         marked = MarkedConversation(text, list(conversation.messages), conversation.tools)
         for number in range(len(marked.messages)):
             marked.mark(number)
         marked.mark_tools()
         try:
             whole = self._template.render(marked.messages, tools=marked.tools or None).text
-        except DataError:  # which goes by what is exchanged
+        except DataError:  # the template depends on the substituted words
             return frozenset(), frozenset()
         return marked.parts, marked.left_out(whole)
 
 
 def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a message decides which parts it has."""
+    """What decides which parts a message has."""
     content = message.get("content")
     return (
         message["role"],
@@ -297,10 +295,6 @@ def _shape(message: Mapping[str, Any]) -> tuple[Any, ...]:
         isinstance(content, str) and bool(content.strip()),
         isinstance(content, str) and "</think>" in content,
     )
-
-
-def _says(part: Part) -> str:
-    return {"thought": "thought", "call": "tool call"}.get(part.kind, "content")
 
 
 def _in_words(part: Part, messages: Any) -> str:

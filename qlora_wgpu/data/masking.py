@@ -1,7 +1,7 @@
-"""Which characters of a conversation are learnt: by whose turns they are, and what turns say.
+"""The loss mask of a rendered conversation: which characters the loss is taken on.
 
-Finding turns takes several renderings, so all of this runs where the template does: for those of
-strangers in the child process, which is asked for a batch of rows at once.
+Locating turns takes several renderings, so all of this runs where the template is rendered: in the
+sandboxed process, in batches of rows, or in this one for built-in templates.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from qlora_wgpu.data.conversations import (
-    ASKS_FLAGS,
+    READS_FLAGS,
     REASONING_KEYS,
     USUAL_ROLES,
     Conversation,
     Message,
+    RenderedChat,
     Span,
+    Template,
     Tools,
-    is_asked_for,
-    is_spared,
+    is_excluded,
+    is_included,
     roles_in_words,
     text_of,
 )
@@ -34,44 +36,43 @@ from qlora_wgpu.data.marker_words import (
     common_prefix,
     make_sentinel,
 )
-from qlora_wgpu.data.rendering import RenderedChat, Template
 from qlora_wgpu.errors import DataError, QLoRAError
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
 
-_TEMPLATES = 64  # with options, that are remembered
+_TEMPLATES = 64  # with options, in the cache
 
 
 class Masking(NamedTuple):
-    """What is learnt of conversations."""
+    """How loss masks of conversations are chosen."""
 
     train_on: TrainOn = "auto"
-    eos_token: str | None = None  # text that some templates put after the very last turn only
-    heeds_flags: bool = True  # whether messages, and ``{% generation %}``, decide
+    eos_token: str | None = None  # some templates write it after the very last turn only
+    use_flags: bool = True  # whether flags of turns and ``{% generation %}`` blocks count
 
 
 class Masked(NamedTuple):
-    """A conversation as text, and what is learnt of it."""
+    """A conversation as text, with its loss mask."""
 
     text: str
-    spans: Sequence[Span]  # ascending character ranges
-    is_spared: bool  # whether turns that would be learnt say that they are not
-    left_out: Sequence[str]  # what of it the template leaves out, in words
+    spans: Sequence[Span]  # character ranges that the loss is taken on, ascending
+    has_excluded: bool  # whether flags exclude turns that would be trained on
+    left_out: Sequence[str]  # what the template omits, in words
 
 
 @lru_cache(maxsize=_TEMPLATES)
-def flags_count(source: str, marks_assistant: bool, how: Masking) -> bool:
-    """Whether what messages say counts: not where a template marks what is learnt by it."""
-    knows_better = marks_assistant and ASKS_FLAGS.search(source) is not None
-    return how.heeds_flags and (how.train_on == "all" or not knows_better)
+def flags_apply(source: str, marks_assistant: bool, how: Masking) -> bool:
+    """Whether turns' flags count: not if a template's ``{% generation %}`` marks follow them."""
+    decides = marks_assistant and READS_FLAGS.search(source) is not None
+    return how.use_flags and (how.train_on == "all" or not decides)
 
 
 # ---- spans ---------------------------------------------------------------------------------------
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Spans in any order as ascending, disjoint ones."""
+    """Merges spans in any order into ascending, disjoint ones."""
     whole: list[Span] = []
     for start, end in sorted(spans):
         if whole and start < whole[-1][1]:
@@ -82,7 +83,7 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 
 def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
-    """What is left of ascending, disjoint spans without what is in the holes."""
+    """Subtracts holes from ascending, disjoint spans."""
     left: list[Span] = list(spans)
     for start, end in holes:
         pieces = ((a, min(b, start)) for a, b in left), ((max(a, end), b) for a, b in left)
@@ -92,37 +93,28 @@ def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
 
 # ---- turns ---------------------------------------------------------------------------------------
 
-_WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to where no special token is cut in two
+_WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to a position that splits no special token
 _FEW_TURNS = 16
-_ASKED: Message = {"role": "user", "content": "?"}
+_PROMPT: Message = {"role": "user", "content": "?"}
 
 
 class RenderedTurns:
-    """A rendered conversation, and which of its characters are whose turn.
+    """A rendered conversation, and the spans of its turns.
 
-    A turn includes what the template writes after it, up to the next turn: the end-of-turn token.
-    If the template marks the assistant's text with ``{% generation %}``, the marks decide. If not,
-    each turn lies between the rendering of what comes before it (with the generation prompt) and
-    the rendering up to and with it, provided that both begin the whole text. Templates that treat
-    earlier turns differently (Qwen3 leaves their thoughts out) break this; then the turn is found
-    by marker words in what it says, and may be in several pieces.
-
-    Attributes:
-        text: The text.
+    A turn includes what the template writes after it up to the next one, such as the end-of-turn
+    token. ``{% generation %}`` blocks tell the assistant's turns. Without them, a turn is what the
+    rendering up to it adds to the rendering of the messages before it (with the generation prompt),
+    if both are prefixes of the whole text. Templates that render earlier turns differently (Qwen3
+    omits their thoughts) break this; then marker words locate the turn, possibly in several pieces.
     """
 
     def __init__(
         self, template: Template, messages: Sequence[Message], tools: Tools, eos_token: str | None,
-        *, heeds_generation: bool = True,
+        *, use_generation_marks: bool = True,
     ) -> None:  # fmt: skip
-        """Renders a conversation.
-
-        The end token is one that some templates put after the very last turn only. Without
-        ``heeds_generation``, ``{% generation %}`` does not decide what the assistant's turns are.
-        """
         rendered = template.render(messages, tools=tools)
         self.text = rendered.text
-        self._marked = rendered.spans if heeds_generation else None
+        self._marked = rendered.spans if use_generation_marks else None
         self._template = template
         self._messages = list(messages)
         self._tools = tools
@@ -130,16 +122,15 @@ class RenderedTurns:
         self._known: dict[int, list[ContentSpan]] = {}
 
     def spans_of(self, turns: set[int]) -> list[Span]:
-        """The spans of some of the assistant's turns, ascending."""
+        """The ascending spans of some of the assistant's turns."""
         if self._marked is not None:
             return list(self._marked_of(turns))
         found = self._spans(sorted(turns))
         for turn, spans in found.items():
             if not spans:
                 raise DataError(
-                    f"the assistant's turn in message {turn + 1} cannot be told apart in the "
-                    "rendered chat: use a chat template with {% generation %} blocks "
-                    "(data.chat_template)"
+                    f"cannot locate the assistant's turn in message {turn + 1} in the rendered "
+                    "chat: use a chat template with {% generation %} blocks (data.chat_template)"
                 )
         flat = [(span, turn) for turn, spans in found.items() for span in spans]
         for (before, _), (after, turn) in pairwise(sorted(flat)):
@@ -151,36 +142,35 @@ class RenderedTurns:
                 )
         return sorted(span for span, _ in flat)
 
-    def turns_of_anyone(self, turns: Sequence[int]) -> list[Span]:
-        """The spans of turns, whoever they are from.
+    def spans_of_any_role(self, turns: Sequence[int]) -> list[Span]:
+        """The spans of turns of any role.
 
-        A turn of another than the assistant is what it says, and what the template writes after it,
-        where that can be told. One that a template is free to leave out is none.
+        A turn of another role than the assistant is its content, with what the template writes
+        after it if that can be located. Messages that templates may omit are skipped.
         """
         found = self._spans(turns)
         for turn, spans in found.items():
             if not spans and not self._may_be_left_out(turn):
                 raise DataError(
-                    f"the turn in message {turn + 1}, which says of itself whether it is learnt, "
-                    "cannot be told apart in the rendered chat: use another data.chat_template"
+                    f"cannot locate the turn in message {turn + 1}, which has a flag such as "
+                    "train, in the rendered chat: use another data.chat_template"
                 )
         return [span for spans in found.values() for span in spans]
 
     def _may_be_left_out(self, turn: int) -> bool:
-        """Whether a template may leave a message out, and has."""
         role = self._messages[turn]["role"]
         marked = self._all_marked.marked
         whole = self._render(marked.messages)
         is_free = role == "system" or role not in USUAL_ROLES
         return is_free and whole is not None and Part(turn, "content") in marked.left_out(whole)
 
-    # -- where the template marks them ---------------------------------------------------------
+    # -- with {% generation %} blocks ----------------------------------------------------------
 
     def _marked_of(self, turns: set[int]) -> Iterator[Span]:
-        """Yields what the template marks of turns.
+        """Yields the marked spans of turns.
 
-        Nothing at its marks says whose turn they are in, and there may be several in one: a span
-        belongs to whose words are in it, or else to the turn that has begun before it.
+        A mark does not tell its turn, and a turn may have several: a span belongs to the turns
+        whose words are in it, or else to the turn that began before it.
         """
         assert self._marked is not None
         own = {i for i, message in enumerate(self._messages) if message["role"] == "assistant"}
@@ -192,14 +182,13 @@ class RenderedTurns:
             if len({owner in turns for owner in owners}) != 1:
                 which = "last turn" if turns == {max(own)} else "turns"
                 raise DataError(
-                    f"the assistant's {which} cannot be told apart in the rendered chat: set "
+                    f"cannot locate the assistant's {which} in the rendered chat: set "
                     "data.train_on to assistant, or use another data.chat_template"
                 )
             if owners <= turns:
                 yield span
 
     def _owners(self, span: Span, own: set[int]) -> set[int]:
-        """The assistant's turns to which a marked span may belong."""
         within = {
             turn for turn in own for place in self._places_of(turn)
             if place.start < span[1] and place.end > span[0]
@@ -213,14 +202,14 @@ class RenderedTurns:
         last = max(before, default=-1)
         after = [i for i in range(last + 1, len(self._messages)) if self._places_of(i)]
         until = min(after, default=len(self._messages))
-        # Those that say nothing, before whoever speaks next, and the one that has spoken.
+        # Empty turns before the next one with content, and the last one with content.
         silent = {turn for turn in own if last < turn < until}
         return silent | ({last} & own) or {turn for turn in own if turn >= last}
 
-    # -- where it does not ---------------------------------------------------------------------
+    # -- without {% generation %} blocks -------------------------------------------------------
 
     def _render(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
-        """The text, or None where the template refuses this part of the conversation."""
+        """The text, or None if the template refuses this part of the conversation."""
         if not messages:
             return None
         try:
@@ -231,44 +220,40 @@ class RenderedTurns:
     def _new(self) -> MarkedConversation:
         return MarkedConversation(self.text, list(self._messages), self._tools)
 
-    def _exchanged(self, marked: MarkedConversation) -> Exchanged:
-        return Exchanged(marked, marked.places(self._render(marked.messages)))
+    def _substituted(self, marked: MarkedConversation) -> Substituted:
+        return Substituted(marked, marked.places(self._render(marked.messages)))
 
     @cached_property
-    def _all_marked(self) -> Exchanged:
+    def _all_marked(self) -> Substituted:
         marked = self._new()
         for number in range(len(self._messages)):
             marked.mark(number)
-        return self._exchanged(marked)
+        return self._substituted(marked)
 
-    def _ways(self, turn: int) -> Iterator[Exchanged]:
-        """Yields the conversation with words exchanged, in the ways that may tell where a turn is.
-
-        The text is another one where a template goes by what is exchanged: by another turn, or by
-        this one's content.
-        """
+    def _substitutions(self, turn: int) -> Iterator[Substituted]:
+        """Yields the conversation with different markers: a template may depend on contents."""
         yield self._all_marked
         alone = self._new()
         alone.mark(turn)
         if alone.parts:
-            yield self._exchanged(alone)
+            yield self._substituted(alone)
         whole = self._new()
         whole.mark_content(turn, text_of(self._messages[turn].get("content")))
-        yield self._exchanged(whole)
+        yield self._substituted(whole)
 
     def _places_of(self, turn: int) -> list[ContentSpan]:
-        """Where the text has what a turn says; nothing where that is not known."""
+        """Where a turn's contents are in the text; empty if unknown."""
         if turn not in self._known:
-            ways = (way.places.get(turn) for way in self._ways(turn))
-            self._known[turn] = next(filter(None, ways), [])
+            found = (each.places.get(turn) for each in self._substitutions(turn))
+            self._known[turn] = next(filter(None, found), [])
         return self._known[turn]
 
     def _spans(self, turns: Sequence[int]) -> dict[int, list[Span]]:
-        """The spans of turns by the numbers of their messages; none where one cannot be told.
+        """The spans of turns by their messages' indices; empty for one that cannot be located.
 
-        Finding a turn takes time with the whole conversation. In a long one, turns around which the
-        template writes the same are begun and ended alike: a few of each kind are found, and where
-        these agree, the others are theirs.
+        Locating a turn takes renderings of the whole conversation. In a long one, only a few turns
+        of each kind (with the same text around them) are located; if these extend equally far
+        around their contents, so do the others.
         """
         if len(turns) <= _FEW_TURNS:
             return {turn: self._span(turn) for turn in turns}
@@ -290,14 +275,14 @@ class RenderedTurns:
         }
 
     def _margins(self, turn: int, spans: Sequence[Span]) -> Span | None:
-        """How far a turn of one piece reaches beyond what it says; None if that is not known."""
+        """How far a turn in one piece extends around its contents; None if unknown."""
         places = self._all_marked.places.get(turn)
         if places is None or len(spans) != 1:
             return None
         return places[0].start - spans[0][0], spans[0][1] - places[-1].end
 
     def _kinds(self, turns: Sequence[int]) -> list[list[int]]:
-        """Turns of a role around which the template writes the same; others by themselves."""
+        """Groups turns by role and the text around them; a turn with unknown text is alone."""
         places = self._all_marked.places
         ordered = sorted((p.start, p.end, turn) for turn, each in places.items() for p in each)
         begins: dict[int, str] = {}
@@ -313,7 +298,7 @@ class RenderedTurns:
         return list(kinds.values())
 
     def _span(self, turn: int) -> list[Span]:
-        """A turn, in as many pieces as others stand between; none where it cannot be told."""
+        """A turn's pieces, with other turns between them; empty if it cannot be located."""
         message = self._messages[turn]
         span = self._by_prefix(turn) if message["role"] == "assistant" else None
         if span is not None:
@@ -321,10 +306,11 @@ class RenderedTurns:
             places = self._all_marked.places.get(turn, ()) if more else ()
             if all(span[0] <= place.start and place.end <= span[1] for place in places):
                 return [span]
-        return next(filter(None, (self._around(turn, way) for way in self._ways(turn))), [])
+        found = (self._around(turn, each) for each in self._substitutions(turn))
+        return next(filter(None, found), [])
 
     def _by_prefix(self, turn: int) -> Span | None:
-        """The turn between two renderings that both begin the whole text."""
+        """The turn between two renderings, if both are prefixes of the whole text."""
         before = self._render(self._messages[:turn], prompt=True)
         is_last = turn + 1 == len(self._messages)
         through = self.text if is_last else self._render(self._messages[: turn + 1])
@@ -334,28 +320,31 @@ class RenderedTurns:
             return None
         return len(before), len(through)
 
-    def _around(self, turn: int, way: Exchanged) -> list[Span]:
-        """A turn around the places of what it says."""
-        own = way.places.get(turn)
+    def _around(self, turn: int, chat: Substituted) -> list[Span]:
+        """A turn's pieces around the places of its contents."""
+        own = chat.places.get(turn)
         if not own:
             return []
-        others = [p.start for other, each in way.places.items() if other != turn for p in each]
-        end = self._end(turn, way, own[-1])
+        others = [p.start for other, each in chat.places.items() if other != turn for p in each]
+        end = self._end(turn, chat, own[-1])
         if end is None:
             return []
         spans, begin = [], self._start(turn, own[0].start)
         for before, after in pairwise(own):
             if any(before.end <= start < after.start for start in others):
-                spans.append((begin, self._end_of_piece(turn, way, before)))
+                # The piece ends after what the template writes without the turns in between.
+                alone = chat.after(before, self._render(chat.marked.messages[: turn + 1]))
+                rest = self.text[before.after_marker :]
+                spans.append((begin, before.after_marker + common_prefix(rest, alone or "")))
                 begin = after.start
         return [*spans, (begin, end)]
 
     def _start(self, turn: int, at: int) -> int:
-        """Where a turn begins of which the first that it says stands at a place.
+        """The start of a turn whose content begins at a position.
 
-        What the template writes between its prompt and the content is the turn's. Where the prompt
-        goes on otherwise than the turn does (with an empty thought), it ends where both, and a turn
-        of a single word, part.
+        What the template writes between the generation prompt and the content belongs to the turn.
+        If the prompt ends differently (with an empty thought), the turn starts where the prompt,
+        the turn and a turn of a single word diverge.
         """
         if self._messages[turn]["role"] != "assistant":
             return at
@@ -369,11 +358,11 @@ class RenderedTurns:
             header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
             if header is not None:
                 return len(plain) + header.end()
-        return self._behind_header(at)
+        return self._after_header(at)
 
-    def _behind_header(self, at: int) -> int:
-        """Where a turn begins behind the header of any, if that stands before a place."""
-        plain, before = self._render([_ASKED]), self._render([_ASKED], prompt=True)
+    def _after_header(self, at: int) -> int:
+        """The start of a turn after the assistant's usual header before a position, if any."""
+        plain, before = self._render([_PROMPT]), self._render([_PROMPT], prompt=True)
         if plain is None or before is None or not before.startswith(plain):
             return at
         header = before[len(plain) :]
@@ -382,20 +371,15 @@ class RenderedTurns:
         begin = self.text.rfind(header, said, at) if header.strip() else -1
         return at if begin < 0 else begin + len(header)
 
-    def _end_of_piece(self, turn: int, way: Exchanged, place: ContentSpan) -> int:
-        """Where a piece of a turn ends: what is written after it without what stands between."""
-        cut = way.after(place, self._render(way.messages[: turn + 1]))
-        return place.behind + common_prefix(self.text[place.behind :], cut or "")
-
-    def _end(self, turn: int, way: Exchanged, place: ContentSpan) -> int | None:
-        """Where a turn ends of which a place is the last that it says."""
-        tail = self.text[place.behind :]
-        for earlier in (way.messages[:turn], [_ASKED]):  # some refuse an answer to nothing
-            closing = self._closing(earlier, way.messages[turn], way, place, tail)
+    def _end(self, turn: int, chat: Substituted, place: ContentSpan) -> int | None:
+        """The end of a turn whose last content is at a place."""
+        tail, messages = self.text[place.after_marker :], chat.marked.messages
+        for earlier in (messages[:turn], [_PROMPT]):  # some refuse an answer without a prompt
+            closing = self._closing(earlier, messages[turn], chat, place, tail)
             if closing is not None:
-                return place.behind + len(closing)
-        # Such as a system message within a turn of the user, or an answer that goes on.
-        every = ((p.start, i) for i, each in way.places.items() for p in each)
+                return place.after_marker + len(closing)
+        # Such as a system message within the user's turn, or an answer in several messages.
+        every = ((p.start, i) for i, each in chat.places.items() for p in each)
         follows = min((each for each in every if each[0] >= place.end), default=(0, turn))[1]
         is_open = follows != turn and self._messages[follows]["role"] == "assistant"
         return None if self._messages[turn]["role"] == "assistant" and not is_open else place.end
@@ -404,21 +388,21 @@ class RenderedTurns:
         self,
         earlier: list[Message],
         message: Message,
-        way: Exchanged,
+        chat: Substituted,
         place: ContentSpan,
         tail: str,
     ) -> str | None:
-        """What the template writes after a turn, where the tail begins so."""
-        ending = way.after(place, self._render([*earlier, message]))
+        """What the template writes after a turn, if the tail begins with it."""
+        ending = chat.after(place, self._render([*earlier, message]))
         if ending is None:
             return None
-        # Some templates close the whole text once more, or in white space, after the last turn.
+        # Some templates write an EOS token or white space only after the last turn.
         bare = ending.removesuffix(self._eos_token) if self._eos_token else ending
         for closing in (ending, bare, ending.rstrip(), bare.rstrip()):
             if tail.startswith(closing):
                 return closing
-        # Others close the last turn in a way of its own, unless another is to follow (gpt-oss).
-        followed = way.after(place, self._render([*earlier, message], prompt=True))
+        # Others end the last turn differently, unless a generation prompt follows (gpt-oss).
+        followed = chat.after(place, self._render([*earlier, message], prompt=True))
         before, plain = self._render(earlier, prompt=True), self._render(earlier)
         if followed is None or before is None or plain is None or not before.startswith(plain):
             return None
@@ -428,19 +412,14 @@ class RenderedTurns:
         return closing if is_closed and closing else None
 
 
-class Exchanged(NamedTuple):
-    """A conversation with words exchanged, and where the text has what these stand for."""
+class Substituted(NamedTuple):
+    """A conversation with markers, and where the original contents are in the text."""
 
     marked: MarkedConversation
     places: dict[int, list[ContentSpan]]
 
-    @property
-    def messages(self) -> list[Message]:
-        """The exchanged messages."""
-        return self.marked.messages
-
     def after(self, place: ContentSpan, text: str | None) -> str | None:
-        """What a text of such messages has after the word that stands at a place."""
+        """What follows the marker of a place in a rendering of such messages."""
         if text is None:
             return None
         ends = (end for number, (_, end) in self.marked.found(text) if number == place.number)
@@ -448,72 +427,66 @@ class Exchanged(NamedTuple):
         return None if end is None else text[end:]
 
 
-# ---- what is learnt ------------------------------------------------------------------------------
+# ---- loss masks ----------------------------------------------------------------------------------
 
 
 def _masked(
     template: Template, left_out: LeftOut, conversation: Conversation, how: Masking
 ) -> Masked:
-    """Renders a conversation and finds what is learnt of it."""
     messages = conversation.messages
     try:
-        text, spans, is_spared, learnt = learnt_turns(template, conversation, how)
+        text, spans, has_excluded, trained = loss_spans(template, conversation, how)
     except DataError as err:
         roles = {message["role"] for message in messages}
         if roles <= USUAL_ROLES:
             raise
         raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
-    unseen = left_out.of(conversation, text, learnt if how.train_on != "all" else frozenset())
-    return Masked(text, spans, is_spared, sorted(unseen))
+    unseen = left_out.of(conversation, text, trained if how.train_on != "all" else frozenset())
+    return Masked(text, spans, has_excluded, sorted(unseen))
 
 
-def learnt_turns(
+def loss_spans(
     template: Template, conversation: Conversation, how: Masking
 ) -> tuple[str, list[Span], bool, set[int]]:
-    """The text, what is learnt of it, whether turns are spared, and the assistant's learnt ones."""
+    """The text, its loss spans, whether flags exclude turns, and the assistant's trained turns."""
     messages = conversation.messages
-    first, is_whole = _first_learnt(conversation, how), how.train_on == "all"
+    first, is_whole = conversation.first, how.train_on == "all"
+    if how.train_on == "last_turn" or (how.train_on == "completion" and not first):
+        first = len(messages) - 1
     own = {i for i, m in enumerate(messages) if i >= first and m["role"] == "assistant"}
-    spared = {i for i in (range(len(messages)) if is_whole else own) if is_spared(messages[i])}
+    candidates = range(len(messages)) if is_whole else own
+    excluded = {i for i in candidates if is_excluded(messages[i])}
     rendered = RenderedTurns(
-        template, messages, conversation.tools, how.eos_token, heeds_generation=how.heeds_flags
+        template, messages, conversation.tools, how.eos_token, use_generation_marks=how.use_flags
     )
-    heeds = flags_count(template.source, template.marks_assistant, how)
-    silent = spared if heeds else set()
+    with_flags = flags_apply(template.source, template.marks_assistant, how)
+    masked = excluded if with_flags else set()
     if is_whole:
-        holes = rendered.turns_of_anyone(sorted(silent)) if silent else []
+        holes = rendered.spans_of_any_role(sorted(masked)) if masked else []
         spans = without([(0, len(rendered.text))], holes)
     else:
-        spans = rendered.spans_of(own - silent)
-    if heeds and how.train_on in ("auto", "assistant"):
+        spans = rendered.spans_of(own - masked)
+    if with_flags and how.train_on in ("auto", "assistant"):
         others = set(range(first, len(messages))) - own
-        if asked := [i for i in sorted(others) if is_asked_for(messages[i])]:
-            spans = joined([*spans, *rendered.turns_of_anyone(asked)])
-    return rendered.text, spans, bool(spared), own - silent
+        if included := [i for i in sorted(others) if is_included(messages[i])]:
+            spans = joined([*spans, *rendered.spans_of_any_role(included)])
+    return rendered.text, spans, bool(excluded), own - masked
 
 
-def _first_learnt(conversation: Conversation, how: Masking) -> int:
-    """The first message that may be learnt."""
-    is_last = how.train_on == "last_turn"
-    if is_last or (how.train_on == "completion" and not conversation.first):
-        return len(conversation.messages) - 1
-    return conversation.first
-
-
-# ---- what the child process is asked for ---------------------------------------------------------
+# ---- functions of the sandboxed process ----------------------------------------------------------
 
 
 class Sources(NamedTuple):
     """The templates of a tokenizer, and the special tokens that they may print."""
 
     source: str
-    tool_source: str | None  # of the template for conversations with tools, if it is another one
+    tool_source: str | None  # of a separate template for conversations with tools
     variables: Mapping[str, Any]
 
     def suited(self, conversation: Conversation) -> tuple[Template, LeftOut]:
-        """The template that writes a conversation, with the options that it gives.
+        """The template that renders a conversation with its options.
 
-        As in transformers, it is the one for tools where there are any.
+        As in transformers, it is the separate one if there are tools.
         """
         source = self.tool_source if conversation.tools and self.tool_source else self.source
         variables = {**self.variables, **conversation.options}
@@ -529,27 +502,24 @@ def _opened(source: str, variables: str) -> tuple[Template, LeftOut]:
 def render_chat(
     sources: Sources, conversation: Conversation, add_generation_prompt: bool
 ) -> RenderedChat:
-    """A conversation's text, and what the template marks of it."""
+    """A conversation's text and the spans of its ``{% generation %}`` blocks."""
     template, _ = sources.suited(conversation)
     return template.render(conversation.messages, add_generation_prompt, conversation.tools)
 
 
 def left_out(sources: Sources, conversation: Conversation) -> list[str]:
-    """What of a conversation the template leaves out, in words."""
+    """Names the parts of a conversation that the template omits."""
     return sorted(sources.suited(conversation)[1].of(conversation, "", frozenset()))
 
 
 def mask_many(
     sources: Sources, conversations: Sequence[Conversation], how: Masking
 ) -> list[Masked | tuple[str, str]]:
-    """Each conversation's text with what is learnt; an error, by its name, in its place."""
-    return [_masked_or_error(sources, each, how) for each in conversations]
-
-
-def _masked_or_error(
-    sources: Sources, conversation: Conversation, how: Masking
-) -> Masked | tuple[str, str]:
-    try:
-        return _masked(*sources.suited(conversation), conversation, how)
-    except QLoRAError as err:
-        return type(err).__name__, str(err)
+    """Each conversation's text and loss mask, or its error's class and message."""
+    masked: list[Masked | tuple[str, str]] = []
+    for conversation in conversations:
+        try:
+            masked.append(_masked(*sources.suited(conversation), conversation, how))
+        except QLoRAError as err:
+            masked.append((type(err).__name__, str(err)))
+    return masked

@@ -1,8 +1,7 @@
-"""Messages of a conversation, in every form that rows keep them in, and the one form they get.
+"""Messages of rows, requests and prompts in their various formats, and their canonical form.
 
-Rows, requests and prompts come here first: what is null is absent, calls of functions are
-``tool_calls`` with an object of arguments, tools are wrapped. ``rendering.py`` has what templates
-want of it.
+In the canonical form nulls are dropped, function calls are ``tool_calls`` with an object of
+arguments, and tools are wrapped. ``conversations.py`` adapts it to what a template supports.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PLAIN_CALL = "function_call"  # OpenAI's older key
 
 
 def without_nulls(value: Any) -> Any:
-    """A JSON value whose objects have no nulls: tables fill keys that one lacks with them."""
+    """A JSON value without nulls in its objects: tables fill missing keys with them."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
@@ -37,25 +36,25 @@ def without_nulls(value: Any) -> Any:
 
 
 def canonical_message(given: Any, name: str) -> dict[str, Any]:
-    """A message in the one form; ``name`` is what an error calls it, such as ``message 2``."""
+    """A message in the canonical form; errors call it ``name``, such as ``message 2``."""
     if not isinstance(given, Mapping):
         raise DataError(f"{name} must be an object, got {kind_of(given)}")
     message: dict[str, Any] = without_nulls(given)
     if not isinstance(message.get("role"), str) or not message["role"]:
-        raise DataError(f"{name} needs a 'role' such as 'user' or 'assistant'")
+        raise DataError(f"{name} must have a 'role' such as 'user' or 'assistant'")
     calls = from_json(message.pop("tool_calls", None))
     plain = message.pop(_PLAIN_CALL, None)
     if calls in (None, [], "") and plain not in (None, {}, ""):
         calls = [from_json(plain, "{")]
     if calls not in (None, [], ""):
         if not isinstance(calls, list):
-            raise DataError(f"{name} needs 'tool_calls' as a list, got {kind_of(calls)}")
+            raise DataError(f"{name}: 'tool_calls' must be a list, got {kind_of(calls)}")
         message["tool_calls"] = [_canonical_call(call, name) for call in calls]
     if "content" not in message:
         if not calls and not any(message.get(key) for key in REASONING_KEYS):
             if "content" in given:
-                raise EmptyRow(f"{name} has nothing as its content")
-            raise DataError(f"{name} needs 'content' as text, got nothing")
+                raise EmptyRow(f"{name} has no content")
+            raise DataError(f"{name}: 'content' is missing")
         message["content"] = ""
     _check_content(message["content"], name)
     return message
@@ -64,20 +63,17 @@ def canonical_message(given: Any, name: str) -> dict[str, Any]:
 def _canonical_call(call: Any, name: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(f"{name} has a tool call that is no object with the 'name' of a function")
+        raise DataError(f"{name} has a tool call without the 'name' of a function")
     arguments = function.get("arguments", function.get("parameters"))
     known = {key: value for key, value in function.items() if key != "parameters"}
     own = {key: value for key, value in call.items() if key != "function"}
-    if function is call:  # the function's keys and the call's in one
+    if function is call:  # the keys of function and call are not nested
         own = {key: known.pop(key) for key in ("id", "type") if key in known}
     return {"type": "function", **own, "function": {**known, "arguments": _object(arguments)}}
 
 
 def _object(arguments: Any) -> Any:
-    """Arguments as an object; what models write as text need not be one, and stays as it is.
-
-    A null within the text is somebody's; one within an object may be a table's, and is gone.
-    """
+    """Arguments as an object; text that is not a JSON object is kept, and so are nulls in text."""
     if isinstance(arguments, str) and arguments.strip():
         try:
             parsed = parse_json(arguments)
@@ -94,14 +90,15 @@ def _check_content(content: Any, name: str) -> None:
         for part in content:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise DataError(
-                    f"{name} holds a part of type {quoted(part.get('type'))}: only text is read"
+                    f"{name} has a part of type {quoted(part.get('type'))}, which is not supported "
+                    "(supported: text)"
                 )
         return
-    raise DataError(f"{name} needs 'content' as text, got {kind_of(content)}")
+    raise DataError(f"{name}: 'content' must be text, got {kind_of(content)}")
 
 
 def canonical_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Tools in the one form, each an object with its ``function``; None where there are none."""
+    """Tools in the canonical form, as objects with a ``function``; None if there are none."""
     tools = from_json(value)
     if tools is None or tools == [] or (isinstance(tools, str) and tools.strip() in ("", "null")):
         return None
@@ -120,7 +117,7 @@ def _canonical_tool(tool: Any) -> dict[str, Any]:
 
 
 def canonical_options(value: Any) -> dict[str, Any]:
-    """What a row gives the chat template besides, as TRL's ``chat_template_kwargs``."""
+    """A row's other variables of the chat template, TRL's ``chat_template_kwargs``."""
     options = from_json(value, "{")
     if options is None or options == "":
         return {}
@@ -129,33 +126,33 @@ def canonical_options(value: Any) -> dict[str, Any]:
     taken = sorted(_NO_OPTIONS & options.keys())
     if taken:
         raise DataError(
-            f"'chat_template_kwargs' has {quoted(taken[0])}, which is not the chat template's to "
-            "read here: leave it out"
+            f"'chat_template_kwargs' must not have {quoted(taken[0])}, which is set for every "
+            "conversation: remove it"
         )
     return dict(without_nulls(options))
 
 
 def from_json(value: Any, opener: str = "[") -> Any:
-    """A list, or an object, that a table keeps as text."""
+    """Parses a list, or an object, that a table stores as text."""
     if isinstance(value, str) and value.lstrip().startswith(opener):
         what = "a list" if opener == "[" else "an object"
         try:
             return parse_json(value)
         except DataError as err:
-            raise DataError(f"{what} kept as text is {err}") from err
+            raise DataError(f"{what} stored as text is {err}") from err
     return value
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a JSON value, in words."""
-    names = {dict: "an object", list: "a list", bool: "a truth value", type(None): "nothing",
+    """The type of a JSON value, in words."""
+    names = {dict: "an object", list: "a list", bool: "a boolean", type(None): "nothing",
              bytes: "bytes"}  # fmt: skip
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "text")
 
 
 # ---- Alpaca's prompts ----------------------------------------------------------------------------
 
-# The wording of Stanford Alpaca's prompts, which models and data sets have used since.
+# The wording of Stanford Alpaca's prompts.
 _TASK = "Below is an instruction that describes a task"
 _REQUEST = "Write a response that appropriately completes the request."
 
@@ -163,7 +160,7 @@ _REQUEST = "Write a response that appropriately completes the request."
 def alpaca_prompt(
     instruction: str, extra: str = "", system: str = "", history: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The prompt of an instruction."""
+    """Alpaca's prompt for an instruction."""
     task = f"{_TASK}, paired with an input that provides further context." if extra.strip() else ""
     task = task or f"{_TASK}."
     parts = [system if system.strip() else f"{task} {_REQUEST}"]
@@ -176,21 +173,21 @@ def alpaca_prompt(
 
 
 def history_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Instructions and answers before a row's own, as Alpaca's form keeps them."""
+    """The earlier instructions and answers of a row in Alpaca's format."""
     turns = from_json(row.get("history")) or []
     pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
     if not isinstance(turns, list) or len(pairs) < len(turns):
-        raise DataError("'history' must be a list of pairs of an instruction and its answer")
+        raise DataError("'history' must be a list of pairs of an instruction and an answer")
     if not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise DataError("'history' must hold text alone")
+        raise DataError("'history' must contain only text")
     return [(instruction, answer) for instruction, answer in pairs]
 
 
 # ---- messages from rows --------------------------------------------------------------------------
 
-_SYSTEM_ROLES = ("system", "developer")  # of a message that stands in place of a row's own
+_SYSTEM_ROLES = ("system", "developer")  # a first message that takes precedence over ``system``
 
-_SAID_APART = {"role", "content", *FLAGS}  # keys that are no more than these
+_NO_CONTENT = {"role", "content", *FLAGS}  # keys that are not content of their own
 
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -207,11 +204,11 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 _ANSWERS = {PAIR: "completion", INSTRUCTION: "output"}
-_CALL = "function_call"  # of the assistant, whose value is JSON
+_CALL = "function_call"  # ShareGPT's role of a tool call as JSON
 
 
 def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row's messages behind its ``system``, where they do not begin with one of theirs."""
+    """Puts a row's ``system`` before messages without a system message."""
     system = row.get("system")
     if not isinstance(system, str) or not system.strip() or messages[0]["role"] in _SYSTEM_ROLES:
         return messages
@@ -219,8 +216,8 @@ def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[
 
 
 def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
-    """The messages of a row, a request or a prompt, in the one form."""
-    messages = _list_of(value, f"'{key}' must be a list of messages that is not empty")
+    """The messages of a row, a request or a prompt in the canonical form."""
+    messages = _list_of(value, f"'{key}' must be a non-empty list of messages")
     return [canonical_message(each, f"message {i}") for i, each in enumerate(messages, start=1)]
 
 
@@ -235,43 +232,40 @@ def _list_of(value: Any, requirement: str) -> list[Any]:
 
 
 def first_holds(turns: Any, key: str) -> bool:
-    """Whether the first of some turns has a key, which tells their form."""
-    return (
-        isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and key in turns[0]
-    )
+    """Whether the first turn has a key, which tells the format of the list."""
+    first = turns[0] if isinstance(turns, list) and turns else None
+    return isinstance(first, dict) and key in first
 
 
 def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
-    """Turns in ShareGPT's form as messages."""
+    """ShareGPT's turns as messages."""
     messages = []
-    requirement = "'conversations' must be a list of turns that is not empty"
+    requirement = "'conversations' must be a non-empty list of turns"
     for number, turn in enumerate(_list_of(turns, requirement), start=1):
         if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
-            raise DataError(f"turn {number} needs 'from' and 'value'")
+            raise DataError(f"turn {number} must have 'from' and 'value'")
         message = _message_of(turn["from"], turn["value"], number) | flags_of(turn)
         messages.append(canonical_message(message, f"turn {number}"))
     return messages
 
 
 def _message_of(name: Any, value: Any, number: int) -> dict[str, Any]:
-    """A turn of ShareGPT's form as a message."""
     role = _SHAREGPT_ROLES.get(str(name).lower())
     if role is None and name != _CALL:
         names = ", ".join(sorted({*_SHAREGPT_ROLES, _CALL}))
-        raise DataError(f"turn {number} is from {quoted(name)}, which is none of {names}")
+        raise DataError(f"turn {number}: unknown 'from' {quoted(name)} (supported: {names})")
     if value is not None and not isinstance(value, str):
-        raise DataError(f"turn {number} needs 'value' as text, got {kind_of(value)}")
+        raise DataError(f"turn {number}: 'value' must be text, got {kind_of(value)}")
     if role is not None or value is None:
         return {"role": role or "assistant", "content": value}
     return {"role": "assistant", "content": "", "tool_calls": _tool_calls(value, number)}
 
 
 def _tool_calls(text: str, number: int) -> list[dict[str, Any]]:
-    """The calls that a turn writes as JSON: one, or a list of them."""
     try:
         value = parse_json(text)
     except DataError as err:
-        raise DataError(f"turn {number} is from '{_CALL}', and its value is {err}") from err
+        raise DataError(f"turn {number} is from '{_CALL}', but its value is {err}") from err
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
         raise DataError(
@@ -281,14 +275,10 @@ def _tool_calls(text: str, number: int) -> list[dict[str, Any]]:
 
 
 def as_chat(row: Mapping[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
-    """A row and its format, with messages in place of its prompt and its answer that are text.
+    """Converts a prompt and an answer as text to messages (``data.apply_chat_template``).
 
-    So mlx-lm has its prompts and completions, LLaMA-Factory its instructions and torchtune its
-    instruct data sets (``data.apply_chat_template``). Messages, and a text without an answer, stay
-    what they are.
-
-    An ``input`` stands in a line of its own behind its ``instruction``, and a ``history`` of
-    earlier instructions and answers before both.
+    As mlx-lm does with completions, LLaMA-Factory with instructions and torchtune with instruct
+    data sets. An ``input`` follows its ``instruction`` on a new line. Other formats are unchanged.
     """
     answer = _ANSWERS.get(row_format)
     if answer is None:
@@ -298,7 +288,7 @@ def as_chat(row: Mapping[str, Any], row_format: str) -> tuple[dict[str, Any], st
 
 
 def with_chat_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with answers that are compared or judged, a message in place of a text's prompt."""
+    """Converts the prompt and the answers of a preference row to messages."""
     named = PAIR if row.get("prompt") is not None else INSTRUCTION
     if not isinstance(row.get("prompt", row.get("instruction")), str):
         return dict(row)
@@ -324,7 +314,7 @@ def _prompt_of(row: Mapping[str, Any], row_format: str) -> list[dict[str, Any]]:
     return [*turns, {"role": "user", "content": request}]
 
 
-def says_anything(message: Mapping[str, Any]) -> bool:
-    """Whether a message has more than its role, white space and whether it is learnt."""
-    others = (value for key, value in message.items() if key not in _SAID_APART)
+def has_content(message: Mapping[str, Any]) -> bool:
+    """Whether a message has more than its role, flags and white space."""
+    others = (value for key, value in message.items() if key not in _NO_CONTENT)
     return any(others) or bool(text_of(message.get("content")).strip())

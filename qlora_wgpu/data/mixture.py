@@ -1,4 +1,4 @@
-"""A mixture of several data sets: how many rows each gives an epoch, and which."""
+"""A mixture of several data sets: how many rows each contributes to an epoch, and which."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MIXED_ROWS
 
 StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
-_CHOICES = 2**40  # orders by which examples are chosen lie beyond those of epochs
+_CHOICES = 2**40  # seeds' numbers for choosing rows are beyond those of epochs
 
 
 @dataclass(frozen=True)
 class MixtureSource:
-    """What one data set gives to a mixture."""
+    """What one data set contributes to a mixture."""
 
-    weight: float | None = None  # its share, beside the weights of all others; None without weights
-    # Examples of it, or a share of its own where it is below 1; None for all
-    rows: float | None = None
+    weight: float | None = None  # relative to the other sources' weights; None without weights
+    rows: float | None = None  # a number of rows, or a share below 1; None for all
 
 
 class ConcatDataset(Dataset):
-    """Data sets one behind the other, which stay where they are."""
+    """A view of several data sets, one after the other."""
 
     def __init__(self, parts: Sequence[Dataset], names: Sequence[str]) -> None:
-        """Joins data sets."""
         total: Counter[str] = Counter()
         for part in parts:
             total.update(asdict(part.counts))
@@ -58,42 +56,42 @@ class ConcatDataset(Dataset):
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each example."""
+        """Number of tokens of each example."""
         return np.concatenate([part.lengths for part in self._sets])
 
     @cached_property
     def label_counts(self) -> npt.NDArray[np.int64]:
-        """Positions of each example that the loss is taken over."""
+        """Number of tokens of each example that the loss is taken on."""
         return np.concatenate([part.label_counts for part in self._sets])
 
     @cached_property
-    def text_numbers(self) -> npt.NDArray[np.int64]:
-        """The number of each example's row: windows of one text have the same, and so do pairs."""
+    def groups(self) -> npt.NDArray[np.int64]:
+        """Each example's group: windows of one document and the answers of a pair share one."""
         numbers, first = [], 0
         for part in self._sets:
-            numbers.append(first + part.text_numbers)
+            numbers.append(first + part.groups)
             first += len(part)
         return np.concatenate(numbers)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all examples together."""
+        """Number of tokens in all examples."""
         return sum(part.num_tokens for part in self._sets)
 
     @cached_property
     def max_token_id(self) -> int:
-        """Largest token id; -1 if there is none."""
+        """Largest token id; -1 if there are no tokens."""
         return max(part.max_token_id for part in self._sets)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the parts' contents, in their order."""
-        texts = ",".join(part.fingerprint for part in self._sets)
-        return hashlib.sha256(texts.encode()).hexdigest()[:16]
+        fingerprints = ",".join(part.fingerprint for part in self._sets)
+        return hashlib.sha256(fingerprints.encode()).hexdigest()[:16]
 
     @property
     def source_of(self) -> npt.NDArray[np.int32]:
-        """The number of each example's data set, in ``source_names``."""
+        """The index of each example's data set in ``source_names``."""
         return np.repeat(np.arange(len(self._sets), dtype=np.int32), np.diff(self._firsts))
 
 
@@ -104,18 +102,18 @@ def interleave(
     strategy: StoppingStrategy,
     seed: int,
 ) -> Dataset:
-    """Mixes data sets, by their contents and a seed alone; pairs of examples stay together.
+    """Mixes data sets by their contents and a seed; pairs of examples stay together.
 
-    What gives fewer examples than it has gives the same ones each epoch; what is to give more
-    gives each as often as all others of it, or once more.
+    A source that contributes fewer rows than it has contributes the same ones in each epoch; one
+    that contributes more repeats all rows equally often, and some of them one more time.
     """
     whole = ConcatDataset(parts, names)
     sizes = [part.num_rows for part in parts]
     counts = examples_of(sizes, portions, strategy)
     if sum(counts) > MIXED_ROWS:
         raise DataError(
-            f"data.sources make {sum(counts):,} rows an epoch, more than {MIXED_ROWS:,}: name "
-            "fewer rows, or weights that differ less"
+            f"data.sources add up to {sum(counts):,} rows per epoch, more than {MIXED_ROWS:,}: "
+            "set fewer rows, or weights that differ less"
         )
     if counts == sizes:
         return whole
@@ -123,7 +121,7 @@ def interleave(
     for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
         rows.append(first + _chosen(size, count, seed, index))
         first += size
-    sides = np.arange(whole.unit)  # of a pair both come along
+    sides = np.arange(whole.unit)  # both answers of a pair
     numbers = (np.concatenate(rows)[:, None] * whole.unit + sides).ravel()
     return Subset(whole, numbers, whole.counts)
 
@@ -131,20 +129,20 @@ def interleave(
 def examples_of(
     sizes: Sequence[int], portions: Sequence[MixtureSource], strategy: StoppingStrategy
 ) -> list[int]:
-    """How many examples each data set gives an epoch, at least one."""
+    """How many rows each data set contributes to an epoch, at least one."""
     if portions[0].weight is None:
         return [_rows(portion, size) for portion, size in zip(portions, sizes, strict=True)]
     weights = [portion.weight or 0.0 for portion in portions]
     passes = [size / weight for size, weight in zip(sizes, weights, strict=True)]
     scale = min(passes) if strategy == "first_exhausted" else max(passes)
-    return [  # what ends the epoch gives all of its own, whatever is rounded
+    return [  # the source that ends the epoch contributes all of its rows, despite rounding
         size if each == scale else max(1, _rounded(scale * weight, strategy))
         for size, each, weight in zip(sizes, passes, weights, strict=True)
     ]
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of which none stands twice: the second has its number behind it."""
+    """Makes names unique: the second ``a`` becomes ``a (2)``."""
     seen: Counter[str] = Counter()
     result = []
     for name in names:
@@ -160,14 +158,14 @@ def _rows(portion: MixtureSource, size: int) -> int:
 
 
 def _rounded(examples: float, strategy: StoppingStrategy) -> int:
-    near = round(examples)  # which rounding of floats may have missed
+    near = round(examples)  # up to floating-point error
     if abs(examples - near) <= 1e-9 * examples:
         return near
     return math.floor(examples) if strategy == "first_exhausted" else math.ceil(examples)
 
 
 def _chosen(size: int, count: int, seed: int, index: int) -> npt.NDArray[np.int64]:
-    """The examples that one of several data sets gives, rising."""
+    """The rows that the source of an index contributes, ascending."""
     passes, rest = divmod(count, size)
     some = epoch_order(size, seed, _CHOICES + index)[:rest]
     return np.sort(np.concatenate([np.tile(np.arange(size, dtype=np.int64), passes), some]))

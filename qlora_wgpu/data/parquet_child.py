@@ -1,6 +1,6 @@
-"""Reads a Parquet or Arrow file in a process of its own, with little memory, by pyarrow alone.
+"""Reads a Parquet or Arrow file in a child process, with limited memory and only pyarrow.
 
-It is started as a script, with the file and its limits, and writes a line for each row.
+It runs as a script with the file and its limits as arguments, and writes each row as a line.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 Reading = tuple[list[str], Iterable[Any]]  # columns, and batches of rows
-ROW, END, ERROR = b"r", b"e", b"!"  # what a line begins with
+ROW, END, ERROR = b"r", b"e", b"!"  # the first byte of a line
 _ROWS_AT_ONCE = 64
-_LARGE = 16 << 20  # bytes: of rows that become objects one by one, of files not read twice
-_NO_BOMB = 128 << 20  # bytes of rows that any file may have
+_LARGE = 16 << 20  # bytes: of batches converted row by row, of files that are not read twice
+_ALWAYS_ALLOWED = 128 << 20  # bytes that the rows of any file may have
 _ARROW_FILE = b"ARROW1"
-_BUFFER = 1 << 20  # bytes of the file that are read ahead
+_BUFFER = 1 << 20  # bytes of read-ahead
 
 
 def main(path: str, memory: int, longest: int, columns: int, expansion: int) -> None:
-    """Writes all rows to stdout, or what is wrong with the file."""
+    """Writes all rows, or the error, to stdout."""
     out = sys.stdout.buffer
     _limit_memory(memory)
     try:
         for row in _rows(path, columns, expansion):
-            line = json.dumps(row, default=_unread).encode()
+            line = json.dumps(row, default=_placeholder).encode()
             if len(line) > longest:
                 raise ValueError(f"a row of {len(line):,} bytes is longer than {longest:,}")
             _write(out, ROW, line)
     except MemoryError:
         return  # without the last line: see qlora_wgpu/data/tables.py
-    except Exception as err:  # pyarrow's errors have no common base
+    except Exception as err:  # pyarrow's errors have no common base class
         _write(out, ERROR, f"{err}".replace("\n", " ").encode("utf-8", "replace"))
     else:
         _write(out, END, b"")
 
 
 def _limit_memory(nbytes: int) -> None:
-    # Windows has none; there, the process is apart, but not bounded.
+    # Windows has no such limit.
     with suppress(ImportError, ValueError, OSError):
         resource = importlib.import_module("resource")
         resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
@@ -50,17 +50,17 @@ def _limit_memory(nbytes: int) -> None:
 
 def _rows(path: str, columns: int, expansion: int) -> Iterator[dict[str, Any]]:
     arrow = importlib.import_module("pyarrow")
-    arrow.set_memory_pool(arrow.system_memory_pool())  # others take more than they need
+    arrow.set_memory_pool(arrow.system_memory_pool())  # the other pools allocate more
     arrow.set_cpu_count(1)
     begin = _arrow_reader(arrow, path) if path.lower().endswith(".arrow") else _parquet_reader(path)
     names, batches = begin()
     if len(names) > columns:
         raise ValueError(f"it has {len(names):,} columns, more than {columns:,}")
     if len(set(names)) != len(names):
-        raise ValueError("two columns have one name")
+        raise ValueError("two columns have the same name")
     size = Path(path).stat().st_size
-    if size < _LARGE:  # soon done, and nobody learns from the first rows of a bomb
-        _check_expansion(batches, max(expansion * size, _NO_BOMB))
+    if size < _LARGE:  # a quick check before the first row is used
+        _check_expansion(batches, max(expansion * size, _ALWAYS_ALLOWED))
         _, batches = begin()
     for batch in batches:
         if batch.nbytes < _LARGE:
@@ -78,7 +78,7 @@ def _parquet_reader(path: str) -> Callable[[], Reading]:
 
 
 def _arrow_reader(arrow: Any, path: str) -> Callable[[], Reading]:
-    """Of a stream, as ``datasets`` saves its rows, or of a file (Feather)."""
+    """For a stream, as ``datasets`` writes them, or a file (Feather)."""
     ipc = importlib.import_module("pyarrow.ipc")
 
     def begin() -> Reading:
@@ -94,16 +94,16 @@ def _arrow_reader(arrow: Any, path: str) -> Callable[[], Reading]:
     return begin
 
 
-def _check_expansion(batches: Iterable[Any], most: int) -> None:
+def _check_expansion(batches: Iterable[Any], limit: int) -> None:
     total = 0
     for batch in batches:
         total += batch.nbytes
-        if total > most:
-            raise ValueError(f"its rows take more than {most:,} bytes, far more than the file")
+        if total > limit:
+            raise ValueError(f"its rows expand to more than {limit:,} bytes, a suspicious ratio")
 
 
-def _unread(value: object) -> dict[str, str]:
-    """What stands for a value that JSON does not have, such as bytes or a date."""
+def _placeholder(value: object) -> dict[str, str]:
+    """Replaces a value that JSON does not have, such as bytes or a date."""
     return {"type": type(value).__name__}
 
 

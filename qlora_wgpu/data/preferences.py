@@ -1,7 +1,7 @@
-"""Rows that compare answers, or judge them, as prompts and answers: in the forms that files have.
+"""Preference rows, paired or with a label, as prompts and answers.
 
-A prompt is a text or messages; so is an answer. Messages may be ShareGPT's turns, and an answer one
-message alone. A prompt that is not told by itself is what both answers begin with.
+Prompts and answers are text or messages (also ShareGPT's turns, or a single message as the answer).
+Without a prompt, the common beginning of both answers is the prompt.
 """
 
 from __future__ import annotations
@@ -21,93 +21,90 @@ from qlora_wgpu.data.messages import (
 )
 from qlora_wgpu.errors import DataError
 
-PAIRS, JUDGED = "chosen/rejected", "prompt/completion/label"
-_JUDGEMENTS = {"true": True, "1": True, "false": False, "0": False}
-_PROMPTS = ("prompt", "messages", "conversations", "conversation")
+PAIRED, UNPAIRED = "chosen/rejected", "prompt/completion/label"
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+_PROMPT_KEYS = ("prompt", "messages", "conversations", "conversation")
 
 Message = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """A prompt with an answer, in a form that ``RowEncoder`` takes, and which form that is."""
+    """A prompt with an answer, as a row and its format for ``RowEncoder``."""
 
     row: dict[str, Any]
     row_format: str
 
 
 def format_of(row: Mapping[str, Any], objective: str) -> str:
-    """Which of the two forms a row has, by its keys."""
+    """Whether a row is paired or unpaired, by its keys."""
     filled = {key for key, value in row.items() if value is not None}
     for present in (filled, row.keys()):  # a table has all columns in every row
         if present >= {"chosen", "rejected"}:
-            return PAIRS
+            return PAIRED
         if present >= {"completion", "label"} and objective == "kto":
-            return JUDGED
+            return UNPAIRED
     keys = ", ".join(f"'{key}'" for key in list(row)[:8]) or "none"
     needed = "'chosen' and 'rejected'"
     if objective == "kto":
         needed = f"'prompt', 'completion' and 'label'; or {needed}"
     raise DataError(
-        f"train.objective: {objective} learns from rows with the keys {needed}; this one's are "
-        f"{keys}: data.columns says which of them is what"
+        f"train.objective: {objective} requires rows with {needed}, got {keys}: map other "
+        "columns with data.columns"
     )
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
-    """The chosen answer and the rejected one."""
+    """The chosen and the rejected answer."""
     chosen, rejected = _side(row, "chosen"), _side(row, "rejected")
     prompt = _prompt(row, chosen, rejected)
     if isinstance(chosen, str) != isinstance(rejected, str):
-        raise DataError("'chosen' and 'rejected' must both be text, or both messages")
+        raise DataError("'chosen' and 'rejected' must both be text or both be messages")
     if isinstance(chosen, str) and isinstance(rejected, str):
         if prompt is None:
             prompt, chosen, rejected = _shared_text(chosen, rejected)
         return _with_prompt(row, prompt, chosen), _with_prompt(row, prompt, rejected)
-    if isinstance(prompt, str):  # beside whole conversations it is told twice
+    if isinstance(prompt, str):  # whole conversations contain it already
         prompt = [] if len(chosen) > 1 else [{"role": "user", "content": prompt}]
     before, other = [*(prompt or []), *chosen[:-1]], [*(prompt or []), *rejected[:-1]]
     if [*map(without_flags, before)] != [*map(without_flags, other)]:
         raise DataError(
-            "'chosen' and 'rejected' differ before their last messages: what is compared are two "
-            "answers to the same messages"
+            "'chosen' and 'rejected' differ before their last messages: they must be answers to "
+            "the same messages"
         )
     return _with_prompt(row, before, chosen[-1:]), _with_prompt(row, before, rejected[-1:])
 
 
 def unpaired_preference(row: Mapping[str, Any]) -> tuple[Answer, bool]:
-    """An answer, and whether it is good."""
+    """An answer, and whether it is desirable."""
     label = row["label"]
     if label is None:
         raise EmptyRow("'label' is missing")
-    is_good = judgement(label)
-    if is_good is None:
+    is_desirable = as_label(label)
+    if is_desirable is None:
         raise DataError(f"'label' must be true or false, got {kind_of(label)}")
     completion = _side(row, "completion")
     prompt = _prompt(row, completion)
-    if prompt is None:  # beside a whole conversation none is needed
+    if prompt is None:  # a whole conversation needs none
         if isinstance(completion, str) or len(completion) < 2:
-            raise DataError("a row with 'completion' and 'label' needs a 'prompt', too")
+            raise DataError("a row with 'completion' and 'label' must have a 'prompt'")
         prompt = []
     if isinstance(completion, str):
-        return _with_prompt(row, prompt, completion), is_good
-    if isinstance(prompt, str):  # beside a whole conversation it is told twice
+        return _with_prompt(row, prompt, completion), is_desirable
+    if isinstance(prompt, str):  # a whole conversation contains it already
         prompt = [] if len(completion) > 1 else [{"role": "user", "content": prompt}]
     before = [*prompt, *completion[:-1]]
-    return _with_prompt(row, before, completion[-1:]), is_good
+    return _with_prompt(row, before, completion[-1:]), is_desirable
 
 
-def judgement(label: object) -> bool | None:
-    """Whether a label calls an answer good; None where it is no label of answers.
-
-    Tables without types have words: ``true`` and ``false``.
-    """
+def as_label(label: object) -> bool | None:
+    """The boolean of a label, also as text of a table; None if it is not a boolean."""
     if isinstance(label, str):
-        return _JUDGEMENTS.get(label.strip().lower())
+        return _LABELS.get(label.strip().lower())
     return bool(label) if label in (0, 1) else None
 
 
 def is_labelled_false(row: Mapping[str, Any]) -> bool:
-    """Whether a row says of itself that it is bad; a 0 may be the label of anything."""
+    """Whether a row has ``label: false``; 0 may be a class of anything."""
     label = row.get("label")
     return label is False or (isinstance(label, str) and label.strip().lower() == "false")
 
@@ -117,25 +114,25 @@ def _with_prompt(
 ) -> Answer:
     if isinstance(answer, str):
         if not answer.strip():
-            raise EmptyRow("an answer holds nothing but white space")
+            raise EmptyRow("an answer has only white space")
         if isinstance(prompt, str):
             return Answer({"prompt": prompt, "completion": answer}, "prompt/completion")
         answer = [{"role": "assistant", "content": answer}]
     if answer[-1]["role"] != "assistant":
         raise DataError(
-            f"an answer must end with a message of the assistant, got one of {answer[-1]['role']!r}"
+            f"an answer must end with a message of the role 'assistant', got {answer[-1]['role']!r}"
         )
     assert not isinstance(prompt, str)
     messages = with_system([*prompt, *answer], row)
     if len(messages) < 2:
-        raise DataError("an answer has no prompt: a message of the user must come before it")
-    besides = {key: row.get(key) for key in ("tools", "chat_template_kwargs")}
-    return Answer({"messages": messages, **besides}, "messages")
+        raise DataError("an answer has no prompt: put a message of the user before it")
+    options = {key: row.get(key) for key in ("tools", "chat_template_kwargs")}
+    return Answer({"messages": messages, **options}, "messages")
 
 
 def _prompt(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list[Message] | None:
-    """What comes before the answers; a conversation that ``data.columns`` makes one is none."""
-    for key in _PROMPTS:
+    """The prompt, unless it is a conversation that ``data.columns`` maps to an answer."""
+    for key in _PROMPT_KEYS:
         if row.get(key) is not None:
             side = _side(row, key)
             if isinstance(side, str) or len(side) == 1 or side not in answers:
@@ -144,7 +141,6 @@ def _prompt(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list
 
 
 def _side(row: Mapping[str, Any], key: str) -> str | list[Message]:
-    """A text, or messages."""
     value = from_json(row[key])
     if value is None:
         raise EmptyRow(f"'{key}' is missing")
@@ -159,9 +155,9 @@ def _side(row: Mapping[str, Any], key: str) -> str | list[Message]:
 
 
 def _shared_text(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """What two texts begin with alike, and what they go on with."""
+    """The common beginning of two texts, and the rest of each."""
     pairs = zip(chosen, rejected, strict=False)
     length = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(chosen), len(rejected)))
     if length and length < min(len(chosen), len(rejected)) and chosen[length - 1] == " ":
-        length -= 1  # the space belongs to the answers
+        length -= 1  # a space belongs to the answers
     return chosen[:length], chosen[length:], rejected[length:]

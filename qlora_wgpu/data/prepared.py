@@ -1,7 +1,7 @@
-"""Data sets made ready, on disk: written once, mapped into memory from then on.
+"""The cache of tokenized data sets: written once, then memory-mapped.
 
-A prepared data set is a folder of flat arrays under a hash of everything it was made from. It
-appears whole or not at all, and what it holds may be larger than memory.
+A data set is a folder of flat arrays under a hash of everything that it depends on. It is published
+atomically and may be larger than memory.
 """
 
 from __future__ import annotations
@@ -29,23 +29,19 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
 
-# ---- folders that are being filled ---------------------------------------------------------------
+# ---- unfinished folders --------------------------------------------------------------------------
 
 _PREFIX, _LOCK = ".unfinished-", ".lock"
 
 
 class StagingFolder:
-    """A folder that is being filled.
+    """A folder that is being written.
 
-    ``.unfinished-X.lock`` is made and held before ``.unfinished-X``, and removed after it, so that
-    a folder without its lock's holder is one that a killed process left.
-
-    Attributes:
-        path: The folder.
+    ``.unfinished-X.lock`` is held as long as ``.unfinished-X`` exists, so a folder whose lock is
+    free was left by a killed process.
     """
 
     def __init__(self, parent: Path) -> None:
-        """Makes it, under a name of its own."""
         self._lock = _new_lock(parent)
         self.path = self._lock.path.with_suffix("")
         try:
@@ -55,18 +51,18 @@ class StagingFolder:
             raise
 
     def publish(self, folder: Path) -> None:
-        """Gives it its final name, unless another process has just made the same."""
+        """Renames it to its final name, unless another process has just done so."""
         if not exists(folder):
             self.path.rename(folder)
 
     def discard(self) -> None:
-        """Removes what is left of it; what cannot be is swept up by a later process."""
+        """Removes what is left of it; a later process sweeps up what cannot be removed."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.remove()
 
 
 def sweep(parent: Path) -> None:
-    """Removes what killed processes left, and nothing that another is filling."""
+    """Removes what killed processes left."""
     with suppress(OSError):
         for entry in list(parent.iterdir()):
             if entry.name.startswith(_PREFIX):
@@ -90,27 +86,27 @@ def _sweep(entry: Path) -> None:
 def _new_lock(parent: Path) -> FileLock:
     while True:
         lock = FileLock(parent / f"{_PREFIX}{secrets.token_hex(6)}{_LOCK}")
-        if lock.acquire():  # else a sweeper has taken it since it was made
+        if lock.acquire():  # else another process's sweep holds it
             return lock
 
 
-# ---- prepared data sets --------------------------------------------------------------------------
+# ---- cached data sets ----------------------------------------------------------------------------
 
 _KEPT = 32  # data sets in the cache
-VERSION = 12  # of how rows become tokens; a new one makes old folders unused
+VERSION = 13  # of the tokenization and the arrays; another one invalidates the cache
 _ARRAYS = {
     "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
-    "goes_on": np.uint8,
+    "continues": np.uint8,
 }  # fmt: skip
 
 
 def cache_folder() -> Path:
-    """The folder of prepared data: ``qlora-wgpu/data`` in the user's cache folder."""
+    """``qlora-wgpu/data`` in the user's cache folder."""
     return cache_path("data")
 
 
 def key_of(files: list[Path], settings: Mapping[str, Any]) -> str:
-    """A hash of the files' contents and of what else decides how they become tokens."""
+    """A hash of the files' contents and of the settings of their tokenization."""
     digest = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode())
     for path in files:
         digest.update(path.name.encode())
@@ -119,7 +115,7 @@ def key_of(files: list[Path], settings: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-class _NotKept(Exception):
+class _NotCached(Exception):
     """Files of the cache cannot be written."""
 
 
@@ -129,14 +125,13 @@ def _writing(folder: Path | None) -> Iterator[None]:
         yield
     except OSError as err:
         where = folder and folder.parent
-        raise _NotKept(f"{where} cannot be written: {err.strerror or err}") from err
+        raise _NotCached(f"cannot write {where}: {err.strerror or err}") from err
 
 
 class DatasetWriter:
-    """Takes examples one by one and makes a data set of them, in files or in memory."""
+    """Collects examples into a data set, in a folder or (None) in memory."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Starts an empty data set in a folder, or in memory."""
         self._folder = folder
         self._unfinished: StagingFolder | None = None
         self._files: dict[str, BinaryIO] = {}
@@ -145,7 +140,7 @@ class DatasetWriter:
         try:
             with _writing(folder):
                 self._begin()
-        except _NotKept:
+        except _NotCached:
             self.discard()
             raise
 
@@ -158,11 +153,11 @@ class DatasetWriter:
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(
-        self, ids: list[int], labels: list[int], weight: float = 1.0, *, goes_on: bool = False
+        self, ids: list[int], labels: list[int], weight: float = 1.0, *, continues: bool = False
     ) -> None:
-        """Appends an example, its weight in the loss, and whether it goes on with a text."""
+        """Appends an example; ``continues`` marks another window of the document before it."""
         self._end += len(ids)
-        values: tuple[list[Any], ...] = (ids, labels, [self._end], [weight], [goes_on])
+        values: tuple[list[Any], ...] = (ids, labels, [self._end], [weight], [continues])
         with _writing(self._folder):
             for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True):
                 data = np.array(value, dtype).data
@@ -178,7 +173,7 @@ class DatasetWriter:
             self._publish(self._unfinished, self._folder, counts, warnings)
         dataset = read(self._folder)
         if dataset is None:
-            raise _NotKept(f"{self._folder} cannot be read again")
+            raise _NotCached(f"cannot read {self._folder} again")
         return dataset
 
     def _array(self, name: str) -> npt.NDArray[Any]:
@@ -202,7 +197,7 @@ class DatasetWriter:
         unfinished.publish(folder)
 
     def discard(self) -> None:
-        """Removes what was written; nothing where the data set is finished."""
+        """Removes what was written, unless the data set is finished."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
@@ -211,7 +206,7 @@ class DatasetWriter:
 
 
 def read(folder: Path) -> Dataset | None:
-    """A finished data set, or None where there is none, or none that is whole and the user's."""
+    """The data set of a folder, or None if it is missing, damaged or another user's."""
     if not is_own(folder):
         return None
     try:
@@ -226,7 +221,7 @@ def read(folder: Path) -> Dataset | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
-    if {len(arrays[name]) for name in ("weights", "goes_on")} != {len(arrays["ends"])}:
+    if {len(arrays[name]) for name in ("weights", "continues")} != {len(arrays["ends"])}:
         return None
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None
@@ -249,27 +244,27 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
 def load_or_build(
     folder: Path | None, fill: Callable[[DatasetWriter], tuple[Counts, list[str]]]
 ) -> Dataset:
-    """The data set of a folder, made by ``fill`` if it is not there; without a folder in memory.
+    """The data set of a folder, built by ``fill`` if it is missing.
 
-    It is made in memory, with a warning, where the folder cannot be written, too. ``fill`` returns
-    what became of the rows, and what to tell of it.
+    It is built in memory without a folder or, with a warning, if the folder cannot be written.
+    ``fill`` returns the counts of the rows and the warnings.
     """
     if folder is not None:
         sweep(folder.parent)
     dataset = read(folder) if folder is not None else None
     if dataset is not None and folder is not None:
         with suppress(OSError):
-            (folder / "about.json").touch()  # used just now: see _forget_oldest
+            (folder / "about.json").touch()  # most recently used: see _evict_oldest
         return dataset
     if folder is None:
         return _filled(DatasetWriter(None), fill)
     shutil.rmtree(folder, ignore_errors=True)
-    _forget_oldest(folder.parent)
+    _evict_oldest(folder.parent)
     try:
         return _filled(DatasetWriter(folder), fill)
-    except _NotKept as err:
+    except _NotCached as err:
         dataset = _filled(DatasetWriter(None), fill)
-        dataset.warnings += (f"prepared data is not kept for the next run: {err}",)
+        dataset.warnings += (f"tokenized data is not cached: {err}",)
         return dataset
 
 
@@ -282,14 +277,13 @@ def _filled(
         writer.discard()
 
 
-def _forget_oldest(cache: Path) -> None:
-    """Makes room: of all prepared data, those used last are kept."""
+def _evict_oldest(cache: Path) -> None:
     with suppress(OSError):
         kept = list(cache.glob("*/about.json"))
         for about in sorted(kept, key=lambda p: p.stat().st_mtime)[: -_KEPT + 1]:
             shutil.rmtree(about.parent, ignore_errors=True)
 
 
-def learns(labels: list[int]) -> bool:
-    """Whether a loss is taken over any position: the first is never predicted."""
+def has_labels(labels: list[int]) -> bool:
+    """Whether the loss is taken on any token; the first is never predicted."""
     return any(label != IGNORE_INDEX for label in labels[1:])

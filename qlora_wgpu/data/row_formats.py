@@ -1,4 +1,4 @@
-"""Formats of rows as text, and as token ids and labels."""
+"""Rows of every format as text, and as token ids and labels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data.chat_template import ChatTemplate, suitable_template
-from qlora_wgpu.data.columns import (
-    CHAT_PAIR,
-    CHATS,
-    EmptyRow,
-    keys_of,
-)
+from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
 from qlora_wgpu.data.conversations import Conversation, Span, check_flags
 from qlora_wgpu.data.examples import document_ids, size_of
-from qlora_wgpu.data.masking import Masked, Masking, TrainOn, flags_count
+from qlora_wgpu.data.masking import Masked, Masking, TrainOn, flags_apply
 from qlora_wgpu.data.messages import (
     alpaca_prompt,
     canonical_options,
@@ -30,9 +25,9 @@ from qlora_wgpu.data.messages import (
     first_holds,
     from_json,
     from_sharegpt,
+    has_content,
     history_of,
     kind_of,
-    says_anything,
     with_system,
 )
 from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
@@ -43,49 +38,46 @@ from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 # ---- rows as token ids ---------------------------------------------------------------------------
 
 _RENDERED = 1 << 20  # characters of conversations that are rendered at once
-_TOKENIZED = 1 << 17  # characters that become tokens at once
-_NOWHERE = (1 << 62, 1 << 62)  # behind all spans
+_TOKENIZED = 1 << 17  # characters that are tokenized at once
+_NOWHERE = (1 << 62, 1 << 62)  # after all spans
 
 
 class RenderedRow(NamedTuple):
     """A row as text."""
 
-    text: str  # the text that the model reads
-    spans: Sequence[Span] | None  # ascending character ranges of what is learnt; None if all is
-    # Whether the tokenizer's own special tokens are added; a chat template writes them itself
-    add_special_tokens: bool
-    is_ended: bool = True  # whether the end-of-sequence token is put behind, and learnt
-    roles: frozenset[str] = frozenset()  # roles in a conversation
-    left_out: Sequence[str] = ()  # what of it the template leaves out, in words
-    is_spared: bool = False  # whether messages that would be learnt say that they are not
+    text: str
+    spans: Sequence[Span] | None  # ranges that the loss is taken on, ascending; None for all
+    add_special_tokens: bool  # by the tokenizer; chat templates write their own
+    add_eos: bool = True  # whether the EOS token is appended and trained on
+    roles: frozenset[str] = frozenset()  # of a conversation
+    left_out: Sequence[str] = ()  # what the template omits, in words
+    has_excluded: bool = False  # whether flags exclude turns that would be trained on
 
 
 @dataclass(frozen=True)
 class TokenizedExample:
-    """A row, or an answer of one, as tokens."""
+    """A row, or one of its answers, as tokens."""
 
-    ids: list[int]  # its token ids
-    labels: list[int]  # equally many: the ids that are learnt, and -100
-    # The text that they stand for; None where the row was cut, since few ask for it
-    text: str | None = None
+    ids: list[int]
+    labels: list[int]  # the ids that the loss is taken on, else -100
+    text: str | None = None  # None for a truncated row
     roles: frozenset[str] = frozenset()  # as of ``RenderedRow``
     left_out: Sequence[str] = ()
-    is_spared: bool = False
-    said: str = ""  # what is said of it, if it is an answer
+    has_excluded: bool = False
+    answer: str = ""  # such as "chosen", for an answer of a preference row
     weight: float = 1.0  # of its tokens in the loss
-    goes_on: bool = False  # whether it is of the same text as the one before
+    continues: bool = False  # whether it is another window of the document before it
 
 
 class RowEncoder:
-    """Turns rows into token ids and labels.
+    """Encodes rows as token ids and labels.
 
-    Labels are the ids themselves where the model learns and -100 elsewhere; they are not shifted.
-    What is learnt is ``train_on``: in chats the assistant's turns (auto, assistant) or the last of
-    them (last_turn, completion), in rows with an answer the answer, and of a ``text`` all; or (all)
-    everything. Messages that say that they are not learnt (``weight: 0``, ``train: false``) are not
-    in any case, and with auto and assistant others are that say ``train: true``. Except in chats,
-    where the template decides, the tokenizer's special tokens are added in front (never a second
-    beginning-of-sequence token) and the end-of-sequence token behind, which is learnt.
+    Labels are the ids where the loss is taken and -100 elsewhere, not shifted. ``train_on`` chooses
+    them: in chats the assistant's turns (auto, assistant) or the last turn (last_turn, completion),
+    in other rows the answer or the whole ``text``, or every token (all). Turns with ``weight: 0``
+    or ``train: false`` are always masked; with auto and assistant, ``train: true`` includes turns
+    of other roles. Except in chats, which the template renders completely, the tokenizer's special
+    tokens are added (never a second BOS token), and an EOS token at the end, which is trained on.
     """
 
     def __init__(
@@ -94,20 +86,12 @@ class RowEncoder:
         template: ChatTemplate | None,
         train_on: TrainOn = "auto",
         *,
-        heeds_flags: bool = True,
+        use_flags: bool = True,
     ) -> None:
-        """Builds an encoder.
-
-        Args:
-            tokenizer: The model's tokenizer.
-            template: The chat template, or None if there is none.
-            train_on: The tokens that are learnt.
-            heeds_flags: Whether messages decide by what they say of themselves.
-        """
         self._tokenizer = tokenizer
         self._template = template
-        self._how = how = Masking(train_on, tokenizer.eos_token, heeds_flags)
-        self._checks = template is not None and flags_count(
+        self._how = how = Masking(train_on, tokenizer.eos_token, use_flags)
+        self._checks = template is not None and flags_apply(
             template.source, template.marks_assistant, how
         )
         self.writers: dict[str, Callable[[Mapping[str, Any]], Conversation | RenderedRow]] = {
@@ -124,11 +108,7 @@ class RowEncoder:
     def encode_many(
         self, rows: Iterable[tuple[Mapping[str, Any], str]]
     ) -> Iterator[TokenizedExample | QLoRAError]:
-        """Yields rows of known formats as tokens, what is wrong with one in its place.
-
-        The template renders many in one call, and many texts become tokens on all processors; more
-        than a few megabytes are not held at once.
-        """
+        """Encodes rows of known formats in batches of a few megabytes; yields errors in place."""
         written = [self._written(row, row_format) for row, row_format in rows]
         for group in _groups(written, _RENDERED):
             for texts in _groups(self._rendered(group), _TOKENIZED):
@@ -144,7 +124,7 @@ class RowEncoder:
                 raise EmptyRow("the row has no value")
             if all(row.get(key) is None for key in keys_of(row_format)):
                 needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
-                raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
+                raise EmptyRow(f"{needed} must be a list of messages or text, got nothing")
             return self.writers[row_format](row)
         except QLoRAError as err:
             return err
@@ -173,7 +153,8 @@ class RowEncoder:
     def _text(self, row: Mapping[str, Any]) -> RenderedRow:
         if self._how.train_on not in ("auto", "all"):
             raise DataError(
-                f"data.train_on is {self._how.train_on}, but a 'text' has no turns: set it to all"
+                f"data.train_on: {self._how.train_on} requires turns, but 'text' has none: set it "
+                "to all"
             )
         text = _text_of(row, "text")
         _check_not_blank(text)
@@ -181,7 +162,6 @@ class RowEncoder:
         return RenderedRow(text, None, self._needs_special_tokens(text))
 
     def _needs_special_tokens(self, text: str) -> bool:
-        """Whether a row's text does not begin with a special token of its own."""
         bos = self._tokenizer.bos_token
         return not (bos and text.startswith(bos))
 
@@ -195,7 +175,7 @@ class RowEncoder:
     def _rendered(
         self, written: Sequence[Conversation | RenderedRow | QLoRAError]
     ) -> list[RenderedRow | QLoRAError]:
-        """Rows as text, conversations among them as the template writes them."""
+        """Rows as text; the template renders all conversations in one call."""
         conversations = [each for each in written if isinstance(each, Conversation)]
         if not conversations or self._template is None:
             return [each for each in written if not isinstance(each, Conversation)]
@@ -209,8 +189,8 @@ class RowEncoder:
     def _encoded(
         self, written: Sequence[RenderedRow | QLoRAError]
     ) -> Iterator[TokenizedExample | QLoRAError]:
-        alike = groupby(written, lambda w: isinstance(w, RenderedRow) and w.add_special_tokens)
-        for special, rows in alike:
+        groups = groupby(written, lambda w: isinstance(w, RenderedRow) and w.add_special_tokens)
+        for special, rows in groups:
             group = list(rows)
             texts = [each.text for each in group if isinstance(each, RenderedRow)]
             tokens = iter(self._tokens_of(texts, special))
@@ -224,7 +204,7 @@ class RowEncoder:
     def _tokens_of(
         self, texts: Sequence[str], add_special_tokens: bool
     ) -> list[Tokens | TokenizerError]:
-        """Texts as tokens, on all processors; one by one where each has to have its own error."""
+        """Tokenizes texts in parallel, or one by one if each needs its own error."""
         if len(texts) > 1:
             with suppress(TokenizerError):
                 return [*self._tokenizer.encode_batch(texts, add_special_tokens)]
@@ -243,23 +223,23 @@ class RowEncoder:
         ids, offsets = tokens
         labels = list(ids)
         if written.spans is not None:
-            learnt = tokens_in_spans(offsets, written.spans)
-            labels = np.where(learnt, ids, IGNORE_INDEX).tolist()
+            loss_mask = tokens_in_spans(offsets, written.spans)
+            labels = np.where(loss_mask, ids, IGNORE_INDEX).tolist()
         eos = self._tokenizer.eos_token_id
-        if written.is_ended and eos is not None:
+        if written.add_eos and eos is not None:
             if not ids or ids[-1] != eos:
                 ids.append(eos)
                 labels.append(eos)
             labels[-1] = eos
-        besides = written.roles, written.left_out, written.is_spared
-        return TokenizedExample(ids, labels, written.text, *besides)
+        about = written.roles, written.left_out, written.has_excluded
+        return TokenizedExample(ids, labels, written.text, *about)
 
 
 _Item = TypeVar("_Item")
 
 
 def encoded_or_raised(encoded: TokenizedExample | QLoRAError, where: str = "") -> TokenizedExample:
-    """What a row has become; raises what is wrong with it, with where it stands in front."""
+    """Returns an encoded row, or raises its error with the row's location."""
     if isinstance(encoded, TokenizedExample):
         return encoded
     if not where or not isinstance(encoded, DataError | TokenizerError):
@@ -269,7 +249,6 @@ def encoded_or_raised(encoded: TokenizedExample | QLoRAError, where: str = "") -
 
 
 def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> RenderedRow | QLoRAError:
-    """The template writes the special tokens itself, the beginning-of-sequence token included."""
     if isinstance(masked, QLoRAError):
         return masked
     try:
@@ -277,12 +256,12 @@ def _as_row(conversation: Conversation, masked: Masked | QLoRAError) -> Rendered
     except DataError as err:
         return err
     roles = frozenset(message["role"] for message in conversation.messages)
-    text, spans, is_spared, left_out = masked
-    return RenderedRow(text, spans, False, False, roles, left_out, is_spared)
+    text, spans, has_excluded, left_out = masked
+    return RenderedRow(text, spans, False, False, roles, left_out, has_excluded)
 
 
 def _groups(items: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
-    """Neighbours of so many characters together; what is larger is by itself."""
+    """Groups neighbours of up to ``most`` characters; a larger item is alone."""
     group: list[_Item] = []
     size = 0
     for item in items:
@@ -302,17 +281,17 @@ def _characters(row: object) -> int:
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
-    """Marks tokens that stand, at least in part, for characters in one of the ascending spans.
+    """Which tokens have a character in one of the ascending spans.
 
-    Added special tokens have the range ``(0, 0)``. Spaces that a tokenizer leaves out of its ranges
+    Added special tokens have the range ``(0, 0)``. Spaces that a tokenizer omits from its offsets
     belong to the token after them.
     """
-    flat = chain.from_iterable(offsets)  # as pairs, NumPy takes three times as long
+    flat = chain.from_iterable(offsets)  # three times as fast as pairs
     starts, ends = np.fromiter(flat, np.int64, 2 * len(offsets)).reshape(-1, 2).T
     firsts, lasts = np.array([*spans, _NOWHERE], np.int64).T
     covered = np.maximum.accumulate(np.append(0, ends))[:-1]
     begins = np.minimum(starts, covered)
-    # The first span that ends behind where tokens have begun so far.
+    # The first span that ends after the latest start of a token so far.
     nearest = np.searchsorted(lasts[:-1], np.maximum.accumulate(begins), "right")
     inside: npt.NDArray[np.bool_] = np.maximum(begins, firsts[nearest]) < np.minimum(
         ends, lasts[nearest]
@@ -324,28 +303,24 @@ def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArr
 
 
 def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dict[str, Any]], int]:
-    """A prompt's messages and its completion's, and how many are the prompt's."""
     parts = []
     for key in ("prompt", "completion"):
         value = row[key]
         if not isinstance(value, list):
             raise DataError(
-                f"'{key}' must be a list of messages, as the other of 'prompt' and 'completion' "
-                f"is, got {kind_of(value)}"
+                "'prompt' and 'completion' must both be lists of messages or both be text, got "
+                f"{kind_of(value)} as '{key}'"
             )
         parts.append(checked_messages(value, key) if value else [])
         if checks:
-            _check_flags(parts[-1], "message {} of " + repr(key))
+            check_flags(parts[-1], "message {} of " + repr(key))
     if not any(parts):
-        raise EmptyRow("'prompt' and 'completion' hold no message")
+        raise EmptyRow("'prompt' and 'completion' have no messages")
     return [*parts[0], *parts[1]], len(parts[0])
 
 
 def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversation:
-    """What a row of a chat format holds under that format's key.
-
-    With ``checks`` what its messages say of themselves is checked, too.
-    """
+    """The conversation of a row in a chat format; ``checks`` refuses invalid flags."""
     first, name = 0, "message {}"
     turns = None if key == CHAT_PAIR else from_json(row[key])
     if key == CHAT_PAIR:
@@ -355,9 +330,9 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     else:
         messages, name = from_sharegpt(turns), "turn {}"
     if checks and key != CHAT_PAIR:
-        _check_flags(messages, name)
-    if not any(map(says_anything, messages)):
-        raise EmptyRow("the messages hold no text at all")
+        check_flags(messages, name)
+    if not any(map(has_content, messages)):
+        raise EmptyRow("the messages have no text")
     own, messages = len(messages), with_system(messages, row)
     if key == CHAT_PAIR:
         first += len(messages) - own
@@ -365,22 +340,17 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     return Conversation(messages, canonical_tools(row.get("tools")), first, options)
 
 
-def _check_flags(messages: Sequence[Mapping[str, Any]], name: str) -> None:
-    for number, message in enumerate(messages, start=1):
-        check_flags(message, name.format(number))
-
-
 def _check_size(text: str, limit: int) -> None:
     if size_of(text) > limit:
         raise DataError(
-            f"its text has {size_of(text):,} bytes, more than {limit:,}: cut it into several rows, "
-            "or put a document into a .txt file"
+            f"its text has {size_of(text):,} bytes, more than {limit:,}: split it into several "
+            "rows, or put a document into a .txt file"
         )
 
 
 def _check_not_blank(text: str) -> None:
     if not text.strip():
-        raise EmptyRow("the row has no text at all")
+        raise EmptyRow("the row has no text")
 
 
 def _text_of(row: Mapping[str, Any], key: str) -> str:

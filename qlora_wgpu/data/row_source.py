@@ -1,4 +1,4 @@
-"""The rows of files, or of a program, one after the other, as examples of token ids."""
+"""Rows of files or of a program as examples: supervised ones, and those with answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qlora_wgpu.data.columns import (
     EmptyRow,
     detect_format,
     is_blank,
-    refuse_masks,
+    refuse_loss_masks,
     weight_of,
     with_columns,
 )
@@ -21,14 +21,14 @@ from qlora_wgpu.data.examples import Counts, document_ids
 from qlora_wgpu.data.json_rows import file_parts
 from qlora_wgpu.data.messages import as_chat, with_chat_prompt
 from qlora_wgpu.data.preferences import (
-    JUDGED,
+    UNPAIRED,
     Answer,
     format_of,
     is_labelled_false,
     pair_of,
     unpaired_preference,
 )
-from qlora_wgpu.data.prepared import DatasetWriter, learns
+from qlora_wgpu.data.prepared import DatasetWriter, has_labels
 from qlora_wgpu.data.row_formats import RowEncoder, TokenizedExample, encoded_or_raised
 from qlora_wgpu.data.row_stats import PreprocessConfig, RowStats
 from qlora_wgpu.data.sources import read_rows
@@ -36,15 +36,12 @@ from qlora_wgpu.data.splits import SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError
 
-# ---- rows that are learnt as they are ------------------------------------------------------------
+# ---- supervised rows -----------------------------------------------------------------------------
 
 
 def materialize(rows: Any) -> Any:
-    """The rows of an iterator as a list, those of pandas' ``DataFrame`` as mappings.
-
-    Everything else stays as it is.
-    """
-    if isinstance(rows, Iterator):  # gives each row once, and it is looked at before it is read
+    """An iterator as a list, and pandas' ``DataFrame`` as mappings; others are unchanged."""
+    if isinstance(rows, Iterator):  # rows are read more than once
         return list(rows)
     if hasattr(rows, "iloc") and hasattr(rows, "columns"):
         return [_without_gaps(row) for row in rows.to_dict("records")]
@@ -52,21 +49,21 @@ def materialize(rows: Any) -> Any:
 
 
 def _without_gaps(row: dict[Any, Any]) -> dict[str, Any]:
-    """A row of a table, in which NaN stands where there is no value."""
+    """A row of a table with None in place of NaN."""
     gaps = (key for key, value in row.items() if isinstance(value, float) and value != value)
     return {str(key): value for key, value in row.items()} | {str(key): None for key in gaps}
 
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
-_UNREAD = frozenset({"image", "images", "video", "videos", "audio", "audios"})  # as TRL has them
+_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})  # TRL's columns
 _AT_ONCE = 64  # rows that are rendered and encoded together
-Placed = tuple[str, dict[str, Any]]  # where a row stands, and the row
+Placed = tuple[str, dict[str, Any]]  # a row's location, and the row
 Row = tuple[str, dict[str, Any], str]  # ... and its format
 Rows = Callable[[], Iterator[Placed]]
 
 
 def rows_of_files(selection: SplitFiles) -> Iterator[Placed]:
-    """The rows of all files, of which a slice may be asked for, and where each stands."""
+    """The rows of all files, or a slice of them, with their locations."""
     if selection.rows is None:
         yield from _rows_of_all(selection)
         return
@@ -74,7 +71,7 @@ def rows_of_files(selection: SplitFiles) -> Iterator[Placed]:
     rows = islice(_rows_of_all(selection), begin, max(begin, end))
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{selection.name} has no row in the slice {selection.rows.text}")
+        raise DataError(f"{selection.name} has no rows in the slice {selection.rows.text}")
     yield first
     yield from rows
 
@@ -93,7 +90,7 @@ def _rows_of_all(selection: SplitFiles) -> Iterator[Placed]:
 
 
 def rows_in_memory(rows: Any, name: str) -> Iterator[Placed]:
-    """Rows that stand in no file."""
+    """Rows of a program, located by their indices."""
     for index, row in enumerate(rows):
         where = f"{name}[{index}]"
         if not isinstance(row, Mapping):
@@ -102,17 +99,16 @@ def rows_in_memory(rows: Any, name: str) -> Iterator[Placed]:
 
 
 def _not_blank(path: Path) -> Iterator[str]:
-    """The parts of a text."""
     blank = True
     for part in file_parts(path):
         blank = blank and not part.strip()
         yield part
     if blank:
-        raise DataError(f"{path.name} holds no text")
+        raise DataError(f"{path.name} has no text")
 
 
 def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """So many rows at a time; those before a wrong one come before its error."""
+    """Batches of rows; those before an invalid row are yielded before its error."""
     group: list[Row] = []
     try:
         for row in rows:
@@ -128,11 +124,11 @@ def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
 
 @dataclass
 class RowSource:
-    """Where the rows of a data set come from, and how they become examples."""
+    """The rows of a data set, and how they become examples."""
 
     name: str  # the data set's, for messages
-    rows: Rows  # reads the rows, from the first one on
-    documents: Sequence[Path]  # texts in place of rows
+    rows: Rows  # reads the rows from the first one
+    documents: Sequence[Path]  # text files in place of rows
     tokenizer: Tokenizer
     template: ChatTemplate | None
     how: PreprocessConfig
@@ -143,23 +139,23 @@ class RowSource:
 
     @property
     def row_format(self) -> str:
-        """The format of the first row that holds anything; documents are text."""
+        """The format of the first row that is not blank; documents are text."""
         if self.documents:
             return "text"
         return next((name for _, _, name in self._formatted() if name), "text")
 
     def fill(self, writer: DatasetWriter) -> tuple[Counts, list[str]]:
-        """Adds all examples; returns what became of the rows, and what to tell of it."""
+        """Adds all examples; returns the counts of the rows and the warnings."""
         added = 0
         for each in self._examples(empty=False):
-            writer.add(each.ids, each.labels, each.weight, goes_on=each.goes_on)
+            writer.add(each.ids, each.labels, each.weight, continues=each.continues)
             added += 1
         if not added:
-            raise DataError(self._tally.nothing())
+            raise DataError(self._tally.no_examples())
         return self._tally.counts, self._tally.warnings()
 
     def examples(self) -> Iterator[TokenizedExample]:
-        """Yields one example after another, also where nothing of it is learnt."""
+        """Yields all examples, including those without labels."""
         return self._examples(empty=True)
 
     def _examples(self, *, empty: bool) -> Iterator[TokenizedExample]:
@@ -180,12 +176,10 @@ class RowSource:
                     yield self._window(ids[begin : begin + length])
                 has_windows |= whole > 0
                 del ids[:whole]
-            if len(ids) > 1:  # the rest; a last token by itself teaches nothing
+            if len(ids) > 1:  # the rest; a single token has nothing to predict
                 yield self._window(ids)
             elif not has_windows:
-                raise DataError(
-                    f"{path.name} holds fewer than two tokens: there is nothing to learn"
-                )
+                raise DataError(f"{path.name} has fewer than two tokens: nothing to train on")
 
     def _window(self, ids: list[int]) -> TokenizedExample:
         self._tally.count("rows")
@@ -208,12 +202,11 @@ class RowSource:
                     self._tally.count("empty", where)
                     continue
                 made = encoded_or_raised(each, where)
-                is_bad = row_format != "text" and is_labelled_false(row)
+                is_rejected = row_format != "text" and is_labelled_false(row)
                 self._tally.encoded(made, row_format)
                 self._tally.left_out(where, made.left_out)
-                yield from self._kept(
-                    where, replace(made, weight=weight), row_format, is_bad, empty
-                )
+                made = replace(made, weight=weight)
+                yield from self._kept(where, made, row_format, is_rejected, empty)
 
     def _read(self) -> None:
         self._tally.count("rows")
@@ -221,9 +214,9 @@ class RowSource:
             self.progress(self._tally.num["rows"])
 
     def _kept(
-        self, where: str, encoded: TokenizedExample, row_format: str, is_bad: bool, empty: bool
+        self, where: str, encoded: TokenizedExample, row_format: str, is_rejected: bool, empty: bool
     ) -> Iterator[TokenizedExample]:
-        """The examples that a row becomes; with ``empty`` also where nothing of it is learnt."""
+        """The examples of a row; with ``empty`` also if it has no labels."""
         tally, limit = self._tally, self.how.max_seq_length
         has_windows = self.how.truncation == "windows" and row_format == "text"
         if has_windows and encoded.weight and len(encoded.ids) > limit:
@@ -232,32 +225,32 @@ class RowSource:
         cut = self._cut(encoded, where)
         if cut is None:
             tally.count("dropped")
-        elif encoded.weight and learns(cut.labels):
+        elif encoded.weight and has_labels(cut.labels):
             tally.count("truncated", by=cut is not encoded)
-            tally.count("bad", by=is_bad)
+            tally.count("rejected", by=is_rejected)
             yield cut
         else:
             if not encoded.weight:
-                tally.count("weightless")
-            elif learns(encoded.labels):  # what is cut away
+                tally.count("zero weight")
+            elif has_labels(encoded.labels):  # all of them were truncated
                 tally.without_labels(frozenset())
             else:
-                tally.without_labels(encoded.roles, is_spared=encoded.is_spared)
+                tally.without_labels(encoded.roles, has_excluded=encoded.has_excluded)
             if empty:
                 yield cut
 
     def _text_windows(self, encoded: TokenizedExample) -> Iterator[TokenizedExample]:
-        """A text whole, in as many examples as it takes; a last token by itself teaches nothing."""
+        """All windows of a text; a last one of a single token has nothing to predict."""
         limit, ids = self.how.max_seq_length, encoded.ids
         begins = range(0, len(ids) - 1, limit)
         self._tally.count("long texts")
         self._tally.count("windows", by=len(begins))
         for begin in begins:
             part = ids[begin : begin + limit]
-            yield TokenizedExample(part, list(part), weight=encoded.weight, goes_on=begin > 0)
+            yield TokenizedExample(part, list(part), weight=encoded.weight, continues=begin > 0)
 
     def _cut(self, encoded: TokenizedExample, where: str) -> TokenizedExample | None:
-        """The part of a row that is kept, or None if nothing is."""
+        """A row within the maximum length, or None if it is dropped."""
         limit, truncation = self.how.max_seq_length, self.how.truncation
         if len(encoded.ids) <= limit:
             return encoded
@@ -272,7 +265,7 @@ class RowSource:
         return replace(encoded, ids=encoded.ids[kept], labels=encoded.labels[kept], text=None)
 
     def _formatted(self) -> Iterator[Row]:
-        """Rows, where each stands, and their format, which all share; none where one is blank."""
+        """Rows with their locations and their common format; a blank row's format is empty."""
         row_format: str | None = None
         first = ""
         for where, given in self.rows():
@@ -280,118 +273,101 @@ class RowSource:
                 yield where, given, ""
                 continue
             try:
-                refuse_masks(given)
+                refuse_loss_masks(given)
                 row = with_columns(given, self.how.columns)
-                row, own_format = self._as_wanted(row, self._format_of(row))
+                row, own_format = self._converted(row, self._format_of(row))
                 if row_format is None:
                     row_format, first = own_format, where
                 elif own_format != row_format:
                     raise DataError(
-                        f"a row of the format '{own_format}' stands among rows of "
-                        f"'{row_format}' ({first}): give each format its own file"
+                        f"its format is '{own_format}', but that of the rows before it is "
+                        f"'{row_format}' ({first}): use a separate file for each format"
                     )
             except DataError as err:
                 raise DataError(f"{where}: {err}") from err
-            for column in _UNREAD & given.keys():
+            for column in _MEDIA & given.keys():
                 if given[column]:
                     self._tally.unread(where, column)
             yield where, row, row_format
 
     def _format_of(self, row: dict[str, Any]) -> str:
-        """The format of a row."""
         return detect_format(row, self.how.row_format, self.how.columns)
 
-    def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
-        """A row and its format, as turns of a chat where this is asked for."""
+    def _converted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
+        """A row and its format, converted to a chat with ``data.apply_chat_template``."""
         return as_chat(row, row_format) if self.how.as_chats else (row, row_format)
 
 
 # ---- rows with answers ---------------------------------------------------------------------------
 
-SAID = {
+ANSWER_NAMES = {
     "dpo": ("chosen", "rejected"),
     "orpo": ("chosen", "rejected"),
     "kto": ("desirable", "undesirable"),
 }
-"""What is said of the two answers of a row, by ``train.objective``."""
+"""Names of the two answers of a row, by ``train.objective``."""
 
 _NOTHING = TokenizedExample([], [])
-Answers = tuple[Answer | None, Answer | None]  # what is good, and what is not
+Answers = tuple[Answer | None, Answer | None]  # chosen and rejected, or one of them
 
 
 def unit_of(how: PreprocessConfig) -> int:
-    """How many examples make a row."""
+    """The number of examples in a row."""
     return 1 if how.objective == "sft" else 2
 
 
 class AnswerSource(RowSource):
-    """Where rows with answers come from.
-
-    Each row makes two examples, what is good in front. Where a row judges one answer alone, the
-    other's place is empty.
-    """
+    """Rows with answers: each becomes a chosen and a rejected example; one may be empty."""
 
     @property
     def row_format(self) -> str:
-        """How prompts of the first row are written: as a chat (messages), or as text."""
-        self._refuse_documents()
+        """The format of the first row's prompt: messages or text."""
         for where, row, row_format in self._formatted():
             answers = self._answers(row, row_format)
+            if isinstance(answers, EmptyRow):
+                continue
             if isinstance(answers, DataError):
-                if isinstance(answers, EmptyRow):  # is left out
-                    continue
                 raise DataError(f"{where}: {answers}") from answers
             return next(answer.row_format for answer in answers if answer)
         return "messages"
 
     def examples(self) -> Iterator[TokenizedExample]:
-        """Yields one example after another: the answers of each row."""
+        """Yields the answers of each row."""
         return (each for each in super().examples() if each.ids)
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
-        encoder = RowEncoder(self.tokenizer, self.template, "last_turn", heeds_flags=False)
+        encoder = RowEncoder(self.tokenizer, self.template, "last_turn", use_flags=False)
         for rows in _groups(self._formatted()):
             answers = [self._answers(row, row_format) for _, row, row_format in rows]
             pairs = [each for each in answers if not isinstance(each, DataError)]
             encoded = encoder.encode_many([a for pair in pairs for a in pair if a is not None])
             for (where, _, _), each in zip(rows, answers, strict=True):
                 self._read()
-                if not isinstance(each, DataError):
-                    made = [_NOTHING if a is None else next(encoded) for a in each]
-                    sides = self._sides(where, each, made, empty=empty)
-                elif isinstance(each, EmptyRow):
+                if isinstance(each, EmptyRow):
                     self._tally.count("empty", where)
                     continue
-                else:
+                if isinstance(each, DataError):
                     raise DataError(f"{where}: {each}") from each
-                for side, said in zip(sides, cycle(SAID[self.how.objective]), strict=False):
-                    yield replace(side, said=said)
-
-    def _windows(self) -> Iterator[TokenizedExample]:
-        self._refuse_documents()
-        return iter(())
-
-    def _refuse_documents(self) -> None:
-        if self.documents:
-            raise DataError(
-                f"{self.name} is text, but train.objective: {self.how.objective} learns from "
-                "rows with answers"
-            )
+                made = [_NOTHING if a is None else next(encoded) for a in each]
+                sides = self._sides(where, each, made, empty=empty)
+                names = cycle(ANSWER_NAMES[self.how.objective])
+                for side, name in zip(sides, names, strict=False):
+                    yield replace(side, answer=name)
 
     def _format_of(self, row: dict[str, Any]) -> str:
         return format_of(row, self.how.objective)
 
-    def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
+    def _converted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
         return with_chat_prompt(row) if self.how.as_chats else row, row_format
 
     def _answers(self, row: dict[str, Any], row_format: str) -> Answers | DataError:
         try:
             if not row_format:
                 return EmptyRow("the row has no value")
-            if row_format != JUDGED:
+            if row_format != UNPAIRED:
                 return pair_of(row)
-            answer, is_good = unpaired_preference(row)
-            return (answer, None) if is_good else (None, answer)
+            answer, is_desirable = unpaired_preference(row)
+            return (answer, None) if is_desirable else (None, answer)
         except DataError as err:
             return err
 
@@ -403,10 +379,7 @@ class AnswerSource(RowSource):
         *,
         empty: bool,
     ) -> list[TokenizedExample]:
-        """A row's examples with the places between them; none where one is of no use.
-
-        An answer that is cut away whole takes the row with it, since nothing would be compared.
-        """
+        """A row's examples; none if one of them cannot be used or is truncated entirely."""
         wrong = next((each for each in made if isinstance(each, QLoRAError)), None)
         if isinstance(wrong, EmptyRow):
             self._tally.count("empty", where)
@@ -426,14 +399,14 @@ class AnswerSource(RowSource):
         if len(kept) < len(whole):
             self._tally.count("dropped")
             return []
-        if any(not learns(side.labels) for side in kept if side.ids):
+        if any(not has_labels(side.labels) for side in kept if side.ids):
             self._tally.without_labels(given[-1].roles)
             return kept if empty else []
         self._tally.count("truncated", by=any(a is not b for a, b in zip(kept, whole, strict=True)))
-        self._tally.count("spared", by=any(side.is_spared for side in whole))
+        self._tally.count("excluded turns", by=any(side.has_excluded for side in whole))
         if len(given) == 2 and kept[0].ids == kept[1].ids:  # TRL keeps such rows, too
-            self._tally.count("same", where)
-        # KTO learns from each answer of a pair by itself.
+            self._tally.count("equal answers", where)
+        # KTO takes each answer of a pair as a row of its own.
         if self.how.objective == "kto" and len(given) == 2:
             return [kept[0], _NOTHING, _NOTHING, kept[1]]
         return kept

@@ -15,31 +15,31 @@ from typing import IO, Any, TextIO
 from qlora_wgpu.data import parquet_child
 from qlora_wgpu.data.json_rows import checked
 from qlora_wgpu.data.messages import without_nulls
-from qlora_wgpu.errors import DataError
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import DataError, install_command
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
 from qlora_wgpu.visible import one_line
 
-_LONGEST_REASON = 300  # characters of a library's message
+_LONGEST_REASON = 300  # characters of pyarrow's message
 
 
 # ---- CSV -----------------------------------------------------------------------------------------
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields where a row stands and the row; its first line names the columns.
+    """Yields each row after its location; the first line names the columns.
 
-    They are separated by commas, or by semicolons or tabs where the first line has no comma. A
-    first column without a name is the index that pandas writes, and is left out.
+    The delimiter is a comma, or a semicolon or tab if the first line has no comma. A first column
+    without a name is the index that pandas writes, and is ignored.
     """
     csv.field_size_limit(MAX_LINE)
     try:
         with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             first = file.readline(MAX_LINE)
             file.seek(0)
+            delimiter = next((mark for mark in ",;\t" if mark in first), ",")
             lines = _RecordLines(file, path.name)
-            reader = csv.reader(lines, strict=True, delimiter=_delimiter(first))
+            reader = csv.reader(lines, strict=True, delimiter=delimiter)
             names = next(reader, [])
             indexed = len(names) > 1 and not names[0]
             _check_columns(names[indexed:], path.name)
@@ -51,8 +51,8 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     continue
                 if len(cells) != len(names):
                     raise DataError(
-                        f"{where}: it has {_counted(len(cells), 'cell')}, but the first line "
-                        f"names {_counted(len(names), 'column')}"
+                        f"{where}: expected {_counted(len(names), 'cell')} as in the first line, "
+                        f"got {len(cells):,}"
                     )
                 yield where, dict(zip(names[indexed:], cells[indexed:], strict=True))
     except UnicodeDecodeError as err:
@@ -60,11 +60,11 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except csv.Error as err:
         raise DataError(f"{path.name} line {reader.line_num}: not valid CSV ({err})") from err
     except OSError as err:
-        raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
+        raise DataError(f"cannot read the data file {path}: {err.strerror or err}") from err
 
 
 class _RecordLines:
-    """The lines of a file, of which one record may take so many characters and no more."""
+    """The lines of a file, with a maximum number of characters per record."""
 
     def __init__(self, file: TextIO, name: str) -> None:
         self._file = file
@@ -73,7 +73,7 @@ class _RecordLines:
         self._left = MAX_LINE
 
     def begin(self) -> None:
-        """Another record begins with the next line."""
+        """Starts another record at the next line."""
         self._first, self._left = self._line, MAX_LINE
 
     def __iter__(self) -> _RecordLines:
@@ -84,18 +84,13 @@ class _RecordLines:
         if len(line) > self._left:
             raise DataError(
                 f"{self._name}: the row that begins in line {self._first} is longer than "
-                f"{MAX_LINE >> 20} MiB: is a quote left open?"
+                f"{MAX_LINE >> 20} MiB: is a closing quote missing?"
             )
         if not line:
             raise StopIteration
         self._left -= len(line)
         self._line += 1
         return line
-
-
-def _delimiter(names: str) -> str:
-    """What separates columns: a comma, or what stands between the names where there is none."""
-    return next((mark for mark in ",;\t" if mark in names), ",")
 
 
 def _counted(count: int, noun: str) -> str:
@@ -106,25 +101,25 @@ def _check_columns(names: list[str], file: str) -> None:
     if len(names) > MAX_COLUMNS:
         raise DataError(f"{file}: it has {len(names):,} columns, more than {MAX_COLUMNS:,}")
     if len(set(names)) != len(names) or not all(names):
-        raise DataError(f"{file}: its first line must name every column once")
+        raise DataError(f"{file}: the first line must name every column exactly once")
 
 
 # ---- Parquet and Arrow ---------------------------------------------------------------------------
 
 
 def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields where a row stands and the row, of a Parquet or Arrow file.
+    """Yields each row of a Parquet or Arrow file after its location.
 
-    A process of its own reads the file: a few bytes of either can stand for gigabytes, and the
-    library may end the process on a damaged file.
+    A child process reads the file: a few bytes can expand to gigabytes, and pyarrow may abort the
+    process on a damaged file.
     """
     kind = "an Arrow" if path.suffix.lower() == ".arrow" else "a Parquet"
     if importlib.util.find_spec("pyarrow") is None or not _has_parquet():
         raise DataError(
-            f"{path.name}: {kind.split()[1]} files need pyarrow: {install_command('parquet')}"
+            f"{path.name}: {kind.split()[1]} files require pyarrow: {install_command('parquet')}"
         )
     limits = (MAX_TABLE_MEMORY, MAX_LINE, MAX_COLUMNS, MAX_EXPANSION)
-    # Without -P the folder of the script would be one to import from.
+    # Without -P, modules could be imported from the script's folder.
     command = [sys.executable, "-P", parquet_child.__file__, str(path), *map(str, limits)]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -139,33 +134,29 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _has_parquet() -> bool:
     try:
         return importlib.util.find_spec("pyarrow.parquet") is not None
-    except ValueError:  # it is there and broken
+    except ValueError:  # it is installed but broken
         return False
 
 
 def _rows_of(lines: IO[bytes], name: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows that the process writes, a line each, until the line that says how it ended."""
     number = 0
     while line := lines.readline():
         mark, text = line[:1], line[1:].decode("utf-8")
         if mark == parquet_child.END:
             return
         if mark == parquet_child.ERROR:
-            raise DataError(f"{name} is not {kind} file that can be read: {_reason(text)}")
+            reason = one_line(text.strip())[:_LONGEST_REASON]
+            raise DataError(f"cannot read {name} as {kind} file: {reason}")
         number += 1
         where = f"{name} row {number}"
         try:
             row = checked(json.loads(text), text)
             yield where, {key: without_nulls(value) for key, value in row.items()}
         except RecursionError as err:
-            raise DataError(f"{where}: it is nested too deeply") from err
+            raise DataError(f"{where} is nested too deeply") from err
         except DataError as err:
             raise DataError(f"{where}: {err}") from err
     raise DataError(
-        f"{name} cannot be read beyond row {number:,}: it is damaged, or its rows take more than "
+        f"cannot read {name} beyond row {number:,}: it is damaged, or its rows take more than "
         f"{MAX_TABLE_MEMORY >> 20} MiB of memory"
     )
-
-
-def _reason(text: str) -> str:
-    return one_line(text.strip())[:_LONGEST_REASON]

@@ -1,1 +1,1 @@
-"""Model families: a file for each model_type, and what their forwards share."""
+"""Model families: a file for each model_type, and their common parts."""

@@ -1,4 +1,4 @@
-"""Apertus (Swiss AI, 2025): as Llama, with normalized q and k, and an MLP by xIELU."""
+"""Apertus (Swiss AI, 2025): as Llama, with normalized q and k, and an xIELU MLP."""
 
 from qlora_wgpu.families import parts
 
@@ -14,11 +14,11 @@ ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
-"""Hugging Face's, where a config.json has none."""
+"""Hugging Face's defaults."""
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Other activations than xIELU have no scalars."""
+    """Only xIELU has scalars."""
     dimensions = parts.Dimensions.read(read)
     eps = read.number("rms_norm_eps", 1e-5)
     rope = _rope(read, dimensions.head_dim)

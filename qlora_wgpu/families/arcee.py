@@ -1,10 +1,9 @@
-"""Arcee's foundation models (2025): as Llama, with a plain MLP and the square of a ReLU."""
+"""Arcee's foundation models (2025): as Llama, with a plain MLP and squared ReLU."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """RMSNorms before a rotated attention and an MLP without a gate."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
     attention = parts.read_attention(read, dimensions, rope)

@@ -1,4 +1,4 @@
-"""Command R and R+ (Cohere, 2024): halves of a layer at once, LayerNorms, neighbours rotated."""
+"""Command R and R+ (Cohere, 2024): parallel attention and MLP, LayerNorms, interleaved RoPE."""
 
 from qlora_wgpu.families import parts
 

@@ -1,4 +1,4 @@
-"""Command R7B and Command A (Cohere, 2024): as Command R, most layers with a window."""
+"""Command R7B and Command A (Cohere, 2024): as Command R, most layers with sliding windows."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Layers that see everything know no positions."""
+    """Layers with full attention have no positions."""
     read = read.with_defaults(sliding_window=4096)
     dimensions = parts.Dimensions.read(read)
     attention = parts.read_attention(

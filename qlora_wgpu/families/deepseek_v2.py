@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (2024): latent attention, and experts by their softmax: DeepSeek-V2-Lite."""
+"""DeepSeek-V2 (2024): latent attention, and softmax routing: DeepSeek-V2-Lite."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The first ``first_k_dense_replace`` layers are dense."""
     read.no_dropout("attention_dropout")
-    # Its rotation takes neighbours whatever is said.
+    # Its RoPE is always interleaved.
     attention = replace(parts.read_latent_attention(read, SIZES, q_rank=1536), interleaved=True)
     dimensions = attention.dimensions
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
@@ -24,7 +24,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBlock:
-    """Weights are never normalized, as in transformers; what asks for that is refused."""
+    """Weights are never normalized, as in transformers; config.json must not ask for it."""
     read = read.renamed("n_routed_experts", "num_experts")
     read.choice("norm_topk_prob", (False, None))
     read.choice("scoring_func", ("softmax", None))

@@ -1,4 +1,4 @@
-"""DeepSeek-V3's kind (2024), of sizes that are trained on one machine: Moonlight-16B-A3B."""
+"""DeepSeek-V3's architecture (2024) in sizes for one machine: Moonlight-16B-A3B."""
 
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.glm4_moe import corrected_experts

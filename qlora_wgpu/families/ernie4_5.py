@@ -1,10 +1,10 @@
-"""ERNIE 4.5, dense (Baidu, 2025): as Llama, with neighbours rotated."""
+"""ERNIE 4.5, dense (Baidu, 2025): as Llama, with interleaved RoPE."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """One key gives biases to all layers."""
+    """One key sets the biases of all layers."""
     read = read.with_defaults(num_key_value_heads=2, head_dim=128)
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)

@@ -7,14 +7,14 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """As the dense models, with mixtures from ``moe_layer_start_index`` on."""
+    """As the dense models, with experts from ``moe_layer_start_index`` on."""
     read = read.renamed("moe_num_experts", "num_experts").renamed("moe_k", "num_experts_per_tok")
     read = read.with_defaults(num_key_value_heads=4)
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)
     if read.flag("use_bias"):
         raise UnsupportedModelError(
-            "config.json: use_bias = true is not supported: it gives lm_head a bias, too"
+            "config.json: use_bias = true is not supported, since lm_head would have a bias, too"
         )
     attention = parts.Attention(dimensions, rope, interleaved=True)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
@@ -53,7 +53,6 @@ def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBl
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     first, every = read.count("moe_layer_start_index", 1), read.integer("moe_layer_interval", 1)
     last = read.config.get("moe_layer_end_index", -1)
     if type(last) is not int or not last >= -1:

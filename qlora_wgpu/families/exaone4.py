@@ -1,4 +1,4 @@
-"""EXAONE 4 (LG AI Research, 2025): norms after each half; only layers with a window rotate."""
+"""EXAONE 4 (LG AI Research, 2025): post-norms; only layers with a sliding window use RoPE."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A gated MLP in every layer."""
     read = read.with_defaults(sliding_window=4096)
     dimensions = parts.Dimensions.read(read)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
@@ -21,7 +20,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def read_attentions(
     read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
 ) -> list[parts.Attention]:
-    """Three layers of four slide where nothing says otherwise; without a window, all rotate."""
+    """By default, three of four layers slide; without a window, all use RoPE."""
     read.no_dropout("attention_dropout")
     rope = parts.read_rope(read.config, dimensions.head_dim)
     attention = parts.Attention(dimensions, rope, qk_norm=parts.QKNorm(eps))

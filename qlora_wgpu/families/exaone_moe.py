@@ -11,7 +11,7 @@ SIZES = {"num_experts": 64, "moe_intermediate_size": 1024}
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """EXAONE 4's attention with norms before each half; the first layers are dense."""
+    """EXAONE 4's attention with pre-norms; the first layers are dense."""
     read = read.with_defaults(sliding_window=4096, num_key_value_heads=32)
     dimensions = parts.Dimensions.read(read)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
@@ -29,7 +29,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     types = read.config.get("mlp_layer_types")
     if types is None:
         return [i >= read.count("first_k_dense_replace", 1) for i in range(layers)]

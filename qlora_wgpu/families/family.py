@@ -1,6 +1,6 @@
-"""The interface of a model family: its layers' names and shapes, and its forward.
+"""The interface of a model family: its layers' names and shapes, and its forward pass.
 
-A family is one module here, named after Hugging Face's ``model_type``, with a ``compose``.
+A family is a module in this package, named after Hugging Face's ``model_type``, with a ``compose``.
 """
 
 from __future__ import annotations
@@ -23,55 +23,50 @@ from qlora_wgpu.ops.modules import ExpertLinear, HostEmbedding, Linear, Matrix
 
 @dataclass(frozen=True)
 class Stacking:
-    """How transformers holds a mixture: its experts in ``gate_up_proj`` and ``down_proj``.
+    """How transformers stacks experts in the parameters ``gate_up_proj`` and ``down_proj``.
 
     PEFT adapts each of these parameters as one (``target_parameters``).
     """
 
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # an expert's, in files
-    named: str = "experts"  # how the experts' module ends in files
+    named: str = "experts"  # suffix of the experts' module in files
     held: str = "experts"  # and in transformers
-    in_turns: bool = False  # whether rows of gate and up alternate; else gate's come first
-    router: tuple[str, str] = ("", "")  # how its module ends in files, and in transformers
+    in_turns: bool = False  # whether rows of gate and up alternate; else gate comes first
+    router: tuple[str, str] = ("", "")  # suffixes of its module in files and in transformers
 
     def in_files(self, at: str) -> str:
-        """The name of an experts' module in files, by its name in transformers."""
         return at.removesuffix(self.held) + self.named if at.endswith(self.held) else at
 
     def in_memory(self, at: str) -> str:
-        """Its name in transformers, by its name in files."""
         return at.removesuffix(self.named) + self.held if at.endswith(self.named) else at
 
     def router_in_files(self, at: str) -> str:
-        """The name of a router in files, by its name in transformers."""
         named, held = self.router
         return at.removesuffix(held) + named if at.endswith(held) else at
 
     def router_in_memory(self, at: str) -> str:
-        """Its name in transformers, by its name in files."""
         named, held = self.router
         return at.removesuffix(named) + held if at.endswith(named) else at
 
     def to_json(self) -> str:
-        """The text on the experts for a file's metadata."""
+        """The value for a file's metadata."""
         told = asdict(self)
         del told["router"]
         return json.dumps(told)
 
     @classmethod
     def from_json(cls, text: str) -> Stacking:
-        """Reads ``to_json``'s text."""
         try:
             told = json.loads(text)
             gate, up, down = map(str, told["leaves"])
             ends = str(told["named"]), str(told["held"])
             return cls((gate, up, down), *ends, bool(told["in_turns"]))
         except (TypeError, KeyError) as err:
-            raise ValueError(f"no stacking of experts: {err}") from err
+            raise ValueError(f"invalid stacking of experts: {err}") from err
 
 
 PLAIN = Stacking()
-"""What most have."""
+"""The most common one."""
 
 
 NormSize = int | tuple[int, ...]
@@ -79,7 +74,7 @@ NormSize = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """A linear layer by its module name: weight (out_features, in_features), maybe a bias."""
+    """A linear layer by its module name: weight (out_features, in_features), optional bias."""
 
     name: str
     out_features: int
@@ -89,21 +84,21 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class RouterSpec(LinearSpec):
-    """The layer that scores a mixture's experts, which is never quantized.
+    """The layer that scores experts, which is never quantized.
 
-    PEFT's ``all-linear`` takes it where it is a linear layer; here it is adapted where it is named.
+    PEFT's ``all-linear`` includes it if it is a linear layer; here it is adapted only if named.
     """
 
-    # Whether transformers has it as a linear layer; else its weight is a bare parameter, which PEFT
+    # Whether it is a linear layer in transformers; else its weight is a bare parameter, which PEFT
     # adapts by ``target_parameters``.
     is_module: bool = False
 
 
 @dataclass(frozen=True)
 class ExpertSpec:
-    """A linear layer that every expert has: ``{at}.0.{leaf}``, ``{at}.1.{leaf}`` and so on.
+    """A linear layer of every expert: ``{at}.0.{leaf}``, ``{at}.1.{leaf}`` and so on.
 
-    PEFT's ``all-linear`` leaves them out; they are adapted where they are named.
+    PEFT's ``all-linear`` leaves them out; they are adapted only if named.
     """
 
     at: str  # the module of all experts
@@ -112,18 +107,17 @@ class ExpertSpec:
     out_features: int  # rows of an expert's weight
     in_features: int  # their columns
     bias: bool = False  # whether each has one
-    stacking: Stacking = PLAIN  # how transformers holds them together with the layers beside
-    # Whether PEFT stacks adapters of single experts itself, which it does for some model types.
+    stacking: Stacking = PLAIN  # how transformers stacks them with the experts' other layers
+    # Whether PEFT itself stacks adapters of single experts, as it does for some model types.
     fused: bool = True
 
     @property
     def name(self) -> str:
-        """The name of all experts' layers together."""
+        """The common name of all experts' layers."""
         return f"{self.at}.{self.leaf}"
 
     @property
     def linears(self) -> list[LinearSpec]:
-        """Each expert's layer."""
         return [
             LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features, self.bias)
             for i in range(self.experts)
@@ -132,18 +126,18 @@ class ExpertSpec:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a part of a model: names and shapes, in the order of the forward."""
+    """The weights of a part of a model: names and shapes, in the order of the forward pass."""
 
-    # Linear layers: all that can carry an adapter but routers and experts.
+    # All linear layers that can have an adapter, without routers and experts.
     linears: tuple[LinearSpec, ...] = ()
-    # Sizes of the normalization weights, and of all else that is small and float32, by tensor name:
-    # a length, or a shape. A * in the name is the number of a row, where files hold each by itself.
+    # Sizes of norm weights and other small float32 tensors by name: a length, or a shape. A * in
+    # the name is the number of a row, if files store each row by itself.
     norms: Mapping[str, NormSize] = field(default_factory=dict)
     experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
     routers: tuple[RouterSpec, ...] = ()
-    # Those of ``norms`` that have no offset, whatever the others have.
+    # Those of ``norms`` that never have an offset.
     as_stored: frozenset[str] = frozenset()
-    # Shapes of embeddings beside the input's, by tensor name: the host looks their rows up.
+    # Shapes of further embeddings, whose rows the host looks up, by tensor name.
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __add__(self, other: Weights) -> Weights:
@@ -159,14 +153,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class BalanceLoss:
-    """What config.json says of the loss that balances a mixture's experts."""
+    """The load-balancing loss of experts by config.json."""
 
     coefficient: float  # its factor, ``router_aux_loss_coef``
-    wanted: bool  # whether it is added, ``output_router_logits``
+    enabled: bool  # whether it is added (``output_router_logits``)
 
 
 def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """The tensors that files hold of a norm: it, or of a name with a *, one for each row."""
+    """The tensors of a norm in files: the norm itself, or for a name with a *, one for each row."""
     if "*" not in name:
         return [(name, shape)]
     return [(name.replace("*", str(row)), shape[1:]) for row in range(shape[0])]
@@ -174,36 +168,36 @@ def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Weights):
-    """Everything a config.json says that loading needs: the weights but the ends, and what else."""
+    """Everything that loading needs from a config.json: all weights but the ends, and details."""
 
-    config: Any  # the family's own reading of it, for its forward
+    config: Any  # the family's own form of it, for its forward pass
     vocab_size: int  # rows of the embedding and of the head
     hidden_size: int  # their columns
     num_layers: int
     tied: bool  # whether the head is the embedding
     embed_name: str = "model.embed_tokens.weight"  # the embedding's tensor
     head_name: str = "lm_head.weight"  # the head's tensor
-    # Pairs of how a module's name begins and how files may begin it instead.
+    # Pairs of a prefix of module names and the prefix that files may have instead.
     stored_prefixes: tuple[tuple[str, str], ...] = ()
-    # Added to the stored weights of the norms, not to their biases: 1 where they mean 1 + weight.
+    # Added to the norms' stored weights, not to their biases: 1 if they mean 1 + weight.
     norm_offset: float = 0.0
     logit_scale: float = 1.0  # factor of the head's product
     logit_softcap: float | None = None  # bound of the logits, if any
-    # Details of the config.json that training leaves out, for the user to know.
+    # Notes for the user on details of config.json that training ignores.
     notes: tuple[str, ...] = ()
-    # How names of adapted modules begin, where a running model has others of the same last parts
-    # that PEFT refuses to adapt; else empty.
+    # Prefix of adapted modules, if transformers' model has others with the same last parts that
+    # PEFT refuses to adapt; else empty.
     adapted_within: str = ""
-    # The loss that balances experts, if transformers computes one for the family.
+    # The load-balancing loss, if transformers computes one for the family.
     balance: BalanceLoss | None = None
-    # The row of the embedding that gets no gradient where it is looked up, as in transformers:
-    # config.json's ``pad_token_id``.
+    # The row of the embedding that gets no gradient from lookups, as in transformers: config.json's
+    # ``pad_token_id``.
     padding_idx: int | None = None
-    # Rows of the embedding and of the head in the files, where there are fewer than ``vocab_size``:
-    # the rows of new tokens begin as the mean of those.
+    # Rows of embedding and head in the files, if fewer than ``vocab_size``: the rows of new tokens
+    # are initialized with their mean.
     stored_rows: int | None = None
     new_tokens: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained
-    head_bias: str = ""  # the tensor that is added to the logits, one of ``norms``; empty without
+    head_bias: str = ""  # the bias of the logits, one of ``norms``; empty without one
 
     def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
         """The same with a larger vocabulary, as by ``resize_token_embeddings``."""
@@ -211,68 +205,63 @@ class Architecture(Weights):
             return replace(self, new_tokens=new_tokens)
         if self.tables:
             raise UnsupportedModelError(
-                f"{next(iter(self.tables))} has a row for each token, too, so tokens cannot be "
-                "added to this model"
+                f"tokens cannot be added to this model, since {next(iter(self.tables))} also has a "
+                "row for each token"
             )
         if self.head_bias:
             raise UnsupportedModelError(
-                f"{self.head_bias} has a number for each token, so none can be added to this model "
-                f"beyond its vocab_size of {self.vocab_size:,}"
+                f"tokens beyond the vocab_size of {self.vocab_size:,} cannot be added to this "
+                f"model, since {self.head_bias} has a number for each token"
             )
         return replace(self, vocab_size=rows, stored_rows=self.vocab_size, new_tokens=new_tokens)
 
     def balance_coefficient(self, setting: float | None) -> float:
-        """The factor of the loss that balances experts in training, 0 without."""
+        """The factor of the load-balancing loss in training; 0 without one."""
         if setting is None:
-            return self.balance.coefficient if self.balance and self.balance.wanted else 0.0
+            return self.balance.coefficient if self.balance and self.balance.enabled else 0.0
         if setting and self.balance is None:
             raise ConfigError(
-                f"train.router_aux_loss_coef: {setting:g} asks for a loss that balances experts, "
-                "which transformers does not compute for this model: set it to 0 or leave it out"
+                f"train.router_aux_loss_coef = {setting:g} is not supported: transformers has no "
+                "load-balancing loss for this model; set it to 0 or leave it out"
             )
         return setting
 
     @property
     def stacking(self) -> Stacking:
-        """How transformers holds a layer's experts together."""
         return self.experts[0].stacking if self.experts else PLAIN
 
     @property
     def head(self) -> LinearSpec:
-        """The head as a layer, which gets an adapter where it is named."""
+        """The head as a layer, which gets an adapter if it is named."""
         name = self.head_name.removesuffix(".weight")
         return LinearSpec(name, self.vocab_size, self.hidden_size)
 
     @property
     def every_linear(self) -> list[LinearSpec]:
-        """All linear layers that can be quantized, experts' too."""
+        """All linear layers that can be quantized, including experts."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
 
     @property
     def router_shapes(self) -> dict[str, tuple[int, int]]:
-        """Shapes of the routers' matrices, by tensor name."""
         return {f"{s.name}.weight": (s.out_features, s.in_features) for s in self.routers}
 
     def offset_of(self, name: str) -> float:
-        """What is added to a stored tensor of a norm."""
         is_offset = name.endswith("weight") and name not in self.as_stored
         return self.norm_offset if is_offset else 0.0
 
     @property
     def stored_norms(self) -> dict[str, tuple[int, ...]]:
-        """The same shapes as files have them."""
         parts = (stored_parts(name, shape) for name, shape in self.norm_shapes.items())
         return {name: shape for part in parts for name, shape in part}
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the normalization weights, by tensor name."""
         return {n: (size,) if isinstance(size, int) else size for n, size in self.norms.items()}
 
 
 @dataclass(frozen=True)
 class Modules:
-    """A model's weights as a forward uses them."""
+    """A model's weights for the forward pass."""
 
     embedding: Matrix | HostEmbedding
     head: Matrix
@@ -292,7 +281,6 @@ class Modules:
         head: Lora | None,
         embedding: Lora | None,
     ) -> Modules:
-        """The same weights with the pairs of another adapter, by their layers' names."""
         linears, routers = (
             {n: replace(layer, lora=loras.get(n)) for n, layer in layers.items()}
             for layers in (self.linears, self.routers)
@@ -315,24 +303,24 @@ class Family(Protocol):
         """Reads a config.json.
 
         Raises:
-            UnsupportedModelError: If it asks for something the forward does not compute.
+            UnsupportedModelError: If it requires something that is not supported.
         """
 
     def forward(
         self, g: Graph, config: Any, modules: Modules, batch: BatchBuffers, *, checkpointing: bool
     ) -> Tensor:
-        """Traces the model up to the final norm: (rows, hidden_size) operand."""
+        """Traces the model up to the final norm: an operand (rows, hidden_size)."""
 
 
 _REGISTERED: dict[str, Family] = {}
 _NOT_EXACT = {
-    "phimoe": "its router draws experts at random in training, and what passes back through it is "
-    "an estimate (SparseMixer), which nothing could be compared with"
+    "phimoe": "its router samples experts at random in training and estimates their gradient "
+    "(SparseMixer), so there is no exact reference"
 }
 
 
 def register_family(model_type: str, family: Family) -> None:
-    """Makes a family of your own known, or replaces one, for the rest of the process.
+    """Registers or replaces a family for the rest of the process.
 
     Args:
         model_type: The value of config.json's ``model_type``.
@@ -368,7 +356,6 @@ def known_families() -> list[str]:
 
 
 def built_in_family(model_type: str) -> Family | None:
-    """The family of the file here that is named so, if there is one."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", model_type):
         return None
     path = f"{__package__}.{model_type}"
@@ -380,6 +367,6 @@ def built_in_family(model_type: str) -> Family | None:
         return None
     if compose is None:
         return None
-    # Imported this late, since parts are made of what stands here.
+    # Imported here because parts import this module.
     family: Family = importlib.import_module(f"{__package__}.parts").DecoderFamily(compose)
     return family

@@ -5,15 +5,15 @@ import math
 from qlora_wgpu.families import parts
 
 _IGNORED = (
-    "hidden_activation = gelu of config.json is not applied, as in transformers 5: MLPs have "
+    "config.json: hidden_activation = gelu is ignored, as in transformers 5: MLPs use "
     "hidden_act, gelu_pytorch_tanh"
 )
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Early configurations say ``gelu`` and mean its tanh form, as Hugging Face reads them.
+    """Early configurations with ``gelu`` mean its tanh form, as in Hugging Face.
 
-    ``hidden_activation`` was read before ``hidden_act`` by transformers 4, and is not any more.
+    transformers 4 preferred ``hidden_activation`` to ``hidden_act``; transformers 5 ignores it.
     """
     read.choice("use_bidirectional_attention", (None, False))
     read.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")

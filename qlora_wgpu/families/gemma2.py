@@ -1,4 +1,4 @@
-"""Gemma 2 (Riviere et al., 2024): norms before and after each half, windows, softcaps."""
+"""Gemma 2 (Riviere et al., 2024): pre- and post-norms, sliding windows, softcaps."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Every other layer slides where ``layer_types`` does not say it."""
+    """By default, every other layer slides."""
     read = read.with_defaults(sliding_window=4096)
     read.choice("use_bidirectional_attention", (None, False))
     activation = parts.read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
@@ -39,7 +39,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def read_score_scale(read: parts.ConfigReader) -> float:
-    """The scores' scale, 1 / √``query_pre_attn_scalar``."""
     scalar = read.number("query_pre_attn_scalar", 256.0)
     if scalar == 0:
         raise UnsupportedModelError("config.json: query_pre_attn_scalar must not be 0")

@@ -1,11 +1,11 @@
-"""Gemma 3 with images: its text part, which is what a text adapter is for."""
+"""Gemma 3 with images: its text part."""
 
 from qlora_wgpu.families import gemma3_text, parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """The text part by Hugging Face's defaults, which checkpoints with images do not repeat."""
+    """Uses Hugging Face's defaults, which checkpoints with images do not repeat."""
     part = parts.text_config(read).with_defaults(
         num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208
     )
-    return gemma3_text.compose(part).within_language_model()
+    return gemma3_text.compose(part).within(parts.LANGUAGE_MODEL, "language_model.")

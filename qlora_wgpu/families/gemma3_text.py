@@ -8,7 +8,7 @@ from qlora_wgpu.families.gemma2 import read_score_scale
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Five layers of six slide where nothing says otherwise; they rotate by a base of their own."""
+    """By default, five of six layers slide; these have their own RoPE base."""
     read = read.with_defaults(sliding_window=4096)
     read.choice("use_bidirectional_attention", (None, False))
     activation = parts.read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
@@ -38,14 +38,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _notes(read: parts.ConfigReader) -> tuple[str, ...]:
-    """Norms of queries and keys took the place of Gemma 2's bound; transformers ignores it, too."""
+    """Norms of queries and keys replaced Gemma 2's softcap; transformers also ignores it."""
     bound = read.softcap("attn_logit_softcapping")
     if bound is None:
         return ()
-    return (f"attn_logit_softcapping = {bound} of config.json is not applied, as in transformers",)
+    return (f"config.json: attn_logit_softcapping = {bound} is ignored, as in transformers",)
 
 
 def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.Rope]:
-    """The rotation of layers that see everything, and of those that slide."""
     near = read.number("rope_local_base_freq", 10_000.0)
     return parts.read_ropes_of_layers(read.config, head_dim, 1_000_000.0, near)

@@ -1,4 +1,4 @@
-"""Gemma 4 with images and sound: its text part, which is what a text adapter is for."""
+"""Gemma 4 with images and sound: its text part."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ PREFIX = "model.language_model."
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Modules are called as in a running model, and so is its adapter by PEFT."""
+    """Modules have the names of transformers' model, which PEFT uses for the adapter."""
     text = gemma4_text.compose(parts.text_config(read))
-    # Modules of the parts for images and sound are called alike, and PEFT refuses to adapt them.
+    # Modules for images and sound have the same last names, and PEFT refuses to adapt them.
     return replace(text, prefix=PREFIX, adapted_within=PREFIX)

@@ -1,4 +1,4 @@
-"""Gemma 4, text (Google, 2026): heads of two sizes, shared keys and values, layers' own inputs."""
+"""Gemma 4, text (Google, 2026): heads of two sizes, shared keys and values, per-layer inputs."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-"""Hugging Face's, where a config.json has none."""
+"""Hugging Face's defaults."""
 DEFAULTS = {
     "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512,
@@ -27,10 +27,10 @@ DEFAULTS = {
 
 
 def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
-    """Layers that see everything have heads of another size; the last may share keys and values."""
+    """Full-attention layers have heads of another size; the last layers may share K and V."""
     read = read.with_defaults(**DEFAULTS)
     read.no_dropout("attention_dropout")
-    read.choice("use_bidirectional_attention", (None, "vision"))  # which tells of images alone
+    read.choice("use_bidirectional_attention", (None, "vision"))  # which only concerns images
     read.choice("hidden_activation", (ACTIVATION,), ACTIVATION)
     dimensions = parts.Dimensions.read(read)
     eps, count = read.number("rms_norm_eps", 1e-6), dimensions.num_hidden_layers
@@ -73,8 +73,8 @@ def _notes(inputs: parts.PerLayerInputs | None, layers: int) -> tuple[str, ...]:
         return ()
     nbytes = 2 * inputs.vocab_size * inputs.size * layers
     return (
-        f"the layers' own embeddings ({nbytes / MIB:,.0f} MiB in bfloat16) stay in host memory or "
-        "in their file: of each micro-batch the device gets its tokens' rows",
+        f"the per-layer embeddings ({nbytes / MIB:,.0f} MiB in bfloat16) stay in host memory or "
+        "in their file: only the rows of a micro-batch's tokens are uploaded",
     )
 
 
@@ -83,7 +83,7 @@ def _kind(window: int | None) -> str:
 
 
 def _windows(read: parts.ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """The layers' windows; the last layer sees everything, whatever ``layer_types`` says."""
+    """The layers' windows; the last layer has full attention, whatever ``layer_types`` says."""
     types = read.config.get("layer_types")
     if types is None:
         types = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
@@ -95,12 +95,12 @@ def _windows(read: parts.ConfigReader, layers: int) -> tuple[int | None, ...]:
 
 
 def _sources(read: parts.ConfigReader, windows: tuple[int | None, ...]) -> list[int]:
-    """Whose keys and values each layer attends to: its own, or the last own ones of its kind."""
+    """The layer whose keys and values each layer uses: itself, or the last of its kind."""
     shared = read.config["num_kv_shared_layers"]
     if type(shared) is not int or not 0 <= shared < len(windows):
         raise UnsupportedModelError(
-            f"config.json: num_kv_shared_layers must be from 0 to {len(windows) - 1}, fewer than "
-            f"there are layers, got {brief(shared)}"
+            f"config.json: num_kv_shared_layers must be from 0 to {len(windows) - 1}, less than "
+            f"the number of layers, got {brief(shared)}"
         )
     first = len(windows) - shared
     own = {_kind(window): i for i, window in enumerate(windows[:first])}
@@ -108,7 +108,7 @@ def _sources(read: parts.ConfigReader, windows: tuple[int | None, ...]) -> list[
     if shared and missing:
         raise UnsupportedModelError(
             f"config.json: num_kv_shared_layers = {shared} leaves no layer of type "
-            f"{missing.pop()} that makes keys and values"
+            f"{missing.pop()} with keys and values of its own"
         )
     return [i if i < first else own[_kind(window)] for i, window in enumerate(windows)]
 
@@ -119,7 +119,7 @@ def _attentions(
     windows: tuple[int | None, ...],
     eps: float,
 ) -> dict[str, parts.Attention]:
-    """Attention of each kind of layers; scores are not scaled, since heads are normalized."""
+    """Attention of each kind of layer; scores are not scaled, since heads are normalized."""
     keys_as_values = read.flag("attention_k_eq_v")
     bias = read.flag("attention_bias")
     sizes = {SLIDING: dimensions, FULL: _global_dimensions(read, dimensions, windows)}
@@ -142,7 +142,7 @@ def _attentions(
 def _global_dimensions(
     read: parts.ConfigReader, dimensions: parts.Dimensions, windows: tuple[int | None, ...]
 ) -> parts.Dimensions:
-    """Those of layers that see everything, by keys of their own or by a list of such layers."""
+    """Dimensions of full-attention layers, by their own keys or by a list of these layers."""
     heads = read.config.get("num_global_key_value_heads")
     own = {"head_dim": read.config.get("global_head_dim", 512)}
     if heads is not None and read.flag("attention_k_eq_v"):
@@ -155,11 +155,11 @@ def _global_dimensions(
 
 
 def _listed(listed: Any, windows: tuple[int | None, ...]) -> dict[str, Any]:
-    """What ``per_layer_config`` says of every layer that sees everything, and of no other."""
+    """``per_layer_config`` of the full-attention layers; no other layer may have an entry."""
     numbers = {str(i) for i, window in enumerate(windows) if window is None}
     if not isinstance(listed, Mapping) or set(map(str, listed)) != numbers:
         raise UnsupportedModelError(
-            "config.json: per_layer_config must have an entry for each layer of full_attention, "
+            "config.json: per_layer_config must have an entry for each full_attention layer, "
             "and for no other"
         )
     entries = list(listed.values())
@@ -173,10 +173,10 @@ def _listed(listed: Any, windows: tuple[int | None, ...]) -> dict[str, Any]:
 
 
 def _rope(read: parts.ConfigReader, kind: str, head_dim: int) -> parts.Rope:
-    """The rotation of a kind of layers; a proportional one leaves the slowest pairs as they are."""
+    """RoPE of a kind of layer; the proportional one does not rotate the slowest pairs."""
     if "rope_scaling" in read.config:
         raise UnsupportedModelError(
-            "config.json: rope_scaling is not supported (Gemma 4 has rope_parameters)"
+            "config.json: rope_scaling is not supported (Gemma 4 uses rope_parameters)"
         )
     ropes = read.config["rope_parameters"]
     ropes = ROPES if ropes is None else ropes
@@ -191,7 +191,7 @@ def _rope(read: parts.ConfigReader, kind: str, head_dim: int) -> parts.Rope:
     share, factor = entry.get("partial_rotary_factor", 1.0), entry.get("factor", 1.0)
     if named != "proportional" or not parts.is_above_zero(factor) or not _is_share(share):
         raise UnsupportedModelError(
-            f"config.json: of rope_parameters' {kind}, rope_type must be 'default' or "
+            f"config.json: in rope_parameters' {kind}, rope_type must be 'default' or "
             f"'proportional' with a partial_rotary_factor from 0 to 1, got {brief(dict(entry))}"
         )
     turned = np.arange(0, 2 * int(share * head_dim // 2), 2, dtype=np.float32)
@@ -209,7 +209,7 @@ def _is_share(share: Any) -> bool:
 def _inputs(
     read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
 ) -> parts.PerLayerInputs | None:
-    """What each layer is given of every token; nothing where its size is 0 or null."""
+    """Each layer's own input of every token; None if its size is 0 or null."""
     if not read.config["hidden_size_per_layer_input"]:
         return None
     size = read.integer("hidden_size_per_layer_input")
@@ -217,7 +217,7 @@ def _inputs(
     if size % 2 or rows < dimensions.vocab_size:
         raise UnsupportedModelError(
             f"config.json: hidden_size_per_layer_input {size} must be even, and "
-            f"vocab_size_per_layer_input {rows} not below vocab_size {dimensions.vocab_size}"
+            f"vocab_size_per_layer_input {rows} at least vocab_size {dimensions.vocab_size}"
         )
     return parts.PerLayerInputs(dimensions.hidden_size, size, rows, ACTIVATION, eps)
 
@@ -225,7 +225,6 @@ def _inputs(
 def _mixture(
     read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
 ) -> parts.MixtureBeside | None:
-    """The experts beside each layer's MLP."""
     if not read.flag("enable_moe_block"):
         return None
     count, top = read.integer("num_experts"), read.integer("top_k_experts")

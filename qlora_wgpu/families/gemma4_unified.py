@@ -1,4 +1,4 @@
-"""Gemma 4 12B with images and sound, which have no encoders of their own: its text part."""
+"""Gemma 4 12B with images and sound, without separate encoders: its text part."""
 
 from dataclasses import replace
 
@@ -7,5 +7,5 @@ from qlora_wgpu.families.gemma4 import PREFIX
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Modules are called as in a running model."""
+    """Modules have the names of transformers' model."""
     return replace(gemma4_unified_text.compose(parts.text_config(read)), prefix=PREFIX)

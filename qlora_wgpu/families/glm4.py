@@ -1,4 +1,4 @@
-"""GLM-4 (0414): norms before and after each half, neighbours rotated, gate and up in one layer."""
+"""GLM-4 (0414): pre- and post-norms, interleaved RoPE, gate and up fused."""
 
 from qlora_wgpu.families import parts
 
@@ -11,7 +11,7 @@ ORDER = parts.ResidualOrder(
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Half of each head is rotated; q, k and v have biases where no key says otherwise."""
+    """By default, half of each head is rotated, and q, k and v have biases."""
     read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read, head_dim=128)
     attention = parts.Attention(

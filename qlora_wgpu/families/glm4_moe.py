@@ -37,7 +37,7 @@ def corrected_experts(
     defaults: Mapping[str, int] | None = None,
     keys: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
 ) -> parts.SparseMoeBlock:
-    """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts."""
+    """DeepSeek-V3's experts: sigmoid scores with correction biases, groups, shared experts."""
     chosen, met = keys
     read = read.renamed(chosen, "num_local_experts") if chosen == "n_routed_experts" else read
     sizes = {chosen: 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}

@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash (Z.ai, 2026): latent attention as DeepSeek-V3's, and its mixtures."""
+"""GLM-4.7-Flash (Z.ai, 2026): latent attention and experts as in DeepSeek-V3."""
 
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.glm4_moe import corrected_experts
@@ -7,7 +7,7 @@ SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """The first layer is dense, unless ``mlp_layer_types`` says otherwise."""
+    """By default, only the first layer is dense."""
     read.no_dropout("attention_dropout")
     read = read.renamed("qk_rope_head_dim", "head_dim").with_defaults(num_key_value_heads=20)
     attention = parts.read_latent_attention(read, SIZES, q_rank=768)
@@ -24,7 +24,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts."""
     if read.config.get("mlp_layer_types") is None:
         return [i > 0 for i in range(layers)]
     types = read.layer_kinds("mlp_layer_types", ("dense", "sparse"), layers)

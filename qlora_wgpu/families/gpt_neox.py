@@ -1,4 +1,4 @@
-"""GPT-NeoX-20B and Pythia (EleutherAI, 2022): a norm for each half, and both halves at once."""
+"""GPT-NeoX-20B and Pythia (EleutherAI, 2022): parallel attention and MLP with own norms."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """One half after the other, if ``use_parallel_residual`` says so."""
+    """Attention and MLP are sequential if ``use_parallel_residual`` is false."""
     dimensions = _dimensions(read)
     bias = read.flag("attention_bias", True)
     attention = parts.Attention(
@@ -34,7 +34,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         layers=(parts.Layer(norm, attention, mlp, order),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
         prefix="gpt_neox.",
-        # Files have the head's first name, by which older versions of transformers call it.
+        # Files use the head's old name, from earlier versions of transformers.
         stored_prefixes=(("gpt_neox.", ""), ("lm_head.", "embed_out.")),
         embedding="embed_in",
         final_norm="final_layer_norm",
@@ -44,18 +44,19 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _dimensions(read: parts.ConfigReader) -> parts.Dimensions:
-    """Every head has keys of its own, whatever ``num_key_value_heads`` says."""
+    """Every head has its own keys; ``num_key_value_heads`` is ignored."""
     hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     if hidden_size % heads:
         raise UnsupportedModelError(
-            f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads {heads}"
+            f"config.json: hidden_size {hidden_size} must be a multiple of num_attention_heads "
+            f"{heads}"
         )
     read.choice("head_dim", (None, hidden_size // heads))
     return parts.Dimensions.read(parts.ConfigReader({**read.config, "num_key_value_heads": heads}))
 
 
 def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:
-    """The family has names of its own for the base and the share that is rotated."""
+    """The family has its own keys for RoPE's base and partial factor."""
     own: dict[str, Any] = {
         "rope_theta": read.config.get("rotary_emb_base", 10_000.0),
         "partial_rotary_factor": read.config.get("rotary_pct", 0.25),

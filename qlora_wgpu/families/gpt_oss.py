@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI, 2025): attention with sinks, mixtures of experts with biases."""
+"""gpt-oss (OpenAI, 2025): attention with sinks, experts with biases."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""The rotation, where no key says it."""
+"""The default RoPE."""
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Every other layer slides, from the first on; a token's experts' weights sum to one."""
+    """Every other layer slides, starting with the first; expert weights sum to one."""
     read = read.with_defaults(head_dim=64, num_key_value_heads=8, sliding_window=128)
     if read.config.get("rope_parameters") is None:
         read = parts.ConfigReader({**read.config, "rope_parameters": YARN})

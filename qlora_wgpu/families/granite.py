@@ -5,7 +5,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A gated MLP in three layers, and every layer rotates."""
     dimensions = parts.Dimensions.read(read)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
     return compose_with(read, dimensions, mlp, parts.read_rope(read.config, dimensions.head_dim))
@@ -25,9 +24,7 @@ def compose_with(
     if residual_scale != 1.0 and (
         attention.o_bias or (isinstance(mlp, parts.GatedMLP) and mlp.bias)
     ):
-        raise UnsupportedModelError(
-            "config.json: residual_multiplier together with biases is not supported"
-        )
+        raise UnsupportedModelError("config.json: residual_multiplier with biases is not supported")
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     layer = parts.Layer(norm, attention, mlp, residual_scale=residual_scale)
     multiplier = read.number("embedding_multiplier", 1.0)

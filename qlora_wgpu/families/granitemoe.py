@@ -7,7 +7,6 @@ from qlora_wgpu.families.granite import compose_with
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Every MLP is a mixture."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
     decoder = compose_with(read, dimensions, read_experts(read, dimensions), rope)
@@ -19,7 +18,7 @@ def read_experts(
     dimensions: parts.Dimensions,
     shared: parts.FusedGatedMLP | None = None,
 ) -> parts.SparseMoeBlock:
-    """The mixture; a token's experts' weights sum to one."""
+    """The experts, whose weights sum to one for each token."""
     count, top = read.integer("num_local_experts", 8), read.integer("num_experts_per_tok", 2)
     parts.check_expert_counts(read, ("num_local_experts", count), ("num_experts_per_tok", top))
     return parts.SparseMoeBlock(
@@ -37,7 +36,6 @@ def read_experts(
 
 
 def shared_mlp(dimensions: parts.Dimensions, size: int, activation: str) -> parts.FusedGatedMLP:
-    """The MLP beside the experts, or in their place."""
     return parts.FusedGatedMLP(
         replace(dimensions, intermediate_size=size),
         activation,

@@ -1,4 +1,4 @@
-"""Granite 4 where all layers attend (IBM, 2025): as Granite 3, with gate and up in one layer."""
+"""Granite 4 without state-space layers (IBM, 2025): as Granite 3, with gate and up fused."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from qlora_wgpu.families.granitemoe import read_experts, shared_mlp
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """An MLP, beside a mixture if there are experts; hybrids with state spaces are refused."""
-    read = read.with_defaults(intermediate_size=11008)  # which is of experts
+    """An MLP, next to experts if there are any; hybrids with state-space layers are refused."""
+    read = read.with_defaults(intermediate_size=11008)  # the experts' size
     dimensions = parts.Dimensions.read(read)
     _check_attending(read, dimensions.num_hidden_layers)
     kind = read.choice("position_embedding_type", (None, "rope", "nope"))
@@ -24,10 +24,9 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _check_attending(read: parts.ConfigReader, layers: int) -> None:
-    """Makes sure that all layers attend."""
     types = read.config.get("layer_types", read.config.get("layers_block_type"))
     if not parts.name_kinds(types, ("attention", "full_attention"), layers):
         raise UnsupportedModelError(
             f"config.json: layer_types must be 'attention' for each of the {layers} layers: "
-            "Granite 4's state-space layers are not computed here"
+            "Granite 4's state-space layers are not supported"
         )

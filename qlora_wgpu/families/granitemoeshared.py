@@ -1,4 +1,4 @@
-"""Granite as mixtures of experts with an MLP that every token meets (IBM, 2025)."""
+"""Granite as mixtures of experts with a shared MLP (IBM, 2025)."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from qlora_wgpu.families.granitemoe import read_experts, shared_mlp
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """As Granite's mixtures; no MLP is shared where its size is 0."""
+    """As Granite's mixtures; there is no shared MLP if its size is 0."""
     dimensions = parts.Dimensions.read(read)
     size = read.count("shared_intermediate_size", 0)
     shared = shared_mlp(dimensions, size, parts.read_activation(read)) if size else None

@@ -1,4 +1,4 @@
-"""Hunyuan, dense (Tencent, 2025): as Llama, with q and k normalized after they are rotated."""
+"""Hunyuan, dense (Tencent, 2025): as Llama, with q and k normalized after RoPE."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A gated MLP in every layer."""
     dimensions = parts.Dimensions.read(read)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     return compose_with(read, dimensions, [mlp] * dimensions.num_hidden_layers)
@@ -17,7 +16,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def compose_with(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: Sequence[parts.Half]
 ) -> parts.Decoder:
-    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample."""
+    """RoPE of type 'dynamic' with an ``alpha`` does not depend on a sample's length."""
     eps = read.number("rms_norm_eps", 1e-5)
     qk_norm = parts.QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)
     attention = parts.read_attention(
@@ -29,19 +28,21 @@ def compose_with(
 
 
 def _rope(config: Mapping[str, Any], head_dim: int) -> parts.Rope:
-    """The rotation; by a base · alpha^(d / (d - 2)) where there is an ``alpha``."""
+    """RoPE, with the base multiplied by alpha^(d / (d - 2)) if there is an ``alpha``."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping) or not scaling.get("alpha"):
         return parts.read_rope(config, head_dim)
     alpha, kind = scaling["alpha"], scaling.get("rope_type", scaling.get("type"))
     if kind != "dynamic" or not parts.is_above_zero(alpha):
         raise UnsupportedModelError(
-            f"config.json: RoPE's alpha {brief(alpha)} must be a number above zero, and its type "
+            f"config.json: RoPE's alpha {brief(alpha)} must be a positive number, and its type "
             f"'dynamic', got {brief(kind)}"
         )
     thetas = (scaling.get("rope_theta"), config.get("rope_theta"), 10_000.0)
     theta = next(value for value in thetas if value is not None)
-    theta = parts.read_rope({"rope_theta": theta}, head_dim).theta  # which refuses what is no base
+    theta = parts.read_rope({"rope_theta": theta}, head_dim).theta  # which checks the base
     if head_dim <= 2:
-        raise UnsupportedModelError("config.json: RoPE of type 'dynamic' needs more than one pair")
+        raise UnsupportedModelError(
+            "config.json: RoPE of type 'dynamic' requires more than one pair"
+        )
     return parts.read_rope({"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, head_dim)

@@ -6,7 +6,7 @@ from qlora_wgpu.families.hunyuan_v1_dense import compose_with
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """As the dense models, every MLP a mixture with an expert of the same size that all meet."""
+    """As the dense models, with experts and a shared expert of the same size in every layer."""
     read = read.renamed("moe_topk", "num_experts_per_tok").renamed(
         "num_experts", "num_local_experts"
     )
@@ -27,7 +27,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _chosen(read: parts.ConfigReader, layers: int) -> list[int]:
-    """How many experts a token meets in each layer, by a number or a list of them."""
+    """Experts per token in each layer, by one number or a list."""
     listed = read.config.get("moe_topk")
     if not isinstance(listed, list):
         return [read.integer("moe_topk", 1)] * layers

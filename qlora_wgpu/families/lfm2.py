@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI, 2025): most layers a gated short convolution instead of attention."""
+"""LFM2 (Liquid AI, 2025): gated short convolutions instead of attention in most layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ ORDER = parts.ResidualOrder(before_attention="operator_norm", before_mlp="ffn_no
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """``layer_types``, or ``full_attn_idxs``, says which layers attend."""
+    """``layer_types`` or ``full_attn_idxs`` selects the layers with attention."""
     read = read.with_defaults(num_key_value_heads=8, intermediate_size=12288)
     dimensions = replace(parts.Dimensions.read(read), intermediate_size=_intermediate_size(read))
     attends = _attending(read, dimensions.num_hidden_layers)
@@ -18,7 +18,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def gated_mlp(dimensions: parts.Dimensions) -> parts.GatedMLP:
-    """The MLP by LFM2's names."""
     return parts.GatedMLP(dimensions, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
 
 
@@ -28,10 +27,9 @@ def compose_with(
     attends: Sequence[bool],
     mlps: Sequence[parts.Half],
 ) -> parts.Decoder:
-    """The decoder whose layers attend or convolve."""
     if dimensions.hidden_size % 8:
         raise UnsupportedModelError(
-            f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' is no multiple of 8"
+            f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' must be a multiple of 8"
         )
     eps = read.number("norm_eps", 1e-5)
     attention = parts.Attention(
@@ -58,7 +56,7 @@ def compose_with(
 
 
 def _intermediate_size(read: parts.ConfigReader) -> int:
-    """Rows of gate and up: by default two thirds of the key's number, rounded up."""
+    """Rows of gate and up: by default two thirds of the key's value, rounded up."""
     key = "block_ff_dim" if "block_ff_dim" in read.config else "intermediate_size"
     size = read.integer(key)
     if not read.flag("block_auto_adjust_ff_dim", True):
@@ -72,20 +70,18 @@ def _intermediate_size(read: parts.ConfigReader) -> int:
 
 
 def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer attends."""
     if read.config.get("layer_types") is None:
         chosen = read.config.get("full_attn_idxs")
         if chosen is None:
             return [True] * layers
         if not isinstance(chosen, list) or not all(type(i) is int for i in chosen):
             raise UnsupportedModelError(
-                f"config.json: full_attn_idxs must be numbers of layers, got {brief(chosen)}"
+                f"config.json: full_attn_idxs must be layer indices, got {brief(chosen)}"
             )
         return [i in set(chosen) for i in range(layers)]
     return attending_types(read, layers)
 
 
 def attending_types(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer attends, by ``layer_types``."""
     types = read.layer_kinds("layer_types", ("conv", "full_attention"), layers)
     return [kind == "full_attention" for kind in types]

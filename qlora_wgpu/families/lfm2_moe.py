@@ -5,7 +5,7 @@ from qlora_wgpu.families.lfm2 import attending_types, compose_with, gated_mlp
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """The first layers are dense; the others choose by sigmoids and a bias."""
+    """The first layers are dense; the others route by sigmoids and a bias."""
     read = read.with_defaults(num_key_value_heads=8, intermediate_size=7168)
     dimensions = parts.Dimensions.read(read)
     attends = attending_types(read, dimensions.num_hidden_layers)

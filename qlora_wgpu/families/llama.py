@@ -4,7 +4,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """RMSNorms before a rotated attention and a gated MLP."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
     attention = parts.read_attention(read, dimensions, rope)

@@ -1,4 +1,4 @@
-"""Ministral 3 (Mistral AI, 2025): as Mistral, with queries that grow with their position."""
+"""Ministral 3 (Mistral AI, 2025): as Mistral, with queries scaled up with their position."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""Hugging Face's, where a config.json has none."""
+"""Hugging Face's defaults."""
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
@@ -35,20 +35,20 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[parts.Rope, parts.Rope]:
-    """The rotation of keys, and that of queries, which scales them as well."""
+    """RoPE of keys, and of queries, which also scales them."""
     given = config.get("rope_scaling") or config.get("rope_parameters")
     if given is not None and not isinstance(given, Mapping):
         raise UnsupportedModelError(
-            f"config.json: RoPE's parameters must be keys, got {brief(given)}"
+            f"config.json: RoPE's parameters must be an object, got {brief(given)}"
         )
     parameters = dict(ROPE if given is None else given)
     beta = parameters.pop("llama_4_scaling_beta", None)
-    parameters.pop("max_position_embeddings", None)  # transformers ignores it here, too
+    parameters.pop("max_position_embeddings", None)  # transformers also ignores it here
     length = _original_length(config, parameters)
     if type(beta) not in (int, float) or not 0 <= beta < 2**24 or not parts.is_above_zero(length):
         raise UnsupportedModelError(
-            "config.json: RoPE's parameters need llama_4_scaling_beta, a number from 0 on, and "
-            f"original_max_position_embeddings, one above zero; got {brief(beta)} and "
+            "config.json: RoPE's parameters must have llama_4_scaling_beta >= 0 and "
+            f"original_max_position_embeddings > 0, got {brief(beta)} and "
             f"{brief(length)}"
         )
     rope = parts.read_rope(
@@ -58,7 +58,7 @@ def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[parts.Rope, parts.
 
 
 def _original_length(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
-    """Positions that the model was first trained on, as transformers finds them."""
+    """The model's original maximum of positions, as in transformers."""
     key = "original_max_position_embeddings"
     length = parameters.get(key)
     if parameters.get("rope_type", parameters.get("type")) not in ("yarn", "llama3", "longrope"):

@@ -7,12 +7,13 @@ _TEXTS = {"mistral": mistral.compose, "ministral3": ministral3.compose}
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Hugging Face's models are tied by default, but their files have a head of their own."""
+    """Tied by Hugging Face's defaults, but the files have a separate head."""
     text = parts.text_config(read, "'mistral' or 'ministral3'", ties=False)
     kind = text.config.get("model_type", "mistral")
     if not isinstance(kind, str) or kind not in _TEXTS:
         raise UnsupportedModelError(
-            f"config.json: text_config has model_type {brief(kind)}, but of 'mistral3' "
-            f"{' and '.join(_TEXTS)} are supported"
+            f"config.json: text_config's model_type {brief(kind)} is not supported in 'mistral3' "
+            f"(supported: {', '.join(_TEXTS)})"
         )
-    return _TEXTS[kind](text).within_language_model()
+    text = parts.ConfigReader(parts.language_config(text.config, kind))
+    return _TEXTS[kind](text).within(parts.LANGUAGE_MODEL, "language_model.")

@@ -1,10 +1,10 @@
-"""Mixtral (Jiang et al., 2024): as Mistral, every MLP a mixture of experts."""
+"""Mixtral (Jiang et al., 2024): as Mistral, with experts in every layer."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Every layer slides, if there is a window; the weights of a token's experts sum to one."""
+    """Every layer slides, if there is a window; expert weights sum to one."""
     read.no_dropout("attention_dropout", "router_jitter_noise")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0)

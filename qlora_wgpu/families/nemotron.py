@@ -1,10 +1,10 @@
-"""Nemotron 4 and Minitron (NVIDIA, 2024): LayerNorms of 1 + weight, the square of a ReLU."""
+"""Nemotron 4 and Minitron (NVIDIA, 2024): LayerNorms of 1 + weight, squared ReLU."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Half of each head is rotated where no key says otherwise."""
+    """By default, half of each head is rotated."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_partial=0.5)
     attention = parts.read_attention(read, dimensions, rope)

@@ -1,13 +1,13 @@
-"""OLMo 1 (Ai2, 2024): as Llama, with norms that have no weights; 7B bounds queries to values."""
+"""OLMo 1 (Ai2, 2024): as Llama, with norms without weights; 7B clips queries, keys and values."""
 
 from qlora_wgpu.families import parts
 
 EPS = 1e-5
-"""No key says it."""
+"""Not in config.json."""
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """``clip_qkv`` is the largest magnitude of what q, k and v make."""
+    """``clip_qkv`` is the maximum magnitude of queries, keys and values."""
     dimensions = parts.Dimensions.read(read)
     attention = parts.read_attention(
         read,

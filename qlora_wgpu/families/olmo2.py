@@ -1,10 +1,10 @@
-"""OLMo 2 (Walsh et al., 2025): norms after each half, and over all of q and of k."""
+"""OLMo 2 (Walsh et al., 2025): post-norms, and norms over all of q and of k."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Attention and MLP read the residual stream as it is."""
+    """Attention and MLP read the residual stream without a norm."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
     eps = read.number("rms_norm_eps", 1e-5)

@@ -1,4 +1,4 @@
-"""OLMo 3 (Ai2, 2025): as OLMo 2, most layers with a window and a rotation of theirs."""
+"""OLMo 3 (Ai2, 2025): as OLMo 2, most layers with a sliding window and their own RoPE."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ THETA = 500_000.0
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Three layers of four slide where ``layer_types`` does not say it."""
+    """By default, three of four layers slide."""
     read = read.with_defaults(sliding_window=4096)
     dimensions = parts.Dimensions.read(read)
     eps = read.number("rms_norm_eps", 1e-5)
@@ -29,10 +29,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.Rope]:
-    """The rotation of layers that see everything, and of those that slide.
+    """RoPE of layers with full attention, and of those that slide.
 
-    Keys for both kinds are read where they say what holds without them: version 4 of transformers
-    takes others for both, version 5 for the first kind or for none.
+    Keys for both kinds may only repeat the defaults: transformers 4 applies other values to both
+    kinds, transformers 5 to the first kind or to none.
     """
     config, flat = read.config, _flat(read.config.get("rope_parameters"))
     if flat:
@@ -42,15 +42,14 @@ def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.R
     has_both = config.get("rope_parameters") is not None
     if not is_usual or (not has_both and read.number("rope_theta", THETA) != THETA):
         raise UnsupportedModelError(
-            "config.json: RoPE's keys for both kinds of layers (rope_theta, flat rope_parameters) "
-            "are read in two ways by versions of transformers: give rope_parameters of "
-            "full_attention and sliding_attention instead"
+            "config.json: rope_theta and flat rope_parameters are ambiguous, since versions of "
+            "transformers read them differently: set rope_parameters for full_attention and "
+            "sliding_attention instead"
         )
     return parts.read_ropes_of_layers(config, head_dim, THETA, THETA)
 
 
 def _flat(parameters: Any) -> dict[str, Any]:
-    """A copy of ``rope_parameters`` that are not by kinds of layers; empty if they are."""
     if not isinstance(parameters, Mapping) or {"full_attention", "sliding_attention"} & {
         *parameters
     }:

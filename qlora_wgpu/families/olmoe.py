@@ -1,10 +1,10 @@
-"""OLMoE (Muennighoff et al., 2024): norms over all of q and of k, every MLP a mixture."""
+"""OLMoE (Muennighoff et al., 2024): norms over all of q and of k, experts in every layer."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """A window is refused, which some of transformers' kernels know and others do not."""
+    """A window is refused, since only some of transformers' kernels apply it."""
     read.choice("sliding_window", (None,))
     dimensions = parts.Dimensions.read(read)
     eps = read.number("rms_norm_eps", 1e-5)

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2 (Microsoft, 2023): both halves from one norm, and biases, even of the head."""
+"""Phi 1, 1.5 and 2 (Microsoft, 2023): parallel attention and MLP, biases, even in the head."""
 
 from qlora_wgpu.families import parts
 
@@ -6,7 +6,7 @@ DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Phi 2 was trained with a dropout: it is left out, and a note says so."""
+    """Phi 2's dropout is ignored with a note."""
     dimensions = parts.Dimensions.read(read)
     eps = read.number("layer_norm_eps", 1e-5)
     of_heads = parts.QKLayerNorm(eps, names=("q_layernorm", "k_layernorm"), shared=True)

@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4-mini (Abdin et al., 2024): q, k and v in one layer, gate and up too."""
+"""Phi 3, 3.5 and 4-mini (Abdin et al., 2024): q, k and v fused, gate and up too."""
 
 from qlora_wgpu.families import parts
 
@@ -8,7 +8,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     read.no_dropout("attention_dropout", "embd_pdrop", "resid_pdrop")
     read.choice("attention_bias", (None, False))
     dimensions = parts.Dimensions.read(read)
-    # transformers gives every such model a first length, which counts before that of RoPE's keys.
+    # transformers has a default for the original length, which takes precedence over RoPE's keys.
     config = read.with_defaults(original_max_position_embeddings=4096).config
     rope = parts.read_rope(config, dimensions.head_dim, default_partial=1.0)
     window = read.optional_integer("sliding_window")

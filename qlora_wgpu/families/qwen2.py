@@ -6,7 +6,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Layers from ``max_window_layers`` on slide, if windows are used at all."""
+    """Layers from ``max_window_layers`` on slide, if windows are used."""
     read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     windows = parts.upper_windows(read, dimensions.num_hidden_layers)

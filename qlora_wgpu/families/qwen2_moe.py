@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 as mixtures of experts (Yang et al., 2024): one expert is met by every token."""
+"""Qwen 1.5 and 2 as mixtures of experts with a shared expert (Yang et al., 2024)."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Qwen 2 with some or all MLPs mixtures; every other layer slides, if windows are used."""
+    """Qwen 2 with experts in some or all layers; every other layer slides, if windows are used."""
     read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     attention = parts.Attention(
@@ -41,7 +41,7 @@ def read_experts(
     *,
     normalized: bool,
 ) -> parts.SparseMoeBlock:
-    """A mixture with a shared expert and its gate, by default of so many experts and rows."""
+    """Experts with a gated shared expert; ``counts`` and ``sizes`` are defaults."""
     size, of_shared = sizes
     of_shared = read.integer("shared_expert_intermediate_size", of_shared)
     shared = replace(dimensions, intermediate_size=of_shared)
@@ -59,13 +59,13 @@ def read_experts(
 
 
 def _windows(read: parts.ConfigReader, layers: int) -> parts.Windows:
-    """Every other layer slides below ``max_window_layers``, unless ``layer_types`` says it."""
+    """By default, every other layer slides below ``max_window_layers``."""
     read = read.with_defaults(sliding_window=4096, max_window_layers=28)
     used = read.flag("use_sliding_window")
     below = read.number("max_window_layers", 28)
     windows = parts.layer_windows(read, [used and i % 2 == 0 and i < below for i in range(layers)])
     if any(windows) and not used:
         raise UnsupportedModelError(
-            "config.json: layer_types has layers that slide, but use_sliding_window is not true"
+            "config.json: layer_types has sliding layers, but use_sliding_window is not true"
         )
     return windows

@@ -6,7 +6,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Layers from ``max_window_layers`` on slide, if windows are used at all."""
+    """Layers from ``max_window_layers`` on slide, if windows are used."""
     dimensions = parts.Dimensions.read(read, head_dim=128)
     windows = parts.upper_windows(read, dimensions.num_hidden_layers)
     rope = parts.read_rope(read.config, dimensions.head_dim)

@@ -4,5 +4,4 @@ from qlora_wgpu.families import parts, qwen3_5_moe_text
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """The text part, whatever sees the images."""
     return qwen3_5_moe_text.compose(parts.text_config(read, ties=False))

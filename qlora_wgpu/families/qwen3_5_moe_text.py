@@ -1,4 +1,4 @@
-"""Qwen 3.5 as a mixture of experts (Qwen team, 2026), its text part alone."""
+"""Qwen 3.5 as a mixture of experts (Qwen team, 2026), text only."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from qlora_wgpu.families.qwen3_next import SIZES, compose_hybrid, read_silu
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Every layer has experts, whatever ``mlp_only_layers`` and the like say."""
+    """Every layer has experts; ``mlp_only_layers`` and similar keys are ignored."""
     read = parts.ConfigReader(parts.without_sections(read.config))
-    # No layer has an MLP of the size that other models call so.
+    # No layer has an MLP of this size.
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=1)
     dimensions = parts.Dimensions.read(read)
     experts = read_experts(read, dimensions, read_silu(read), (256, 8), SIZES, normalized=True)

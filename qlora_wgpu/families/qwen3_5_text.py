@@ -1,4 +1,4 @@
-"""Qwen 3.5 (Qwen team, 2026), its text part alone: as Qwen3-Next, with other projections."""
+"""Qwen 3.5 (Qwen team, 2026), text only: as Qwen3-Next, with other projections."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ STORED_PREFIXES = (("model.", "model.language_model."),)
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every layer has an MLP; a delta net has four projections of its input.
 
-    Modules are called as ``AutoModelForCausalLM`` calls them, which makes the text part alone of
-    models with images, too; their files have other names.
+    Modules have the names of ``AutoModelForCausalLM``, which also loads only the text part of
+    models with images; their files have other names.
     """
     read = parts.ConfigReader(parts.without_sections(read.config))
     read = read.with_defaults(num_key_value_heads=4, head_dim=256)

@@ -4,7 +4,7 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Qwen 3 with some or all MLPs mixtures; where one layer has a window, all do."""
+    """Qwen 3 with experts in some or all layers; either all layers have a window or none."""
     dimensions = parts.Dimensions.read(read)
     eps = read.number("rms_norm_eps", 1e-6)
     attention = parts.read_attention(

@@ -1,4 +1,4 @@
-"""Qwen3-Next (Qwen team, 2025): most layers a gated delta net, the others attention with a gate."""
+"""Qwen3-Next (Qwen team, 2025): gated delta nets in most layers, gated attention in the others."""
 
 from dataclasses import replace
 
@@ -6,14 +6,14 @@ from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.qwen2_moe import read_experts
 
-SHARE = 0.25  # of a head that is rotated, where no key says it
+SHARE = 0.25  # of a head that is rotated, by default
 SILU = ("silu", "swish")
 SIZES = (512, 512)  # rows of an expert's gate, and of the shared one's
 KINDS = ("linear_attention", "full_attention")
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Projections of a delta net are two layers, in which each head's parts are together."""
+    """A delta net's projections are two layers, whose columns are grouped by head."""
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=5632)
     dimensions = parts.Dimensions.read(read)
     layers = dimensions.num_hidden_layers
@@ -32,7 +32,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def compose_hybrid(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: list[parts.Half], *, fused: bool
 ) -> parts.Decoder:
-    """A decoder of delta nets and gated attention."""
     eps = read.number("rms_norm_eps", 1e-6)
     norm = parts.RMSNorm(eps, offset=1.0)
     attention = parts.read_attention(
@@ -53,9 +52,9 @@ def compose_hybrid(
 
 
 def read_silu(read: parts.ConfigReader) -> str:
-    """``hidden_act``, by which a delta net's convolution goes, too: it has SiLU alone.
+    """``hidden_act``, which must be SiLU: delta nets' convolution and norm support nothing else.
 
-    So has its norm, and what attention makes always has its gate, as published files say.
+    Attention always has its gate, as in published files.
     """
     read.choice("hidden_act", SILU, "silu")
     read.choice("output_gate_type", (None, *SILU))
@@ -64,7 +63,7 @@ def read_silu(read: parts.ConfigReader) -> str:
 
 
 def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer attends, by ``layer_types`` or else ``full_attention_interval``."""
+    """Whether each layer has attention, by ``layer_types`` or ``full_attention_interval``."""
     types = read.config.get("layer_types")
     if types is None:
         interval = read.integer("full_attention_interval", 4)

@@ -6,7 +6,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout")
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Seed-OSS without its dropouts; a note says so where they are not zero."""
+    """Nonzero dropouts are ignored with a note."""
     read = read.with_defaults(num_key_value_heads=8, head_dim=128)
     dimensions = parts.Dimensions.read(read)
     attention = parts.Attention(

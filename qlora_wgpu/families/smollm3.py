@@ -1,4 +1,4 @@
-"""SmolLM 3 (Hugging Face, 2025): as Llama, but some layers know no positions."""
+"""SmolLM 3 (Hugging Face, 2025): as Llama, but some layers have no positions."""
 
 from dataclasses import replace
 
@@ -7,7 +7,6 @@ from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Layers differ in their rotation and in their window."""
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=2_000_000.0)
     attention = parts.read_attention(read, dimensions, rope)
@@ -24,7 +23,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _rotated_layers(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """``no_rope_layers`` has, in spite of its name, 1 for the layers that do rotate."""
+    """``no_rope_layers``, despite its name, is 1 for the layers with RoPE."""
     rotated = read.config.get("no_rope_layers")
     if rotated is None:
         every = read.integer("no_rope_layer_interval", 4)

@@ -1,10 +1,10 @@
-"""StableLM 2 and 3B (Bellagente et al., 2024): LayerNorms, and heads rotated in part."""
+"""StableLM 2 and 3B (Bellagente et al., 2024): LayerNorms and partial RoPE."""
 
 from qlora_wgpu.families import parts
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """Both halves at once, if ``use_parallel_residual`` says so; 12B also normalizes heads."""
+    """Attention and MLP are parallel if ``use_parallel_residual``; 12B also normalizes heads."""
     read.no_dropout("attention_dropout", "hidden_dropout")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_partial=0.25)

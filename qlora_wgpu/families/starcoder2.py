@@ -6,7 +6,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    """StarCoder 2, without its dropouts; a note says so where they are not zero."""
+    """Nonzero dropouts are ignored with a note."""
     dimensions = parts.Dimensions.read(read)
     bias = read.flag("use_bias", True)
     attention = parts.Attention(

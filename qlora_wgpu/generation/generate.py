@@ -1,4 +1,4 @@
-"""Text from a model, token by token, for one prompt or many at a time."""
+"""Generates text for one prompt, or for many in batches."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ def generate(
     max_length: int | None = None,
     engine: Engine | None = None,
 ) -> Iterator[int]:
-    """Yields one token id after another.
+    """Yields generated token ids.
 
     Args:
         model: Base and adapter.
-        prompt_ids: The prompt's tokens; at least one.
-        max_new_tokens: Most tokens to yield.
-        temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
-        top_k: Sample among this many of the likeliest tokens; 0 for all.
-        top_p: Sample among the likeliest tokens that together have this probability.
-        seed: Seed of the sampling; None takes another each time.
-        stop_ids: Tokens that end the text; they are not yielded.
-        min_p: Sample among tokens that have at least this share of the likeliest's probability.
-        repetition_penalty: What positive logits of tokens that the text has are divided by, and
-            negative ones multiplied; 1 for none.
-        logit_bias: What is added to the logits of tokens, by their ids; -100 bans one.
-        max_length: Longest text the model was made for; generation ends there.
-        engine: One with room for the whole text, to be used again; a new one by default.
+        prompt_ids: Token ids of the prompt; at least one.
+        max_new_tokens: Maximum number of tokens to generate.
+        temperature: Sampling temperature; 0 is greedy.
+        top_k: Number of most likely tokens to sample from; 0 for all.
+        top_p: Probability of the smallest set of most likely tokens to sample from.
+        seed: Random seed; None for a new one each time.
+        stop_ids: Token ids that end the generation; they are not yielded.
+        min_p: Minimum probability of a token, relative to the most likely one.
+        repetition_penalty: Divides positive logits of tokens that have occurred, and multiplies
+            negative ones; 1 for none.
+        logit_bias: Added to the logits of tokens, by token id; -100 bans a token.
+        max_length: Maximum number of tokens, prompt included; by default unlimited.
+        engine: An engine with sufficient capacity, to be reused; by default a new one.
 
     Raises:
-        ConfigError: If a setting is out of its range, or the prompt is no token ids.
-        DataError: If the prompt is empty or leaves no room within ``max_length``.
+        ConfigError: If a parameter is out of range, or the prompt is not a list of token ids.
+        DataError: If the prompt is empty or as long as ``max_length``.
         CheckpointError: If the logits are not finite.
     """
     ids = token_ids(prompt_ids)
     if not ids:
-        raise DataError("the prompt is empty: give at least one token to go on from")
+        raise DataError("the prompt is empty: at least one token is required")
     max_new_tokens = check_count("max_new_tokens", max_new_tokens)
     biases = {} if logit_bias is None else logit_bias
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty, biases)
     limit = max_length or len(ids) + max_new_tokens
     if max_length and len(ids) >= limit:
-        raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
+        raise DataError(f"the prompt has {len(ids)} tokens, the model's maximum is {limit}")
     count = min(max_new_tokens, limit - len(ids))
     if not count:
         return
@@ -77,13 +77,13 @@ def generate(
 
 
 def token_ids(prompt: Iterable[Any]) -> list[int]:
-    """A prompt's tokens as plain integers."""
+    """Converts token ids to Python integers."""
     try:
         return [operator.index(token) for token in prompt]
     except TypeError:
         raise ConfigError(
-            "prompt_ids must be token ids, which are whole numbers: model.generate takes a text "
-            "or messages, too"
+            "prompt_ids must be token ids, which are integers: for text or messages, use "
+            "model.generate"
         ) from None
 
 
@@ -94,16 +94,16 @@ class Prompt:
     ids: Sequence[int]
     stop_ids: Collection[int] = ()  # tokens that end the completion
     stop: Collection[str] = ()  # strings that end it
-    is_text: bool = False  # whether the completion continues the prompt's text, not answers it
+    is_text: bool = False  # whether the completion continues the prompt's text
 
 
 @dataclass(frozen=True)
 class Completion:
     """The completion of a prompt."""
 
-    text: str  # without what ended it
-    finish_reason: FinishReason  # a stop token or string, or the length
-    tokens: int  # their number, those of a stop string included
+    text: str  # without the stop string
+    finish_reason: FinishReason
+    ids: Sequence[int]  # its tokens, including those of a stop string
 
 
 def complete(
@@ -116,14 +116,14 @@ def complete(
     sampling: Sampling | None = None,
     max_length: int | None = None,
 ) -> Iterator[Completion]:
-    """Yields completions in the order of the prompts; each is as if it were computed alone."""
+    """Yields completions in the order of the prompts, bit-identical to unbatched ones."""
     if not prompts:
         return
     longest = max(len(prompt.ids) for prompt in prompts)
     capacity = min(longest + max_new_tokens, max_length or longest + max_new_tokens)
     engine = Engine(model, min(batch, len(prompts)), capacity)
     settings = sampling or Sampling()
-    growing: deque[tuple[Request, TextStream]] = deque()
+    active: deque[tuple[Request, TextStream]] = deque()
     for number, prompt in enumerate(prompts):
         own = settings
         if settings.seed is not None:
@@ -135,20 +135,19 @@ def complete(
         except DataError as err:
             raise DataError(f"prompt {number + 1}: {err}") from err
         context = prompt.ids if prompt.is_text else ()
-        growing.append((text, TextStream(tokenizer, prompt.stop, context)))
-    streams = {id(text): stream for text, stream in growing}
-    while growing:
-        text, stream = growing[0]
+        active.append((text, TextStream(tokenizer, prompt.stop, context)))
+    streams = {id(text): stream for text, stream in active}
+    while active:
+        text, stream = active[0]
         if text.finish_reason is not None:
-            growing.popleft()
-            yield Completion(stream.text, text.finish_reason, len(text.ids))
+            active.popleft()
+            yield Completion(stream.text, text.finish_reason, tuple(text.ids))
             continue
         for each in engine.step():
             _read(each, streams[id(each)])
 
 
 def _read(text: Request, stream: TextStream) -> None:
-    """Takes the token that a text got, unless it ended without one."""
     if len(text.ids) > stream.count:
         stream.push(text.ids[-1])
         if stream.stopped:

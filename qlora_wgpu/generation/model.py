@@ -1,47 +1,109 @@
-"""A model that answers in text."""
+"""A model with its tokenizer, which generates text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.generation.generate import generate, token_ids
+from qlora_wgpu.generation.generate import Prompt, complete, generate, token_ids
+from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model
 
-_PROMPT = "a prompt is a text, token ids, or messages such as [{'role': 'user', 'content': '...'}]"
+Messages = Sequence[Mapping[str, Any]]
+_PROMPT = (
+    "a prompt must be a string, a list of token ids, or a list of messages such as "
+    "[{'role': 'user', 'content': '...'}]"
+)
 
 
-class QLoRAModel(qlora_model.QLoRAModel):
-    """A frozen base with an adapter, its tokenizer, and the text that they generate.
+class _Options(TypedDict, total=False):
+    """The options of ``generate``, for its overloads."""
 
-    ``from_pretrained`` opens a base with a fresh adapter, ``open_adapter`` one as it was trained.
-    ``close``, or the end of a ``with``, frees its memory.
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    chat_template: str | None
+    stop_ids: Collection[int] | None
+    min_p: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | None
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class _TextPrompt(Prompt):
+    """A prompt whose completion is text or token ids."""
+
+    has_text: bool = True  # whether the completion is text
+
+
+_PUBLIC = (
+    "active_adapter", "active_adapters", "adapter_off", "adapter_state_dict", "adapters",
+    "base_state_dict", "close", "delete_adapter", "device", "disable_adapter", "from_pretrained",
+    "generate", "get_nb_trainable_parameters", "load_adapter", "logits", "loss_and_grads",
+    "max_length", "peft_config", "print_trainable_parameters", "save_adapter", "save_pretrained",
+    "set_adapter", "tokenizer",
+)  # fmt: skip
+_ELSEWHERE = {
+    "merge_and_unload": "save the adapter with save_pretrained and merge it with qlora_wgpu.merge",
+    "push_to_hub": "upload a run's adapter with qlora_wgpu.push",
+    "train": "use a qlora_wgpu.Trainer, or qlora_wgpu.train",
+    "to": "choose the GPU with from_pretrained(..., device=...)",
+    "cuda": "choose the GPU with from_pretrained(..., device=...)",
+    "state_dict": "use adapter_state_dict or base_state_dict",
+    "forward": "use logits or loss_and_grads",
+}
+"""Methods that people look for here, and what to use instead."""
+
+
+class _PublicMembers(type):
+    """``dir`` and ``help`` of the class show what users need, not the engine's methods."""
+
+    def __dir__(cls) -> list[str]:
+        return list(_PUBLIC)
+
+
+class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
+    """A frozen base with an adapter and a tokenizer, which generates text.
+
+    ``from_pretrained`` opens a base with a new adapter, ``open_adapter`` a trained adapter.
+    ``close``, or leaving a ``with`` block, frees the memory.
 
     Attributes:
-        device: The device that holds it.
-        layout: The modules, the adapter, and the plans of the steps.
-        adapter: The layout of the adapter's parameters.
-        architecture: The architecture by config.json.
-        options: How training steps are computed; replaced as a whole.
-        active_adapter: The name of the adapter that computes.
-        read_prompts: Reads how prompts are written for an adapter's folder, where it is not the
-            folder alone that says it.
+        device: The device of the model.
+        active_adapter: The name of the active adapter.
+        adapters: All adapters by name.
+        tokenizer: The tokenizer.
     """
 
     read_prompts: Callable[[str], PromptFormat] | None = None
 
+    def __dir__(self) -> list[str]:
+        return list(_PUBLIC)
+
+    if not TYPE_CHECKING:  # else a checker would accept any name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if vars(self) and name in _ELSEWHERE:
+                raise AttributeError(f"QLoRAModel has no {name!r}: {_ELSEWHERE[name]}")
+            super().__getattr__(name)
+
     @property
     def prompts(self) -> PromptFormat:
-        """How prompts are written: as the active adapter's run wrote them, else as the base says.
+        """The prompt format of the active adapter's run, else of the base.
 
         Raises:
-            TokenizerError: If there is no tokenizer, or a file of it is damaged.
+            TokenizerError: If the tokenizer is missing or damaged.
         """
         path = self.adapters[self.active_adapter].path
         if (path, self.prompt_folder) not in self._prompts:
@@ -53,21 +115,63 @@ class QLoRAModel(qlora_model.QLoRAModel):
 
     @cached_property
     def _prompts(self) -> dict[tuple[str | None, Path], PromptFormat]:
-        """Those that were read, by the folders that say it."""
+        """Cached prompt formats, by adapter and base folder."""
         return {}
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, read the first time that it is asked for.
+        """The model's tokenizer, loaded on first use.
 
         Raises:
-            TokenizerError: If there is none, or it is damaged.
+            TokenizerError: If it is missing or damaged.
         """
         return self.prompts.tokenizer
 
+    @overload
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        prompt: str | Messages,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[_Options],
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[int], *, stream: Literal[False] = False, **options: Unpack[_Options]
+    ) -> list[int]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | Sequence[Messages],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[_Options],
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[Sequence[int]],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[_Options],
+    ) -> list[list[int]]: ...
+
+    @overload
+    def generate(
+        self, prompt: str | Messages, *, stream: Literal[True], **options: Unpack[_Options]
+    ) -> Iterator[str]: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[int], *, stream: Literal[True], **options: Unpack[_Options]
+    ) -> Iterator[int]: ...
+
+    def generate(
+        self,
+        prompt: Any,
         *,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
@@ -79,85 +183,126 @@ class QLoRAModel(qlora_model.QLoRAModel):
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         logit_bias: Mapping[int, float] | None = None,
+        stream: bool = False,
+        batch_size: int = 8,
+        **_unknown: Any,
     ) -> Any:
-        """Continues a text or token ids, or answers a conversation.
+        """Completes a text or token ids, or answers a conversation.
 
         Args:
-            prompt: A text; messages such as ``{"role": "user", "content": "Hi"}``, which are
-                written by the chat template; or token ids.
-            max_new_tokens: Most tokens to add.
-            temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
-            top_k: Sample among this many of the likeliest tokens; 0 for all.
-            top_p: Sample among the likeliest tokens that together have this probability.
-            seed: Seed of the sampling; None takes another each time.
-            chat_template: Chat template instead of the run's or the tokenizer's: a ``.jinja`` file,
-                the template itself or a built-in name.
-            stop_ids: Tokens that end the text; by default the tokenizer's and the template's.
-            min_p: Sample among tokens that have this share of the likeliest's probability.
-            repetition_penalty: What positive logits of tokens that the text has are divided by.
-            logit_bias: What is added to the logits of tokens, by their ids; -100 bans one.
+            prompt: A string; messages such as ``{"role": "user", "content": "Hi"}``, which the
+                chat template formats; a list of token ids; or a list of such prompts, each of which
+                gets the completion that it would get alone.
+            max_new_tokens: Maximum number of tokens to generate.
+            temperature: Sampling temperature; 0 is greedy.
+            top_k: Number of most likely tokens to sample from; 0 for all.
+            top_p: Probability of the smallest set of most likely tokens to sample from.
+            seed: Random seed, plus the prompt's index in a list; None for a new one each time.
+            chat_template: Replaces the run's or the tokenizer's template: a ``.jinja`` file, a
+                template or a built-in name.
+            stop_ids: Token ids that end the generation; by default the tokenizer's and the
+                template's.
+            min_p: Minimum probability of a token, relative to the most likely one.
+            repetition_penalty: Penalty of tokens that have occurred; 1 for none.
+            logit_bias: Added to the logits of tokens, by token id; -100 bans a token.
+            stream: Whether to return an iterator over pieces of the completion.
+            batch_size: Number of prompts of a list that are batched.
 
         Returns:
-            What was added: the ids where ids were given, else text.
+            The completion: token ids if the prompt was token ids, else text; for a list of prompts,
+            a list.
 
         Raises:
-            ConfigError: If the prompt is none of these, or a setting is out of its range.
-            DataError: If the prompt is empty or longer than the model takes.
-            TokenizerError: If there is no tokenizer, or no chat template for messages.
+            ConfigError: If the prompt is none of these, or a parameter is out of range.
+            DataError: If the prompt is empty or longer than the model's maximum.
+            TokenizerError: If the tokenizer is missing, or the chat template for messages.
         """
-        is_text = isinstance(prompt, str)
-        if not is_text and not _is_listed(prompt):
+        for name in _unknown:
+            near = get_close_matches(name, _Options.__annotations__, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown option {name}{hint}")
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise ConfigError(f"{_PROMPT}, got {type(prompt).__name__}")
-        is_chat = not is_text and any(isinstance(part, Mapping) for part in prompt)
-        written = self._written(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
-        ids = _ids_of(prompt) if not is_text and not is_chat else written.ids(_messages_of(prompt))
+        biases = {} if logit_bias is None else logit_bias
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty, biases)
+        if not isinstance(prompt, str):
+            prompt = list(prompt)
+            if prompt and all(map(_is_prompt, prompt)):
+                if stream:
+                    raise ConfigError("stream=True takes one prompt, got a list of prompts")
+                prompts = [self._prompt(each, chat_template, stop_ids) for each in prompt]
+                return self._complete(prompts, max_new_tokens, batch_size, sampling)
+        one = self._prompt(prompt, chat_template, stop_ids)
         tokens = generate(
-            self,
-            ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            logit_bias=logit_bias,
-            stop_ids=written.stop_ids if stop_ids is None else stop_ids,
-            max_length=self.max_length,
-        )
-        if not is_text and not is_chat:
-            return list(tokens)
-        return self._text(tokens, written.stop_text, ids if is_text else ())
+            self, one.ids, max_new_tokens=max_new_tokens, stop_ids=one.stop_ids,
+            max_length=self.max_length, **vars(sampling),
+        )  # fmt: skip
+        if one.has_text:
+            pieces = self._text(tokens, one)
+            return pieces if stream else "".join(pieces)
+        return tokens if stream else list(tokens)
 
-    def _written(self, chat_template: str | None) -> PromptFormat:
-        """How messages are written."""
+    def _prompt(
+        self, prompt: Any, chat_template: str | None, stop_ids: Collection[int] | None
+    ) -> _TextPrompt:
+        """A prompt's tokens, and what ends its completion."""
+        is_text = isinstance(prompt, str)
+        is_chat = not is_text and any(isinstance(part, Mapping) for part in prompt)
+        written = (
+            self._prompt_format(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
+        )
+        ids = written.ids(_messages_of(prompt)) if is_text or is_chat else _ids_of(prompt)
+        ends = written.stop_ids if stop_ids is None else stop_ids
+        return _TextPrompt(ids, ends, (written.stop_text,), is_text, is_text or is_chat)
+
+    def _complete(
+        self, prompts: Sequence[_TextPrompt], max_new_tokens: int, batch: int, sampling: Sampling
+    ) -> list[Any]:
+        """The completions of several prompts, batched."""
+        if check_count("batch_size", batch) == 0:
+            raise ConfigError("batch_size must be at least 1, got 0")
+        made = complete(
+            self, self.tokenizer, prompts, batch=batch, sampling=sampling,
+            max_new_tokens=check_count("max_new_tokens", max_new_tokens),
+            max_length=self.max_length,
+        )  # fmt: skip
+        return [
+            each.text if prompt.has_text else list(each.ids)
+            for prompt, each in zip(prompts, made, strict=True)
+        ]
+
+    def _prompt_format(self, chat_template: str | None) -> PromptFormat:
         prompts = self.prompts
         if chat_template is not None:
             template = find_chat_template(chat_template, prompts.tokenizer)
             prompts = PromptFormat("chat", prompts.tokenizer, template)
         if prompts.kind == "chat" and prompts.template is None:
             raise TokenizerError(
-                "the model has no chat template: name one with chat_template, a .jinja file or a "
-                "built-in name, or give a text instead of messages"
+                "the model has no chat template: set chat_template to a .jinja file or a built-in "
+                "name, or use a string instead of messages"
             )
         return prompts
 
-    def _text(self, tokens: Iterator[int], stop_text: str, context: Sequence[int]) -> str:
-        stream = TextStream(self.tokenizer, [stop_text], context)
+    def _text(self, tokens: Iterator[int], prompt: Prompt) -> Iterator[str]:
+        """The text of tokens, in pieces, up to what ends it."""
+        context = prompt.ids if prompt.is_text else ()
+        stream = TextStream(self.tokenizer, prompt.stop, context)
         for token in tokens:
-            stream.push(token)
+            if text := stream.push(token):
+                yield text
             if stream.stopped:
-                break
-        return stream.text
+                return
+        if text := stream.rest():
+            yield text
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens that the model was made for, where its config.json says it."""
+        """Maximum number of tokens, if config.json has it."""
         return longest_text(self.folder.config)
 
 
 def _messages_of(prompt: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation, or a text as the only one."""
+    """The messages of a conversation, or a text as its only message."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [dict(message) for message in prompt]
@@ -170,6 +315,6 @@ def _ids_of(prompt: Any) -> list[int]:
         raise ConfigError(_PROMPT) from None
 
 
-def _is_listed(prompt: Any) -> bool:
-    """Whether it is a list of something, and no single message or number."""
-    return isinstance(prompt, Iterable) and not isinstance(prompt, Mapping | bytes)
+def _is_prompt(part: Any) -> bool:
+    """Whether a part of a list is a prompt itself, not a message or token."""
+    return isinstance(part, Iterable) and not isinstance(part, Mapping | bytes)

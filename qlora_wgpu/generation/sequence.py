@@ -1,4 +1,4 @@
-"""A request of an engine: one text, from its prompt to its end."""
+"""A request of an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class Request:
-    """A text in an engine; iterating over it computes its tokens, and those of the others."""
+    """A prompt and its generated tokens; iterating runs the engine for all its requests."""
 
     def __init__(
         self,
@@ -29,12 +29,11 @@ class Request:
         stop_ids: Collection[int],
         logprobs: int | None,
     ) -> None:
-        """Is waiting; see ``Engine.add``."""
-        self.prompt_ids = prompt_ids  # what it begins with
-        self.ids: list[int] = []  # the tokens so far, without the prompt's
-        self.told: list[TokenLogprobs] = []  # of each of them, where they are asked for
+        self.prompt_ids = prompt_ids
+        self.ids: list[int] = []  # generated tokens
+        self.token_logprobs: list[TokenLogprobs] = []  # of each of them, if requested
         self.logprobs = logprobs
-        # Why it ended, once it has.
+        # Set when it has ended
         self.finish_reason: FinishReason | None = None if max_new_tokens else "length"
         self.stop_token: int | None = None  # the one of ``stop_ids`` that ended it
         self.sampling = sampling
@@ -42,7 +41,7 @@ class Request:
         self.seed = secrets.randbits(64) if seed is None else int(seed)
         self.max_new_tokens = max_new_tokens
         self.stop_ids = frozenset(stop_ids)
-        self.place = -1
+        self.slot = -1
         self.turn = 0
         self.ahead: deque[int] = deque()
         self.rotated_length = 0
@@ -50,32 +49,32 @@ class Request:
 
     @property
     def all_ids(self) -> list[int]:
-        """The prompt and all tokens so far."""
+        """Tokens of the prompt, and generated ones."""
         return self.prompt_ids + self.ids
 
     @property
     def length(self) -> int:
-        """Tokens of the text so far."""
+        """Number of tokens so far, prompt included."""
         return len(self.prompt_ids) + len(self.ids)
 
     @property
     def choice(self) -> Choice:
-        """How its next token is chosen."""
+        """The sampling of its next token."""
         return Choice(self.sampling, self.seed, len(self.ids))
 
     def take(self, token: int, logits: npt.NDArray[np.float32] | None = None) -> None:
-        """Takes the token that was chosen, of these logits where they are asked for."""
+        """Appends a sampled token."""
         if token in self.stop_ids:
             self.finish_reason, self.stop_token = "stop", token
             return
         self.ids.append(token)
         if self.logprobs is not None and logits is not None:
-            self.told.append(TokenLogprobs.of(logits, token, self.logprobs))
+            self.token_logprobs.append(TokenLogprobs.of(logits, token, self.logprobs))
         if len(self.ids) >= self.max_new_tokens:
             self.finish_reason = "length"
 
     def cancel(self) -> None:
-        """Ends it before its next token; its place is free then."""
+        """Ends it before its next token, which frees its slot."""
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
 

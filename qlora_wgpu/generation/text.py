@@ -1,4 +1,4 @@
-"""The text of tokens as they come, and their log probabilities."""
+"""Incremental detokenization, stop strings, and log probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.marker_words import common_prefix
 
 CONTEXT = 16
-"""Tokens that are decoded beside others: decoders look at their neighbours only."""
+"""Number of tokens of context for decoding: decoders depend on neighbours only."""
 
-_HALF = "\ufffd"  # what half a character decodes to
-_MOST_WAIT = 32  # tokens: a character has four bytes
-_UNFINISHED = 3  # tokens that a character may lack
+_HALF = "\ufffd"  # decoded from an incomplete character
+_MAX_PENDING = 32  # tokens: a character has four bytes
+_UNFINISHED = 3  # maximum number of tokens that a character may lack
 
 
 class IncrementalDetokenizer:
-    """What tokens add to the text of those before them.
+    """Decodes a stream of tokens into text.
 
-    Tokens wait while their text ends in half a character. A text whose ids are no characters at all
-    is cut where both sides decode as they do together. So each token is decoded with some forty
-    others at most, however long the text is.
+    Tokens are pending while their text ends in an incomplete character. If they never form one,
+    they are split where both parts decode as they do jointly. So each token is decoded with at most
+    some forty others, however long the text is.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        """Begins behind a context, whose text is not returned."""
-        self.waiting = ""  # the text of the tokens that wait, which may still change
+        """Starts after a context, whose text is not returned."""
+        self.pending = ""  # text of pending tokens, which may still change
         self._tokenizer = tokenizer
         self._near = list(context)[-CONTEXT:]  # tokens whose text is settled
         self._before = tokenizer.decode(self._near) if self._near else ""
-        self._ends = [len(self._near)]  # of whole characters among them
+        self._ends = [len(self._near)]  # of complete characters among them
         self._unsettled: list[int] = []
 
     def push(self, token: int) -> str:
-        """Takes a token; returns the text that it settles."""
+        """Adds a token; returns the text that is final now."""
         self._unsettled.append(token)
         ids = [*self._near, *self._unsettled]
         whole = self._tokenizer.decode(ids)
         new = self._beyond(whole)
         if not new.endswith(_HALF):
             return self._settle(len(self._unsettled), whole, new)
-        self.waiting = new
-        return self._cut(whole) if len(self._unsettled) >= _MOST_WAIT else ""
+        self.pending = new
+        return self._split(whole) if len(self._unsettled) >= _MAX_PENDING else ""
 
     def _beyond(self, whole: str) -> str:
-        """The text of the tokens that wait, of all of it with those near them."""
+        """The text of pending tokens, given the text of all near tokens."""
         if whole.startswith(self._before):
             return whole[len(self._before) :]
         begun = self._before.rstrip(_HALF)
-        if begun != self._before and whole.startswith(begun):  # its last character goes on
+        if begun != self._before and whole.startswith(begun):  # its last character is continued
             return whole[len(begun) :]
-        # Bytes that are no character spoil those before them, whose text was returned already.
+        # Invalid bytes change the decoding of earlier ones, whose text was already returned
         return self._tokenizer.decode(self._unsettled)
 
-    def _cut(self, whole: str) -> str:
-        """Settles what no later token changes, of tokens that are no characters."""
+    def _split(self, whole: str) -> str:
+        """Settles pending tokens that no later token can change."""
         for count in range(len(self._unsettled) - _UNFINISHED, 0, -1):
             first = self._tokenizer.decode([*self._near, *self._unsettled[:count]])
             if first + self._tokenizer.decode(self._unsettled[count:]) == whole:
@@ -67,7 +67,7 @@ class IncrementalDetokenizer:
         return ""
 
     def _settle(self, count: int, whole: str, new: str) -> str:
-        self.waiting = self.waiting[len(new) :] if count < len(self._unsettled) else ""
+        self.pending = self.pending[len(new) :] if count < len(self._unsettled) else ""
         self._near += self._unsettled[:count]
         self._ends.append(len(self._near))
         self._before, self._unsettled = whole, self._unsettled[count:]
@@ -83,29 +83,28 @@ class IncrementalDetokenizer:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log probabilities by the model's own logits, before penalties, temperature and the like."""
+    """Log probabilities of the raw logits, before penalties and temperature."""
 
-    logprob: float  # the chosen token's
-    top: tuple[tuple[int, float], ...]  # the likeliest tokens and theirs, the likeliest first
+    logprob: float  # of the sampled token
+    top: tuple[tuple[int, float], ...]  # most likely tokens, in descending order
 
     @classmethod
     def of(cls, logits: npt.NDArray[np.floating[Any]], token: int, count: int) -> TokenLogprobs:
-        """Those of a token, and of so many of the likeliest."""
+        """Log probabilities of a token and of the ``count`` most likely ones."""
         exact = logits.astype(np.float64)
         largest = exact.max()
         exact -= largest + np.log(np.exp(exact - largest).sum())
         count = min(count, len(exact))
-        likeliest = np.argpartition(-exact, count - 1)[:count] if count else np.array([], np.int64)
-        # Of equals the first comes first, as in the device's choice.
-        ordered = sorted(likeliest.tolist(), key=lambda i: (-exact[i], i))
+        best = np.argpartition(-exact, count - 1)[:count] if count else np.array([], np.int64)
+        # Ties are broken by token id, as on the device
+        ordered = sorted(best.tolist(), key=lambda i: (-exact[i], i))
         return cls(float(exact[token]), tuple((i, float(exact[i])) for i in ordered))
 
 
 def continuation(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int]) -> str:
-    """The text of tokens as it goes on after that of others.
+    """Decodes tokens that follow others.
 
-    By themselves tokens may lose their first space: decoders of SentencePiece's kind leave out the
-    one that stands at the beginning of a text.
+    SentencePiece decoders strip the first space of a text, so tokens must be decoded in context.
     """
     before = list(context)[-CONTEXT:]
     whole = tokenizer.decode([*before, *ids])
@@ -113,7 +112,7 @@ def continuation(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int
 
 
 class TextStream:
-    """The text of tokens as they come: whole characters, and nothing of what ends it."""
+    """Decodes a stream of tokens up to a stop string, in complete characters."""
 
     def __init__(
         self,
@@ -122,49 +121,47 @@ class TextStream:
         context: Sequence[int] = (),
         shown: Mapping[int, str] | None = None,
     ) -> None:
-        """Begins with no token."""
-        self.stopped = False  # whether a stop string came
-        self.count = 0  # tokens so far
+        self.stopped = False  # by a stop string
+        self.count = 0  # of tokens
         self._tokenizer = tokenizer
         self._stop = [each for each in stop if each]
         self._special = shown or {}
         self._tokens = IncrementalDetokenizer(tokenizer, context)
         self._shown: list[str] = []
-        self._held = ""  # what may be the beginning of the end
+        self._held = ""  # may be the beginning of a stop string
 
     @property
     def text(self) -> str:
-        """All of it so far, without what ended it."""
-        waiting = "" if self.stopped else self._tokens.waiting
-        return "".join((*self._shown, self._held, waiting))
+        """All text so far, without the stop string."""
+        pending = "" if self.stopped else self._tokens.pending
+        return "".join((*self._shown, self._held, pending))
 
     def push(self, token: int) -> str:
-        """Takes a token; returns the text that can be shown now."""
+        """Adds a token; returns the text that can be shown now."""
         self.count += 1
         if token in self._special:
-            self._held += self._tokens.waiting + self._special[token]
+            self._held += self._tokens.pending + self._special[token]
             self._tokens = IncrementalDetokenizer(self._tokenizer)
         else:
             self._held += self._tokens.push(token)
-        # What was shown is no part of a stop string.
-        new = self._held + self._tokens.waiting
+        # Text that was shown is not part of a stop string
+        new = self._held + self._tokens.pending
         ends = [place for each in self._stop if (place := new.find(each)) >= 0]
         if ends:
             self.stopped = True
             return self._show(new[: min(ends)], "")
-        # Half a character decodes to the replacement sign: wait for its other half. What may be
-        # the beginning of the end is held back, too.
-        if self._tokens.waiting:
+        # Incomplete characters, and possible beginnings of a stop string, are held back
+        if self._tokens.pending:
             return ""
-        held = max((beginning(new, each) for each in self._stop), default=0)
+        held = max((overlap(new, each) for each in self._stop), default=0)
         return self._show(new[: len(new) - held], new[len(new) - held :])
 
     def rest(self) -> str:
-        """What was held back, once no token follows."""
+        """Returns the text that was held back, after the last token."""
         if self.stopped:
             return ""
-        waiting, self._tokens = self._tokens.waiting, IncrementalDetokenizer(self._tokenizer)
-        return self._show(self._held + waiting, "")
+        pending, self._tokens = self._tokens.pending, IncrementalDetokenizer(self._tokenizer)
+        return self._show(self._held + pending, "")
 
     def _show(self, text: str, held: str) -> str:
         self._shown.append(text)
@@ -172,7 +169,7 @@ class TextStream:
         return text
 
 
-def beginning(text: str, other: str) -> int:
-    """The length of the longest end of a text that begins another one."""
+def overlap(text: str, other: str) -> int:
+    """Length of the longest suffix of a text that is a prefix of another one."""
     sizes = range(min(len(other), len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(other[:n])), 0)

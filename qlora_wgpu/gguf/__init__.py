@@ -1,1 +1,1 @@
-"""llama.cpp's architectures: what its files say of a model, read both ways."""
+"""llama.cpp's GGUF files, both ways: what an architecture's keys and tensors mean."""

@@ -1,91 +1,210 @@
-"""What an architecture of llama.cpp is described by, for reading its files and for writing them."""
+"""How an architecture of llama.cpp is described, for reading its files and for writing them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.moe import SparseMoeBlock
-from qlora_wgpu.gguf.keys import REQUIRED, Keys
+
+REQUIRED = object()
+"""As a default: the key must exist."""
+MTP_LAYERS = "nextn_predict_layers"
+"""Layers at the end for multi-token prediction, which do not affect the logits."""
+
+
+class Keys:
+    """The keys of an architecture, such as ``llama.block_count``, without its name.
+
+    Attributes:
+        where: The file, for messages.
+        architecture: The file's ``general.architecture``.
+        prefix: What the keys begin with, by default the architecture's name.
+    """
+
+    def __init__(self, metadata: dict[str, Any], where: object, prefix: str | None = None) -> None:
+        self.where = where
+        architecture = metadata.get("general.architecture")
+        if metadata.get("general.type") == "adapter":
+            raise CheckpointError(f"{where} is an adapter for llama.cpp, not a model")
+        if not isinstance(architecture, str):
+            raise CheckpointError(f"{where} is not a model: general.architecture is missing")
+        self.architecture = architecture
+        self.prefix = prefix = f"{architecture}." if prefix is None else prefix
+        self._values = {
+            key.removeprefix(prefix): value
+            for key, value in metadata.items()
+            if key.startswith(prefix)
+        }
+        self._read: set[str] = set()
+
+    def raw(self, key: str, default: Any = None) -> Any:
+        """A value of any type."""
+        self._read.add(key)
+        return self._values.get(key, default)
+
+    def ignore(self, *keys: str) -> None:
+        """Accepts keys that do not affect what is computed."""
+        self._read.update(keys)
+
+    def integer(self, key: str, default: Any = REQUIRED) -> Any:
+        """An integer, or an array with the same one for each layer."""
+        value = self._value(key, default)
+        if value is default:
+            return value
+        if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu":
+            if (value != value[0]).any():
+                raise UnsupportedModelError(
+                    f"{self.where}: {self.prefix}{key} differs between layers, which is not "
+                    "supported"
+                )
+            value = value[0].item()
+        if type(value) is not int:
+            raise self._invalid(key, value, "an integer")
+        return value
+
+    def each(self, key: str, layers: int) -> list[Any]:
+        """A number for each layer."""
+        value = self._value(key, REQUIRED)
+        if isinstance(value, np.ndarray) and len(value) == layers and value.dtype.kind in "iuf":
+            return [shortest(v) if value.dtype.kind == "f" else v for v in value.tolist()]
+        if type(value) in (int, float):
+            return [shortest(value) if isinstance(value, float) else value] * min(layers, 1 << 16)
+        raise self._invalid(key, value, f"a number for each of the {layers} layers")
+
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
+        """A number, rounded to the shortest decimal that is the same in float32."""
+        value = self._value(key, default)
+        if value is default:
+            return value
+        if type(value) not in (int, float) or not np.isfinite(np.float32(value)):
+            raise self._invalid(key, value, "a number")
+        return shortest(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.raw(key, default)
+        if not isinstance(value, bool):
+            raise self._invalid(key, value, "true or false")
+        return value
+
+    def require(self, key: str, *allowed: Any) -> None:
+        """Refuses any value but the allowed ones; the key may be missing."""
+        value = self.raw(key)
+        is_scalar = type(value) in (bool, int, float, str)
+        if value is not None and not (is_scalar and value in allowed):
+            raise UnsupportedModelError(
+                f"{self.where}: {self.prefix}{key} = {_shown(value)} is not supported"
+            )
+
+    def refuse_unread(self) -> None:
+        """Refuses keys that have not been read."""
+        unread = [key for key in self._values if key not in self._read]
+        if unread:
+            raise UnsupportedModelError(
+                f"{self.where}: unknown key {self.prefix}{unread[0][:200]} = "
+                f"{_shown(self._values[unread[0]])}, which may change what the model computes: use "
+                "its safetensors version"
+            )
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.raw(key, default)
+        if value is REQUIRED:
+            raise CheckpointError(f"{self.where}: the key {self.prefix}{key} is missing")
+        return value
+
+    def _invalid(self, key: str, value: Any, expected: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.where}: {self.prefix}{key} must be {expected}, got {_shown(value)}"
+        )
+
+
+def shortest(value: float) -> float:
+    """A float32 number in its shortest form: 1e-05 and not 9.99999974e-06."""
+    return float(str(np.float32(value)))
+
+
+def _shown(value: Any) -> str:
+    return brief(value.tolist() if isinstance(value, np.ndarray) else value)
+
 
 Config = dict[str, Any]
 Head = Literal["own or tied", "own", "tied"]
 Windows = Literal["none", "periodic", "every other", "of 64 layers"]
 
-# ---- what a file is to say of a model ------------------------------------------------------------
+# ---- a model's keys ------------------------------------------------------------------------------
 
 
 @dataclass
 class ModelKeys:
-    """What a file says of a model, while it is put together."""
+    """The keys of a model that is exported, while they are collected."""
 
-    model_type: str  # config.json's name of it
-    config: Mapping[str, Any]  # its text part of config.json
-    decoder: Decoder  # what that describes
-    architecture: GGUFArchitecture  # llama.cpp's
+    model_type: str  # config.json's
+    config: Mapping[str, Any]  # the text model's part of config.json
+    decoder: Decoder
+    architecture: GGUFArchitecture
     # The keys, without the architecture's name
     values: dict[str, Any] = field(default_factory=dict)
-    # What llama.cpp does otherwise, for the user to know
+    # What llama.cpp computes differently, for the user
     notes: list[str] = field(default_factory=list)
 
-    def refuse(self, what: str) -> UnsupportedModelError:
-        """The error for what llama.cpp computes otherwise."""
+    def unsupported(self, what: str) -> UnsupportedModelError:
+        """The error for what llama.cpp would compute differently."""
         return UnsupportedModelError(
-            f"llama.cpp does not compute {what} for {self.model_type} models, so nothing is "
-            "exported: keep to transformers (qlora-wgpu merge)"
+            f"llama.cpp does not support {what} for {self.model_type} models: use qlora-wgpu merge "
+            "and transformers"
         )
 
     @property
-    def halves(self) -> list[Any]:
-        """What attends in each layer, or stands in place of attention."""
+    def mixers(self) -> list[Any]:
+        """Each layer's attention, or what it has in its place."""
         return [layer.attention for layer in self.decoder.layers]
 
     @property
     def attentions(self) -> list[Attention]:
-        """The layers' attentions."""
-        return [half for half in self.halves if isinstance(half, Attention)]
+        """The attention of each layer that has it."""
+        return [mixer for mixer in self.mixers if isinstance(mixer, Attention)]
 
     @property
     def mixtures(self) -> list[SparseMoeBlock]:
         """The layers' mixtures of experts."""
         return [layer.mlp for layer in self.decoder.layers if isinstance(layer.mlp, SparseMoeBlock)]
 
-    @cached_property
+    @property
     def experts(self) -> SparseMoeBlock:
-        """The first of them."""
+        """The first mixture of experts."""
         return self.mixtures[0]
 
     @property
     def scoring(self) -> Any:
-        """How the first one's experts are scored."""
+        """How the experts of the first mixture are scored."""
         assert self.experts.choice is not None
         return self.experts.choice.scoring
 
     @property
     def shared_size(self) -> int:
-        """The size of what every token meets beside its experts, 0 without."""
+        """The size of the shared experts, 0 if there are none."""
         shared = self.experts.shared
         return shared.mlp.dimensions.intermediate_size if shared else 0
 
     @property
     def score_scale(self) -> float:
-        """The factor of the scores."""
+        """The scale of the attention scores."""
         return self.attentions[0].scale or self.decoder.dimensions.head_dim**-0.5
 
-    @cached_property
+    @property
     def delta_net(self) -> GatedDeltaNet:
         """The first delta net."""
-        return next(half for half in self.halves if isinstance(half, GatedDeltaNet))
+        return next(mixer for mixer in self.mixers if isinstance(mixer, GatedDeltaNet))
 
 
 # ---- pairs of keys -------------------------------------------------------------------------------
@@ -93,35 +212,31 @@ class ModelKeys:
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of expert_gating_func
 _FLAGS = ("expert_weights_norm", "use_parallel_residual")
 _NUMBERS = ("attention.clamp_kqv", "expert_weights_scale")
-Tell = Callable[[ModelKeys], Any]
+ValueOf = Callable[[ModelKeys], Any]
 
 
 def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _of_experts(name: str) -> Tell:
-    return lambda keys: getattr(keys.experts, name)
+def _mrope_sections(keys: ModelKeys) -> Any:
+    """How many pairs of a head are rotated by time, height and width, which are equal for text.
 
-
-def _taps(keys: ModelKeys) -> int:
-    return next(half.taps for half in keys.halves if isinstance(half, ShortConv))
-
-
-def _sections(keys: ModelKeys) -> Any:
-    """How many pairs of a head turn by each kind of position, of which a text has one.
-
-    Those for time, height and width take turns; a pair that is nobody's would not turn at all.
+    The sections must cover all pairs: llama.cpp does not rotate others.
     """
     pairs = keys.values["rope.dimension_count"] // 2
-    whole = [(pairs + 2 - i) // 3 for i in range(3)]
-    told = (keys.config.get("rope_parameters") or {}).get("mrope_section")
-    if isinstance(told, list) and sorted(told) == sorted(whole):
-        whole = told
-    return np.array([*whole, 0], np.int32)  # llama.cpp has four kinds
+    sections = [(pairs + 2 - i) // 3 for i in range(3)]
+    given = (keys.config.get("rope_parameters") or {}).get("mrope_section")
+    if isinstance(given, list) and sorted(given) == sorted(sections):
+        sections = given
+    return np.array([*sections, 0], np.int32)  # llama.cpp has four
 
 
-_TOLD: dict[str, Tell] = {
+def _first_with_experts(keys: ModelKeys) -> int:
+    return [isinstance(layer.mlp, SparseMoeBlock) for layer in keys.decoder.layers].index(True)
+
+
+_VALUES: dict[str, ValueOf] = {
     "use_parallel_residual": lambda keys: keys.decoder.layers[0].order.parallel,
     "attention.clamp_kqv": lambda keys: _float(keys.attentions[0].clip),
     "attention.scale": lambda keys: float(keys.score_scale),
@@ -130,48 +245,42 @@ _TOLD: dict[str, Tell] = {
     "logit_scale": lambda keys: float(keys.decoder.logit_scale),
     "attn_logit_softcapping": lambda keys: _float(keys.attentions[0].softcap),
     "final_logit_softcapping": lambda keys: _float(keys.decoder.logit_softcap),
-    "shortconv.l_cache": _taps,
+    "shortconv.l_cache": (
+        lambda keys: next(mixer.taps for mixer in keys.mixers if isinstance(mixer, ShortConv))
+    ),
     "ssm.conv_kernel": lambda keys: keys.delta_net.taps,
     "ssm.state_size": lambda keys: keys.delta_net.heads.key_dim,
     "ssm.group_count": lambda keys: keys.delta_net.heads.key_heads,
     "ssm.time_step_rank": lambda keys: keys.delta_net.heads.value_heads,
     "ssm.inner_size": lambda keys: keys.delta_net.heads.value_size,
     "attention.recurrent_layers": (
-        lambda keys: np.array([isinstance(half, GatedDeltaNet) for half in keys.halves])
+        lambda keys: np.array([isinstance(mixer, GatedDeltaNet) for mixer in keys.mixers])
     ),
-    "full_attention_interval": (lambda keys: int(keys.config.get("full_attention_interval") or 4)),
-    "rope.dimension_sections": _sections,
-    "expert_count": _of_experts("num_experts"),
-    "expert_used_count": _of_experts("num_experts_per_tok"),
-    "expert_feed_forward_length": _of_experts("intermediate_size"),
+    "full_attention_interval": lambda keys: int(keys.config.get("full_attention_interval") or 4),
+    "rope.dimension_sections": _mrope_sections,
+    "expert_count": lambda keys: keys.experts.num_experts,
+    "expert_used_count": lambda keys: keys.experts.num_experts_per_tok,
+    "expert_feed_forward_length": lambda keys: keys.experts.intermediate_size,
     "expert_shared_count": lambda keys: keys.shared_size // keys.experts.intermediate_size,
     "expert_shared_feed_forward_length": lambda keys: keys.shared_size,
-    "leading_dense_block_count": (
-        lambda keys: [isinstance(layer.mlp, SparseMoeBlock) for layer in keys.decoder.layers].index(
-            True
-        )
-    ),
+    "leading_dense_block_count": _first_with_experts,
     "interleave_moe_layer_step": lambda keys: 1,
     "expert_gating_func": lambda keys: SIGMOID if keys.scoring.sigmoid else SOFTMAX,
     "expert_weights_norm": lambda keys: keys.scoring.normalized,
     "expert_weights_scale": lambda keys: float(keys.scoring.scale),
 }
-"""What a file says under a key, made of a decoder; None where the key is left out."""
+"""The value of each key, from the decoder; None leaves the key out."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A key of files, and the key of config.json that says the same.
-
-    Where it has no such key, something else reads it; where nothing is told of it, something else
-    writes it.
-    """
+    """A key of GGUF files and its counterpart in config.json, read and written alike."""
 
     key: str  # the file's, without the architecture's name
-    name: str = ""  # config.json's
-    default: Any = REQUIRED  # what is read where the file lacks it, or makes that of the config
+    name: str = ""  # config.json's; empty if ``GGUFArchitecture.read`` reads the key
+    default: Any = REQUIRED  # the value if the file lacks the key, or a function of the config
     none: bool = False  # whether zero stands for null
-    tell: Tell | None = None  # what is written, if not what all write under this key
+    value: ValueOf | None = None  # what is written, by default as ``_VALUES`` says
 
     def read(self, keys: Keys, config: Config) -> Any:
         """config.json's value."""
@@ -184,55 +293,55 @@ class Pair:
 
     def write(self, keys: ModelKeys) -> None:
         """Adds the file's value."""
-        tell = self.tell or _TOLD.get(self.key)
-        value = None if tell is None else tell(keys)
+        value_of = self.value or _VALUES.get(self.key)
+        value = None if value_of is None else value_of(keys)
         if value is not None:
             keys.values[self.key] = value
 
 
 # ---- factors -------------------------------------------------------------------------------------
 
-_SAME = 1e-5  # relative: files have float32
+_TOLERANCE = 1e-5  # relative: files have float32
 
 
-def usual_scale(keys: Keys, config: Config) -> None:
-    """Refuses scores that are scaled in another way."""
+def require_default_scale(keys: Keys, config: Config) -> None:
+    """Refuses a scale of the attention scores other than head_dim**-0.5."""
     scale = keys.number("attention.scale", 0.0)
-    if scale and not math.isclose(scale, config["head_dim"] ** -0.5, rel_tol=1e-5):
+    if scale and not math.isclose(scale, config["head_dim"] ** -0.5, rel_tol=_TOLERANCE):
         raise UnsupportedModelError(
-            f"{keys.where}: {keys.architecture}.attention.scale = {scale} is not computed"
+            f"{keys.where}: {keys.architecture}.attention.scale = {scale} is not supported"
         )
 
 
-def check_scales(keys: ModelKeys, **told: float | None) -> None:
-    """Refuses factors that are neither usual nor told by a key of the architecture."""
+def check_scales(keys: ModelKeys, **supported: float | None) -> None:
+    """Refuses factors that are neither the default nor the ones that llama.cpp supports."""
     decoder, head_dim = keys.decoder, keys.decoder.dimensions.head_dim
-    usual: dict[str, tuple[Any, Any]] = {
+    defaults: dict[str, tuple[Any, Any]] = {
         "embedding_scale": (decoder.embedding_scale, 1.0),
         "residual_scale": (decoder.layers[0].residual_scale, 1.0),
         "logit_scale": (decoder.logit_scale, 1.0),
         "final softcap": (decoder.logit_softcap, None),
     }
     for attention in keys.attentions:
-        usual["score scale"] = (attention.scale or head_dim**-0.5, head_dim**-0.5)
-        usual["score softcap"] = (attention.softcap, None)
-    for name, (value, expected) in usual.items():
-        expected = told.get(name.replace(" ", "_"), expected)
+        defaults["score scale"] = (attention.scale or head_dim**-0.5, head_dim**-0.5)
+        defaults["score softcap"] = (attention.softcap, None)
+    for name, (value, expected) in defaults.items():
+        expected = supported.get(name.replace(" ", "_"), expected)
         if value is None or expected is None:
             is_same = value is expected
         else:
-            is_same = math.isclose(value, expected, rel_tol=_SAME)
+            is_same = math.isclose(value, expected, rel_tol=_TOLERANCE)
         if not is_same:
-            raise keys.refuse(f"a {name.replace('_', ' ')} of {value:.6g}")
+            raise keys.unsupported(f"a {name.replace('_', ' ')} of {value:.6g}")
 
 
 # ---- windows -------------------------------------------------------------------------------------
 
 
-def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
-    """``layer_types``: all layers slide but each n-th one, or those slide that a list names."""
+def window_pattern(keys: Keys, config: Config, default: int) -> Config:
+    """``layer_types``: every n-th layer has full attention, or a list says which layers slide."""
     name, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
-    pattern = keys.raw(name, usual)
+    pattern = keys.raw(name, default)
     if isinstance(pattern, np.ndarray):
         if len(pattern) != layers:
             raise CheckpointError(
@@ -241,7 +350,7 @@ def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
             )
         slides = [bool(value) for value in pattern]
     else:
-        every = keys.integer(name, usual)
+        every = keys.integer(name, default)
         if every < 0:
             raise CheckpointError(
                 f"{keys.where}: {keys.architecture}.{name} must be 0 or more, got {every}"
@@ -252,29 +361,29 @@ def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
 
 
 def window_keys(keys: ModelKeys) -> None:
-    """Adds the window and its pattern."""
+    """Adds the sliding window and its pattern."""
     windows = [attention.window for attention in keys.attentions]
     widths = {window for window in windows if window is not None}
     kind = keys.architecture.windows
-    if kind == "of 64 layers":  # llama.cpp knows that family's largest model by it
+    if kind == "of 64 layers":  # llama.cpp recognizes the family's largest model by that
         kind = "periodic" if len(windows) == 64 else "none"
     if not widths and kind != "every other":
         return
     if len(widths) > 1:
-        raise keys.refuse(f"windows of {len(widths)} widths")
+        raise keys.unsupported(f"windows of {len(widths)} widths")
     if kind == "none":
         [width] = widths
         keys.notes.append(
-            f"llama.cpp has no sliding window for {keys.model_type} models: texts of more than "
-            f"{width:,} tokens are computed otherwise there than here"
+            f"llama.cpp has no sliding window for {keys.model_type} models: its results differ for "
+            f"sequences of more than {width:,} tokens"
         )
-        if keys.architecture.name in ("llama", "phi3"):  # by which the file is read back
+        if keys.architecture.name in ("llama", "phi3"):  # needed to read the file back
             keys.values["attention.sliding_window"] = width
         return
     slides = [window is not None for window in windows]
     period = _period(slides)
     if period is None or (kind == "every other" and period != 2):
-        raise keys.refuse("this order of layers with and without a window")
+        raise keys.unsupported("this order of layers with and without a window")
     if widths:
         keys.values["attention.sliding_window"] = widths.pop()
     if kind == "periodic":
@@ -282,7 +391,7 @@ def window_keys(keys: ModelKeys) -> None:
 
 
 def _period(slides: list[bool]) -> int | None:
-    """The n by which each n-th layer sees everything, all others slide; 0 where all slide."""
+    """The n if every n-th layer has full attention and all others slide; 0 if all slide."""
     if all(slides):
         return 0
     period = slides.index(False) + 1
@@ -294,61 +403,57 @@ def _period(slides: list[bool]) -> int | None:
 
 BIAS = "blk.0.attn_q.bias"
 XIELU = tuple((f"xielu.{n}", f"mlp.act_fn.{n}") for n in ("alpha_p", "alpha_n", "beta", "eps"))
-"""Keys without the architecture's name that tell a number of each layer, and the tensors that they
-are in Hugging Face's files."""
-
-
-def _nothing(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    return {}
+"""Keys with a number for each layer, without the architecture's name, and Hugging Face's tensors
+with the same numbers."""
 
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """An architecture of llama.cpp.
+    """An architecture of llama.cpp, as data that serves reading and writing.
 
-    What is refused, told and fixed is said here as data, both ways; ``read`` and ``write`` do what
-    no pair of keys says.
+    ``read`` and ``write`` do what cannot be said as a pair of keys.
     """
 
-    name: str  # what files call it
-    # config.json's names of what is written as this; it is read as the first, if ``read`` says
-    # nothing else
+    name: str  # ``general.architecture``
+    # config.json's model types that are written as this architecture; it is read as the first
+    # one, unless ``read`` returns another
     model_types: tuple[str, ...]
-    causal_class: str  # transformers' class of that one
+    causal_class: str  # transformers' class of the first one
     # -- keys --
     keys: tuple[Pair, ...] = ()  # in the order in which they are written
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # what config.json says always
-    told: Mapping[str, str] = field(default_factory=dict)  # what it says where a tensor is there
-    # Keys of which no other values are computed than these; some are made of the config
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # constants of config.json
+    flags: Mapping[str, str] = field(default_factory=dict)  # true if the file has the tensor
+    # Supported values of keys, or functions of the config that return one
     allowed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()  # keys that tell nothing of what is computed
-    # config.json's key of the share of heads that is rotated; None where all of them are
+    ignored: tuple[str, ...] = ()  # keys that do not affect what is computed
+    # config.json's key for the share of a head that is rotated; None if all of it is
     rotated_share: str | None = None
-    usual_scale: bool = True  # whether a key may say how scores are scaled, as they usually are
-    epsilon: str = "rms_norm_eps"  # config.json's name of what norms add
-    layer_norm: bool = False  # whether that is a key of LayerNorm's
+    default_scale: bool = True  # whether attention.scale may exist, with its default value
+    epsilon: str = "rms_norm_eps"  # config.json's name for the norms' epsilon
+    layer_norm: bool = False  # whether norms are LayerNorm
     own_sizes: bool = False  # whether ``read`` reads sizes of heads and MLPs, and rotations
-    some_attend: bool = False  # whether layers without heads of keys do something else
-    spare_layers: bool = False  # whether layers at the end may be for multi-token prediction
-    read: Callable[[Keys, GGUFFile, Config], Config] = _nothing
-    # Refuses what llama.cpp computes otherwise, and adds keys that are not among ``keys``
-    write: Callable[[ModelKeys], None] = check_scales
+    hybrid: bool = False  # whether layers without key heads have something else than attention
+    mtp_layers: bool = False  # whether there may be layers for multi-token prediction at the end
+    # Returns further values of config.json
+    read: Callable[[Keys, GGUFFile, Config], Config] = lambda keys, file, config: {}
+    # Refuse what llama.cpp computes differently, and add keys that are not among ``keys``
+    write: tuple[Callable[[ModelKeys], None], ...] = (check_scales,)
     # -- tensors --
-    pairs: bool = False  # whether q and k are stored for a rotation of neighbours instead of halves
-    # Whether the file has a matrix for the logits: always ("own"), where it is not the embedding
-    # ("own or tied"), or never ("tied")
+    pairs: bool = False  # whether rows of q and k are stored for RoPE on neighbours, not halves
+    # Whether the file has an output matrix: always ("own"), unless it is the embedding ("own or
+    # tied"), or never ("tied")
     head: Head = "own or tied"
-    tiled: bool = False  # whether heads of values that share a delta net's key are apart
+    tiled: bool = False  # whether a delta net's value heads alternate between key heads
     joins_experts: bool = False  # whether an expert's gate and up are one matrix in the file
     scalars: tuple[tuple[str, str], ...] = ()  # as ``XIELU``
-    # -- what else llama.cpp has --
+    # -- what else llama.cpp supports --
     is_square: bool = False  # whether all heads together must be as wide as the residual stream
     # Modules that may have biases, by the last part of their name
     biases: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "qkv_proj")
-    windows: Windows = "none"  # which layers llama.cpp has slide
-    activation: str = "silu"  # the MLP's activation
-    # Activations for which it computes ``activation``, of which a note tells
-    nearly: tuple[str, ...] = ()
-    scalings: tuple[str, ...] = ()  # kinds of RoPE whose factors llama.cpp reads as a tensor
-    # Layers that it multiplies by without looking for an adapter, by the last part of their name
+    windows: Windows = "none"  # which layers have a sliding window
+    activation: str = "silu"  # the MLP's
+    # Activations that llama.cpp approximates by ``activation``, with a note
+    approximates: tuple[str, ...] = ()
+    scalings: tuple[str, ...] = ()  # RoPE types whose factors are a tensor of the file
+    # Layers for which llama.cpp ignores adapters, by the last part of their name
     unadapted: tuple[str, ...] = ()

@@ -1,23 +1,18 @@
-"""What single families' keys say in GGUF files that no pair of keys does, both ways."""
+"""Families' own details in GGUF files, both ways: what no pair of keys describes."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.parts.mixers import ShortConv
-from qlora_wgpu.families.parts.mlp import XIELU, PlainMLP
-from qlora_wgpu.gguf.architecture import Config, ModelKeys, check_scales, window_pattern
-from qlora_wgpu.gguf.keys import Keys
+from qlora_wgpu.gguf.architecture import Config, Keys, ModelKeys, check_scales, window_pattern
 
-# ---- those near to Llama -------------------------------------------------------------------------
+# ---- similar to Llama ----------------------------------------------------------------------------
 
 
 def read_ministral(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Ministral 3, whose queries grow with their position."""
+    """Ministral 3, whose queries are scaled by their position."""
     scaling = config.pop("rope_scaling", {"rope_type": "default"})
     if scaling["rope_type"] == "yarn":
         share = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
@@ -34,14 +29,14 @@ def read_ministral(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def check_ministral(keys: ModelKeys) -> None:
-    """Refuses queries that do not grow."""
+    """Refuses queries that are not scaled."""
     check_scales(keys)
     if any(attention.query_rope is None for attention in keys.attentions):
-        raise keys.refuse("queries that do not grow with their position")
+        raise keys.unsupported("queries that are not scaled by their position")
 
 
 def check_granite(keys: ModelKeys) -> None:
-    """Granite's factors have a key each."""
+    """Allows any factors: Granite has a key for each."""
     check_scales(
         keys,
         embedding_scale=keys.decoder.embedding_scale,
@@ -52,7 +47,7 @@ def check_granite(keys: ModelKeys) -> None:
 
 
 def read_gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Of YaRN's details, and of the experts' unit, no key tells: they are as published."""
+    """No key has YaRN's details or the experts' activation: they are as published."""
     scaling = config.get("rope_scaling")
     if scaling is None:
         return {"rope_parameters": {"rope_type": "default"}}
@@ -61,47 +56,31 @@ def read_gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def read_apertus(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Apertus, whose rotation has another place."""
+    """Apertus, whose rotation is under ``rope_parameters``."""
     scaling = config.pop("rope_scaling", {"rope_type": "default"})
     return {"rope_parameters": {**scaling, "rope_theta": config["rope_theta"]}}
 
 
-def check_apertus(keys: ModelKeys) -> None:
-    """Refuses other activations than its own."""
-    check_scales(keys)
-    mlps = [layer.mlp for layer in keys.decoder.layers]
-    if not all(isinstance(mlp, PlainMLP) and mlp.activation == XIELU for mlp in mlps):
-        raise keys.refuse("another activation than xIELU")
-
-
 # ---- windows -------------------------------------------------------------------------------------
-
-_EXAONE_WITH_WINDOWS = 64
-
-
-def read_cohere2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Command R7B and Command A, one layer of four of which sees everything."""
-    return window_pattern(keys, config, 4)
 
 
 def read_olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """OLMo 2; with a window OLMo 3, whose layers that slide are rotated without scaling."""
+    """OLMo 2; with a window OLMo 3, whose sliding layers have an unscaled rotation."""
     window = keys.integer("attention.sliding_window", 0)
     if not window:
         return {}
     theta = config["rope_theta"]
-    keys.refuse("rope.freq_base_swa", theta)
-    far = {"rope_type": "default", **config.pop("rope_scaling", {})}
+    keys.require("rope.freq_base_swa", theta)
+    full = {"rope_type": "default", **config.pop("rope_scaling", {})}
     factor = keys.number("rope.scaling.attn_factor", None)
-    if factor is not None:  # which converters take from config.json as it is
-        far["attention_factor"] = factor
-    near = {"rope_type": "default", "rope_theta": theta}
+    if factor is not None:  # converters copy it from config.json
+        full["attention_factor"] = factor
     return {
         "model_type": "olmo3",
         "architectures": ["Olmo3ForCausalLM"],
         "rope_parameters": {
-            "full_attention": {**far, "rope_theta": theta},
-            "sliding_attention": near,
+            "full_attention": {**full, "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
         },
         "sliding_window": window,
         "attention_bias": False,
@@ -110,13 +89,13 @@ def read_olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def read_exaone4(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """EXAONE 4; llama.cpp has windows in the model of 64 layers alone."""
+    """EXAONE 4; llama.cpp supports windows only in the model of 64 layers."""
     layers = config["num_hidden_layers"]
-    if layers == _EXAONE_WITH_WINDOWS:
-        keys.refuse("rope.freq_base_swa", config["rope_theta"])
+    if layers == 64:
+        keys.require("rope.freq_base_swa", config["rope_theta"])
         window = keys.integer("attention.sliding_window", 4096)
         return {"sliding_window": window, **window_pattern(keys, config, 4)}
-    keys.refuse("attention.sliding_window", 0)
+    keys.require("attention.sliding_window", 0)
     return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
 
 
@@ -124,14 +103,14 @@ def read_exaone4(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def read_gemma2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Gemma 2, every other layer of which slides."""
+    """Gemma 2, where every other layer has a window."""
     return {"query_pre_attn_scalar": _query_scalar(keys, config, largest=46)}
 
 
 def read_gemma3(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """Gemma 3, text."""
     window, layers = keys.integer("attention.sliding_window", 0), window_pattern(keys, config, 6)
-    if not window:  # no layer slides then, whatever the pattern
+    if not window:  # all layers have full attention then, whatever the pattern
         layers = {"layer_types": ["full_attention"] * len(layers["layer_types"])}
     return {
         "sliding_window": window or 4096,
@@ -142,7 +121,7 @@ def read_gemma3(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def _query_scalar(keys: Keys, config: Config, largest: int) -> float:
-    """The reciprocal square of the scores' scale, which files tell by their number of layers."""
+    """The reciprocal square of the scores' scale, which follows from the number of layers."""
     scale = keys.number("attention.scale", 0.0)
     if scale:
         return float(scale) ** -2
@@ -152,14 +131,14 @@ def _query_scalar(keys: Keys, config: Config, largest: int) -> float:
 
 
 def check_gemma(keys: ModelKeys) -> None:
-    """Gemma 1 scales embeddings."""
+    """Gemma 1, which scales embeddings."""
     check_scales(keys, embedding_scale=math.sqrt(keys.decoder.dimensions.hidden_size))
 
 
 def check_gemma2(keys: ModelKeys) -> None:
-    """Refuses what has no softcaps, and another scale of scores."""
+    """Refuses missing softcaps, and another scale of scores."""
     if keys.attentions[0].softcap is None or keys.decoder.logit_softcap is None:
-        raise keys.refuse("logits and scores without softcaps")
+        raise keys.unsupported("logits and scores without softcaps")
     _check_gemma(keys, largest=46, score_softcap=keys.attentions[0].softcap)
 
 
@@ -168,8 +147,8 @@ def check_gemma3(keys: ModelKeys) -> None:
     _check_gemma(keys, largest=62)
 
 
-def _check_gemma(keys: ModelKeys, largest: int, **told: float | None) -> None:
-    """Refuses another scale of scores than that which llama.cpp takes from the layers' number."""
+def _check_gemma(keys: ModelKeys, largest: int, **supported: float | None) -> None:
+    """Refuses any scale of scores but the one that llama.cpp derives from the number of layers."""
     sizes = keys.decoder.dimensions
     is_largest = sizes.num_hidden_layers == largest
     squared = sizes.hidden_size // sizes.num_attention_heads if is_largest else sizes.head_dim
@@ -178,19 +157,17 @@ def _check_gemma(keys: ModelKeys, largest: int, **told: float | None) -> None:
         embedding_scale=math.sqrt(sizes.hidden_size),
         final_softcap=keys.decoder.logit_softcap,
         score_scale=float(squared) ** -0.5,
-        **told,
+        **supported,
     )
 
 
-# ---- layer norms in place of RMS norms -----------------------------------------------------------
-
-_WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Command R+
+# ---- LayerNorm in place of RMSNorm ---------------------------------------------------------------
 
 
 def read_stablelm(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """StableLM; without a second norm both halves of a layer are one."""
+    """StableLM; without a second norm attention and MLP run in parallel."""
     parallel = "blk.0.ffn_norm.weight" not in file
-    keys.refuse("use_parallel_residual", parallel)
+    keys.require("use_parallel_residual", parallel)
     return {"use_parallel_residual": parallel}
 
 
@@ -198,61 +175,34 @@ def read_phi2(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """Phi 1, 1.5 and 2."""
     if "blk.0.attn_qkv.weight" in file:
         raise UnsupportedModelError(
-            f"{file.path} has q, k and v of Phi 2 in one tensor, as old files do: take a newer "
-            "one, or the model's safetensors version"
+            f"{file.path} has q, k and v of Phi 2 in one tensor, as old files do: use a newer "
+            "file, or the model's safetensors version"
         )
     return {}
 
 
 def check_phi(keys: ModelKeys) -> None:
-    """Refuses norms of heads."""
+    """Refuses QK norms."""
     check_scales(keys)
     if keys.attentions[0].qk_norm is not None:
-        raise keys.refuse("norms of heads (qk_layernorm)")
+        raise keys.unsupported("QK norms (qk_layernorm)")
 
 
-def padding(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """The token of padding, which a family asks for."""
+def read_padding(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """The padding token, which some families require."""
     return {"pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id")}
-
-
-def read_gpt_neox(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """GPT-NeoX, whose rotation has another name."""
-    return {"rotary_emb_base": config["rope_theta"]}
 
 
 def check_biased(keys: ModelKeys) -> None:
     """Refuses layers without biases."""
     check_scales(keys)
     if not all(spec.bias for spec in keys.decoder.architecture().linears):
-        raise keys.refuse("layers without biases")
+        raise keys.unsupported("layers without biases")
 
 
 def check_cohere(keys: ModelKeys) -> None:
-    """Refuses norms of heads where llama.cpp expects none, and none where it expects them."""
+    """Refuses Command R with QK norms, and Command R+ (64 layers or more) without them."""
     check_scales(keys, logit_scale=keys.decoder.logit_scale)
     layers, has_norms = len(keys.decoder.layers), keys.attentions[0].qk_norm is not None
-    if keys.model_type == "cohere" and (layers >= _WITH_QK_NORM) != has_norms:
-        raise keys.refuse(f"{layers} layers {'with' if has_norms else 'without'} norms of heads")
-
-
-# ---- convolutions --------------------------------------------------------------------------------
-
-
-def read_convolving(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Which layers convolve."""
-    heads = keys.each("attention.head_count_kv", config["num_hidden_layers"])
-    return {"layer_types": ["full_attention" if count else "conv" for count in heads]}
-
-
-def write_convolving(keys: ModelKeys) -> None:
-    """Which layers convolve, by their heads of keys."""
-    check_scales(keys)
-    convolutions = [half for half in keys.halves if isinstance(half, ShortConv)]
-    if not convolutions:
-        raise keys.refuse("layers that all attend")
-    if convolutions[0].taps < 2:
-        raise keys.refuse("a convolution of one token")
-    heads = keys.decoder.dimensions.num_key_value_heads
-    counts = [0 if isinstance(half, ShortConv) else heads for half in keys.halves]
-    keys.values["attention.head_count_kv"] = np.array(counts, np.uint32)
+    if keys.model_type == "cohere" and (layers >= 64) != has_norms:
+        raise keys.unsupported(f"{layers} layers {'with' if has_norms else 'without'} QK norms")

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, Mesa's software GPU among them, and how one is chosen."""
+"""The GPUs of this machine, including Mesa's software GPU, and the choice of one."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from qlora_wgpu.limits import MIB
 
 # ---- Mesa's software GPU ---------------------------------------------------------------------
 
-_THREADS_PER_PROCESSOR = 2  # with more, waking them takes longer than they gain
-_MOST_THREADS = 16  # that Mesa allows
+_THREADS_PER_PROCESSOR = 2  # with more, waking them costs more than it gains
+_MOST_THREADS = 16  # Mesa's maximum
 _WIDTH = "LP_NATIVE_VECTOR_WIDTH"
-_WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with any other
+_WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with others
 _FAMILY = re.compile(r"^cpu family\s*:\s*(\d+)$", re.MULTILINE)
-_ZEN_5 = 26  # the first family of AMD's that computes 512 bits in one turn
+_ZEN_5 = 26  # AMD's first family that executes 512-bit instructions in one pass
 _LANES_OF_256_BITS, _LANES_OF_512_BITS = 8, 16
 
 
 def add_software_threads(environ: MutableMapping[str, str]) -> None:
     """Lets Mesa's software GPU use two threads per processor.
 
-    It gives each thread an equal share of a launch beforehand and then waits for the last one: with
-    a thread per processor, one that has to wait for its processor holds up the launch. Smaller
-    shares even that out. What the user has set stays. To be called before the driver is loaded.
+    Mesa gives each thread an equal share of a launch in advance and then waits for the last one:
+    with one thread per processor, a preempted thread delays the launch. Smaller shares even that
+    out. The user's setting takes precedence. Must be called before the driver is loaded.
     """
     threads = min(_THREADS_PER_PROCESSOR * _processors(), _MOST_THREADS)
     environ.setdefault("LP_NUM_THREADS", str(threads))
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
-    """Lets Mesa's software GPU use 512-bit vectors where the processor gains by them.
+    """Lets Mesa's software GPU use 512-bit vectors if the processor is faster with them.
 
-    On AMD's it doubles what lavapipe computes, which keeps to 256 bits by itself. On Intel's
-    (Sapphire Rapids) products gain a fifth and all that rather moves than computes loses half, so
-    that a step is slower. Mesa's shader cache does not tell the widths apart, so that one which it
-    does not choose itself, be it the user's, gets a folder of its own. What the user has set stays.
-    It must be called before the driver is loaded.
+    On AMD's it doubles lavapipe's speed, whose default is 256 bits. On Intel's (Sapphire Rapids)
+    products are a fifth faster, but memory-bound kernels half as fast, so that a step is slower.
+    Mesa's shader cache does not distinguish widths, so any other width than its default, also the
+    user's, gets its own cache folder. The user's setting takes precedence. Must be called before
+    the driver is loaded.
     """
     if _WIDTH not in environ:
         if not _gains_by_512_bits():
@@ -57,9 +57,9 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
         folder = cache_path(f"mesa-{environ[_WIDTH]}")
         try:
-            make_cache_folder(folder)  # Mesa makes the last folder only
+            make_cache_folder(folder)  # Mesa only creates the last folder
         except OSError:
-            environ["MESA_SHADER_CACHE_DISABLE"] = "true"  # else it complains on stderr
+            environ["MESA_SHADER_CACHE_DISABLE"] = "true"  # else it warns on stderr
         else:
             environ["MESA_SHADER_CACHE_DIR"] = str(folder)
 
@@ -68,23 +68,22 @@ def _check_width(text: str) -> None:
     try:
         width = int(text, 0)  # as Mesa reads it
     except ValueError:
-        return  # which Mesa passes over
+        return  # which Mesa ignores
     if width not in _WIDTHS:
         raise DeviceError(
-            f"{_WIDTH} is {text}, and Mesa's software GPU ends the process with vectors of other "
-            f"than {', '.join(map(str, _WIDTHS[:-1]))} or {_WIDTHS[-1]} bits: unset it, or set "
-            "one of these"
+            f"{_WIDTH} must be {', '.join(map(str, _WIDTHS[:-1]))} or {_WIDTHS[-1]}, got {text}, "
+            "with which Mesa's software GPU crashes: change or unset it"
         )
 
 
 def rows_of_products(subgroup_size: int) -> int:
-    """How many rows of results an invocation of a product should hold on this processor.
+    """The best number of result rows per invocation of a product on this processor.
 
-    More rows load less, but make a longer loop, and AMD's processors wait for instructions beyond
-    those that their caches hold. Up to family 25 (Zen 4), with 256 bits, that is 4,096 decoded
-    ones at best (``wants_short_loops``), where the loop over 16 rows has 3,500 and is too long,
-    over 10 rows 2,500; family 26 (Zen 5) computes all 512 bits in one turn, and of the 55 KB of 32
-    rows 32 KB are held, of 16 rows all 30.
+    More rows load less, but make longer loops, and AMD's processors stall on instructions that do
+    not fit their caches. Up to family 25 (Zen 4), with 256 bits, that is 4,096 decoded ones at best
+    (``wants_short_loops``): the loop over 16 rows has 3,500 and is too long, over 10 rows 2,500.
+    Family 26 (Zen 5) executes 512 bits in one pass; of the 55 KB of 32 rows 32 KB fit, of 16 rows
+    all 30 KB.
     """
     if wants_short_loops(subgroup_size):
         return 10
@@ -93,20 +92,20 @@ def rows_of_products(subgroup_size: int) -> int:
 
 
 def wants_short_loops(subgroup_size: int) -> bool:
-    """Whether loops should have 2,500 instructions at most on this processor.
+    """Whether loops should have at most 2,500 instructions on this processor.
 
-    AMD's up to family 25, with 256 bits, keep 4,096 decoded instructions at best and decode what
-    lies beyond anew in every turn.
+    AMD's up to family 25, with 256 bits, cache at most 4,096 decoded instructions and decode the
+    others again in every iteration.
     """
     return _is_before_zen_5(subgroup_size)
 
 
 def wants_textures(subgroup_size: int) -> bool:
-    """Whether all that kernels read should lie in textures on this processor, where it may.
+    """Whether kernels should read everything possible from textures on this processor.
 
-    Mesa reads a buffer word by word, and puts each into a vector on the stack, of which it then
-    takes the whole: AMD's processors up to family 25, with 256 bits, wait for every one of these
-    until the word has left for the cache, 25 ns for 16 bytes where a texture takes 3.
+    Mesa reads a buffer word by word into a vector on the stack, and then loads the whole vector:
+    AMD's processors up to family 25, with 256 bits, stall on each until the words are in the cache,
+    25 ns for 16 bytes compared to 3 ns from a texture.
     """
     return _is_before_zen_5(subgroup_size)
 
@@ -116,26 +115,23 @@ def _is_before_zen_5(subgroup_size: int) -> bool:
 
 
 def _family_of_amd() -> int:
-    """The family of an AMD processor; 0 of any other, or if none is told."""
     cpu = _cpu()
     return max(map(int, _FAMILY.findall(cpu)), default=0) if "AuthenticAMD" in cpu else 0
 
 
 def _processors() -> int:
-    """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _gains_by_512_bits() -> bool:
-    # Mesa's code for 512 bits needs these parts of AVX-512.
+    # Mesa's 512-bit code requires these parts of AVX-512.
     needed = {"AuthenticAMD", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
     return needed <= set(_cpu().split())
 
 
 def _cpu() -> str:
-    """What Linux tells of the processors."""
     try:
         return file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore")
     except OSError:
@@ -147,17 +143,17 @@ def _cpu() -> str:
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (WgpuNative(), Dawn())}
 BACKEND_VARIABLE = "QLORA_WGPU_BACKEND"
 
-# Native APIs, the preferred first: Vulkan has matrix units, and compilers that take moments.
+# Native APIs, preferred first: Vulkan has matrix units and fast compilers.
 _APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
-_FASTEST_SOFTWARE = "llvmpipe"  # as lavapipe calls itself; SwiftShader takes several times as long
+_FASTEST_SOFTWARE = "llvmpipe"  # lavapipe's name for itself; SwiftShader is several times slower
 
 INSTALL_HINT = (
     "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software GPU "
     "with: apt-get install mesa-vulkan-drivers"
 )
 _DAWN_HINT = (
-    "Dawn lists no GPU: it needs a newer driver than wgpu does (of Mesa's, 25 or later); "
+    "Dawn lists no GPU: it requires a newer driver than wgpu (Mesa 25 or later); "
     "use device.backend: wgpu, or "
 )
 
@@ -171,23 +167,20 @@ class FoundAdapter:
 
     @property
     def name(self) -> str:
-        """The name that the driver gives."""
         return str(self.raw.info["device"])
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a software GPU."""
         return bool(self.raw.info["adapter_type"] == "CPU")
 
     @property
     def slowness(self) -> tuple[int, bool]:
-        """What adapters are ordered by, the fastest kind first."""
         kind = _TYPE_ORDER.get(self.raw.info["adapter_type"], 2)
         return kind, self.is_cpu and _FASTEST_SOFTWARE not in self.name.lower()
 
 
 def installed_backends() -> list[Backend]:
-    """The implementations whose package is there, the default one first."""
+    """The implementations whose package is installed, the default one first."""
     return [backend for backend in BACKENDS.values() if find_spec(backend.package) is not None]
 
 
@@ -196,8 +189,8 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
     Args:
         backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
-            offers a GPU's matrix units, or finds a software GPU only and wgpu none that is
-            faster. The environment's QLORA_WGPU_BACKEND says what ``"auto"`` is.
+        supports a GPU's matrix units, or both find only software GPUs and wgpu none that is
+        faster. QLORA_WGPU_BACKEND overrides ``"auto"``.
     """
     if backend == "auto":
         backend = os.environ.get(BACKEND_VARIABLE) or "auto"
@@ -206,7 +199,7 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
     if backend not in BACKENDS:
         named = f" ({BACKEND_VARIABLE})" if backend == os.environ.get(BACKEND_VARIABLE) else ""
         known = " or ".join((", ".join(("auto", *list(BACKENDS)[:-1])), list(BACKENDS)[-1]))
-        raise DeviceError(f"there is no backend {backend!r}{named}: set device.backend to {known}")
+        raise DeviceError(f"unknown backend {backend!r}{named}: set device.backend to {known}")
     return _listed(BACKENDS[backend])
 
 
@@ -233,23 +226,23 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
         if gpu.lower() in adapter.name.lower():
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
-    raise DeviceError(f"no GPU is called {gpu!r}: choose one of these: {names} (device.gpu)")
+    raise DeviceError(f"no GPU matches {gpu!r}: set device.gpu to one of these: {names}")
 
 
 def no_gpu(backend: str = "auto") -> DeviceError:
-    """The error where no GPU is listed: what to install, and which GPU is out of reach."""
+    """The error if no GPU is listed: what to install, and which GPU is not usable."""
     asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
     hint = _DAWN_HINT if asked == "dawn" else ""
     native = BACKENDS["wgpu" if asked not in BACKENDS else asked]
     try:
         others = {(str(a.info["device"]), str(a.info["backend_type"])) for a in native.adapters()}
-    except Exception:  # there is nothing to add then
+    except Exception:  # nothing to add
         others = set()
     if others:
         name, api = min(others)
         return DeviceError(
-            f"no GPU was found: {name} is reached through {api} alone, which is not enough to "
-            f"train; {hint}{INSTALL_HINT}"
+            f"no GPU was found: {name} only supports {api}, which is not sufficient for "
+            f"training; {hint}{INSTALL_HINT}"
         )
     return DeviceError(f"no GPU was found: {hint}{INSTALL_HINT}")
 
@@ -261,19 +254,19 @@ def _automatic() -> list[FoundAdapter]:
             adapters = _listed(dawn)
         except DeviceError:
             adapters = []
-        # Dawn is faster with matrix units, and on lavapipe for its compiler's code.
+        # Dawn is faster with matrix units, and on lavapipe because of its compiler.
         if any(dawn.matrix_shapes(adapter.raw) for adapter in adapters):
             return adapters
         if adapters and adapters[0].is_cpu:
             others = _listed(BACKENDS["wgpu"])
-            # Dawn does not list every driver that wgpu does: a GPU's may be missing.
+            # Dawn does not support every driver that wgpu does: a GPU may be missing.
             faster = others and others[0].slowness < adapters[0].slowness
             return others if faster else adapters
     return _listed(BACKENDS["wgpu"])
 
 
 def _listed(backend: Backend) -> list[FoundAdapter]:
-    # Vulkan's loader prints a warning to stderr where this is unset, as in containers.
+    # Vulkan's loader prints a warning to stderr if this is unset, as in containers.
     os.environ.setdefault("XDG_RUNTIME_DIR", os.environ.get("TMPDIR", "/tmp"))
     widen_software_vectors(os.environ)
     add_software_threads(os.environ)
@@ -282,13 +275,13 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     except DeviceError:
         raise
     except Exception as err:
-        raise DeviceError(f"no GPU can be listed ({err}): {INSTALL_HINT}") from err
+        raise DeviceError(f"cannot list GPUs ({err}): {INSTALL_HINT}") from err
     usable = [FoundAdapter(adapter, backend) for adapter in _one_api_a_card(adapters)]
     return sorted(usable, key=lambda adapter: adapter.slowness)
 
 
 def _one_api_a_card(adapters: list[Any]) -> list[Any]:
-    """Each GPU once, by the best API that lists it; several GPUs of one kind are all listed."""
+    """Each GPU once, by its best API; several GPUs of one kind are all listed."""
     taken: list[Any] = []
     for api in _APIS.get(sys.platform, ("Vulkan",)):
         known = {name for adapter in taken for name in _names(adapter)}
@@ -298,6 +291,6 @@ def _one_api_a_card(adapters: list[Any]) -> list[Any]:
 
 
 def _names(adapter: Any) -> set[Any]:
-    """What identifies a GPU across APIs: its name, and its PCI numbers if they are known."""
+    """What identifies a GPU across APIs: its name, and its PCI ids if known."""
     numbers = (adapter.info.get("vendor_id"), adapter.info.get("device_id"))
     return {adapter.info["device"], *([numbers] if all(numbers) else [])}

@@ -1,4 +1,4 @@
-"""The interface of a WebGPU implementation; ``wgpu_native`` and ``dawn`` are the two."""
+"""The interface of the two WebGPU implementations, ``wgpu_native`` and ``dawn``."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.matrix import MatrixShape
 
 CHECKS_VARIABLE = "QLORA_WGPU_CHECKS"
-"""Set to 1, this package's shaders are compiled with every check that strangers' would get."""
+"""If 1, this package's shaders are compiled with all checks for untrusted shaders."""
 
 Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
 
 
 class Backend(ABC):
-    """A Python package with wgpu-py's API, and what differs between such packages."""
+    """A Python package with wgpu-py's API, and the differences between these packages."""
 
     name: ClassVar[str]  # the value of ``device.backend`` in a config
     package: ClassVar[str]  # the package's name
-    install: ClassVar[str]  # the command that installs it, in the version that is used
-    # The features that are used, by WebGPU's names, with the package's own names for them.
+    install: ClassVar[str]  # the command that installs the supported version
+    # The used features by WebGPU's names, with the package's names for them.
     features: ClassVar[Mapping[str, tuple[str, ...]]]
-    # Whether its uniformity analysis refuses barriers that depend on copies of uniforms.
+    # Whether its uniformity analysis rejects barriers that depend on copies of uniforms.
     proves_uniformity: ClassVar[bool] = False
 
     @abstractmethod
     def load(self) -> Any:
-        """Imports the package; raises ImportError or what its native library fails with."""
+        """Imports the package; raises ImportError or an error of its native library."""
 
     @cached_property
     def module(self) -> Any:
@@ -48,7 +48,6 @@ class Backend(ABC):
         return list(self.module.gpu.enumerate_adapters_sync())
 
     def features_of(self, adapter: Any) -> dict[str, tuple[str, ...]]:
-        """The used features that an adapter has."""
         return {
             name: own
             for name, own in self.features.items()
@@ -56,32 +55,30 @@ class Backend(ABC):
         }
 
     def request_device(self, adapter: Any) -> Any:
-        """Opens a device with the adapter's own limits and the few features that are used."""
+        """Opens a device with the adapter's limits and the used features."""
         features = [part for own in self.features_of(adapter).values() for part in own]
         try:
             return adapter.request_device_sync(required_features=features, required_limits={})
         except Exception as err:
             raise explain_refusal(adapter, err) from err
 
-    def let_go(self, device: Any) -> None:
+    def release(self, device: Any) -> None:
         """Breaks a device's reference cycles, so that it is freed with the last reference to it.
 
-        Otherwise wgpu-py's devices would live until a garbage collection, and with them the
-        driver's pools, which freed buffers go back to.
+        Otherwise wgpu-py's devices, and the driver's pools of freed buffers, would live until a
+        garbage collection.
         """
         with suppress(AttributeError):  # private names, which another version may not have
             device._device = device._queue._device = None
 
     def dialect(self, code: str, subgroup_size: int = 0) -> str:
-        """WGSL as this implementation's compiler wants it."""
+        """WGSL in the form that this implementation's compiler expects."""
         return code
 
     def compile(self, device: Any, code: str, label: str) -> Any:
-        """A shader module."""
         return device.create_shader_module(code=code, label=label)
 
     def record(self, compute_pass: Any, dispatches: Iterable[Dispatch]) -> None:
-        """Encodes dispatches in their order."""
         current = None
         for pipeline, group, workgroups in dispatches:
             if pipeline is not current:
@@ -95,22 +92,21 @@ class Backend(ABC):
         return 1.0
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        """Products with float32 sums that the adapter's matrix units offer, the best first.
+        """Products with float32 sums on the adapter's matrix units, the best first.
 
-        Only those whose subgroup size is certain: because it can be requested, or because the
-        adapter has a single one.
+        Only those whose subgroup size is certain, because it can be requested or because the
+        adapter has only one.
         """
         return ()
 
 
 def checks_everything() -> bool:
-    """Whether shaders are compiled with bounds on all indices and loops, and memory is cleared."""
+    """Whether shaders are compiled with bounds checks, loop limits and cleared memory."""
     return os.environ.get(CHECKS_VARIABLE, "0") not in ("", "0")
 
 
 def explain_refusal(adapter: Any, error: Exception) -> DeviceError:
-    """The error where an adapter gives no device."""
     return DeviceError(
-        f"the GPU {adapter.info['device']} gave no device ({error}): update its driver, "
-        "or choose another with device.gpu"
+        f"cannot open the GPU {adapter.info['device']} ({error}): update its driver, or choose "
+        "another GPU with device.gpu"
     )

@@ -1,4 +1,4 @@
-"""wgpudawn: wgpu-py's API on Dawn, an extra, for the sake of GPUs' matrix units."""
+"""wgpudawn: wgpu-py's API on Dawn, an optional extra for matrix units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import install_command
 from qlora_wgpu.gpu.backend import Backend, checks_everything, explain_refusal
 from qlora_wgpu.gpu.kernel_config import has_few_registers
 from qlora_wgpu.gpu.matrix import MatrixShape
@@ -17,7 +17,7 @@ from qlora_wgpu.gpu.preprocessor import without_comments
 
 _MATRIX = "chromium-experimental-subgroup-matrix"
 _SIZE_CONTROL = "subgroup-size-control"
-# Calls, builtin values and matrices; other names may have the word in them.
+# Calls, builtin values and matrices; other names may contain the word.
 _SUBGROUPS = re.compile(
     r"\b(?:subgroup[A-Z]|quad[A-Z])\w*\s*[(<]|@builtin\s*\(\s*(?:subgroup_|num_subgroups\b)"
     r"|\bsubgroup_matrix_"
@@ -26,20 +26,20 @@ _ENTRY = re.compile(r"@compute\b")
 
 _ADAPTER_TOGGLES = (
     "allow_unsafe_apis",
-    # NVIDIA's drivers below 615.71 have f16, and with it matrix units, hidden otherwise.
+    # Otherwise f16, and so matrix units, would be hidden on NVIDIA's drivers below 615.71.
     "vulkan_enable_f16_on_nvidia",
     "use_vulkan_memory_model",
 )
-# Toggles that remove the guards against untrusted shaders: checks of indices, cleared memory.
+# Toggles that disable protection against untrusted shaders: bounds checks, cleared memory.
 _GUARDS = (
     "disable_robustness",
     "disable_workgroup_init",
     "disable_polyfills_on_integer_div_and_mod",
     "skip_validation",
 )
-_FACTORS = ("f16", "f32")  # float32 takes more of the units, and is what Apple's have
+_FACTORS = ("f16", "f32")  # float32 is slower, and the only type on Apple's GPUs
 _WIDEST_VECTORS = 16  # invocations of a subgroup
-_USUAL_SIZE = 32  # of a subgroup that matrix units are made for
+_USUAL_SIZE = 32  # the usual subgroup size of matrix units
 
 
 class Dawn(Backend):
@@ -58,26 +58,25 @@ class Dawn(Backend):
     }
 
     def load(self) -> Any:
-        """Imports wgpudawn, whose experimental features it is told to offer."""
         import wgpudawn
         from wgpudawn.backends.dawn import extras
 
-        with contextlib.suppress(RuntimeError):  # the program has opened an adapter already
+        with contextlib.suppress(RuntimeError):  # the program has already opened an adapter
             extras.set_instance_extras(
                 enable_toggles=_known(extras, _ADAPTER_TOGGLES),
-                # Timestamps are rounded to 0.1 ms otherwise; kernels write what they read.
+                # Otherwise timestamps are rounded to 0.1 ms; kernels write everything they read.
                 disable_toggles=("timestamp_quantization",),
             )
         return wgpudawn
 
     def adapters(self) -> list[Any]:
-        """All adapters; what Dawn remarks about drivers that it cannot use is not printed."""
-        self.module  # noqa: B018  imported first, so that a failure is told
+        """All adapters; Dawn's remarks about unusable drivers are not printed."""
+        self.module  # noqa: B018  imported first, so that a failure is reported
         with _without_stderr():
             return super().adapters()
 
     def request_device(self, adapter: Any) -> Any:
-        """Opens a device whose shaders are trusted, unless everything is to be checked."""
+        """Opens a device whose shaders are trusted, unless all checks are on."""
         from wgpudawn.backends.dawn import extras
 
         guards = () if checks_everything() else _known(extras, _GUARDS)
@@ -90,7 +89,7 @@ class Dawn(Backend):
             raise explain_refusal(adapter, err) from err
 
     def dialect(self, code: str, subgroup_size: int = 0) -> str:
-        """Enables subgroups where they are used, on the first line so that line numbers stay."""
+        """Enables subgroups if they are used, on the first line to keep line numbers."""
         if not _SUBGROUPS.search(without_comments(code)):
             return code
         if not subgroup_size:
@@ -113,19 +112,18 @@ class Dawn(Backend):
             if shape.element != "f16" or "shader-f16" in adapter.features
         }
         if adapter.info["adapter_type"] == "CPU":
-            # Mesa 26's software GPU ends the process when it compiles them for 512-bit vectors.
+            # Mesa 26's software GPU crashes when it compiles them for 512-bit vectors.
             shapes = {shape for shape in shapes if shape.threads < _WIDEST_VECTORS}
         few = has_few_registers(adapter.info)
         return tuple(sorted(shapes, key=lambda shape: _rank(shape, few_registers=few)))
 
 
 def _known(extras: Any, toggles: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of some toggles that this version of Dawn has."""
     return tuple(name for name in toggles if name in extras.all_toggles())
 
 
 def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
-    """The shapes of one entry of an adapter's list; none where the subgroup size is not fixed."""
+    """The shapes of one entry of an adapter's list; none if the subgroup size is not fixed."""
     element = entry["component_type"]
     m, n, k = entry["m"], entry["n"], entry["k"]
     if entry["result_component_type"] != "f32" or element not in _FACTORS:
@@ -141,9 +139,9 @@ def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
 
 
 def _rank(shape: MatrixShape, *, few_registers: bool = False) -> tuple[int, ...]:
-    """f16 first, then the largest, then the usual size of a subgroup.
+    """Sort key: f16 first, then the largest, then the usual subgroup size.
 
-    Where a wide subgroup's invocations share a narrow one's registers, the narrowest comes first.
+    If a wide subgroup's invocations share a narrow one's registers, the narrowest comes first.
     """
     volume = shape.m * shape.n * shape.k
     usual = 0 if few_registers else shape.threads != _USUAL_SIZE
@@ -153,7 +151,6 @@ def _rank(shape: MatrixShape, *, few_registers: bool = False) -> tuple[int, ...]
 
 @contextlib.contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Sends what native code prints to stderr nowhere."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""A GPU opened for computing: its memory counted by kind, transfers, pipelines compiled once."""
+"""An open GPU: memory counted by kind, transfers, and pipelines compiled once."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from qlora_wgpu.gpu.limits import (
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.probe import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.wgsl import Shader, hoist_uniform_loads
-from qlora_wgpu.mapped_files import let_go, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, release_pages
 
 
 @dataclass
 class MemoryCounter:
-    """Bytes of live buffers by kind, and the most there ever were."""
+    """Bytes of live buffers by kind, and their peak."""
 
     by_kind: Counter[str] = field(default_factory=Counter)
     peak: int = 0
@@ -69,7 +69,7 @@ class MemoryCounter:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Within the context, allocations are not counted: they live for a moment only."""
+        """Within the context, allocations are not counted, since they are temporary."""
         before, self._counts = self._counts, False
         try:
             yield
@@ -78,15 +78,13 @@ class MemoryCounter:
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds."""
         return sum(self.by_kind.values())
 
 
-UPLOAD_CHUNK = 16 << 20  # bytes of a write: unsubmitted ones pile up in host memory
+UPLOAD_CHUNK = 16 << 20  # bytes per write: unsubmitted writes accumulate in host memory
 
 
 def bytes_of(data: npt.NDArray[Any] | bytes) -> npt.NDArray[np.uint8]:
-    """The bytes of host data, in row-major order."""
     if isinstance(data, np.ndarray):
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     return np.frombuffer(data, np.uint8)
@@ -96,15 +94,15 @@ class Transfers:
     """The part of a device that moves bytes."""
 
     raw: Any  # WebGPU's device
-    _unsubmitted = 0  # bytes that were written since work was handed to the driver
-    _under_way = 0  # bytes that the driver may still keep in host memory
+    _unsubmitted = 0  # bytes written since the last submit
+    _under_way = 0  # bytes that the driver may still hold in host memory
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """What every call into the driver is made in that may wait or fail, told in words."""
+        """The context for every call into the driver that may wait or fail; ``what`` names it."""
         raise NotImplementedError
 
     def submit(self, *commands: Any) -> None:
-        """Hands finished command buffers to the driver; does not wait."""
+        """Submits command buffers; does not wait."""
         self._unsubmitted = 0
         with self.driver_call("submitting work"):
             self.raw.queue.submit(list(commands))
@@ -114,11 +112,11 @@ class Transfers:
         buffer: Any,
         data: npt.NDArray[Any] | bytes,
         offset: int = 0,
-        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+        read: Callable[[npt.NDArray[Any]], None] = check_not_truncated,
     ) -> None:
-        """Copies host data into a buffer, in pieces so that host memory stays flat.
+        """Copies host data into a buffer, in pieces to limit host memory.
 
-        A file's pages leave the process's memory behind each piece.
+        A mapped file's pages are released after each piece.
         """
         raw = bytes_of(data)
         if raw.size % 4:
@@ -128,16 +126,16 @@ class Transfers:
             read(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
-            let_go(piece)
+            release_pages(piece)
             self._unsubmitted += piece.size
             self._under_way += piece.size
             if self._unsubmitted >= UPLOAD_CHUNK:
                 self.submit()
 
     def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Fills a new buffer, or a part of one, and waits where much is under way.
+        """Fills a new buffer, or a part of one, and waits if much is in flight.
 
-        The driver's staging copies would lie between buffers that stay, and leave holes.
+        Otherwise the driver's staging copies would fragment memory between permanent buffers.
         """
         self.write(buffer, data, offset)
         if self._under_way >= UPLOAD_CHUNK:
@@ -152,13 +150,13 @@ class Transfers:
         return data[:nbytes]
 
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
-        """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
+        """Fills a texture from its first texel on, in pieces to limit host memory."""
         flat = bytes_of(data)
         rows = UPLOAD_CHUNK // TEXTURE_ROW
         for row in range(0, -(-flat.size // TEXTURE_ROW), rows):
             piece = flat[row * TEXTURE_ROW : (row + rows) * TEXTURE_ROW]
             height = -(-piece.size // TEXTURE_ROW)
-            require_whole(piece)
+            check_not_truncated(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_texture(
                     {"texture": texture, "origin": (0, row, 0)},
@@ -166,7 +164,7 @@ class Transfers:
                     {"bytes_per_row": TEXTURE_ROW, "rows_per_image": height},
                     (TEXTURE_WIDTH, height, 1),
                 )
-            let_go(piece)
+            release_pages(piece)
             self._under_way += piece.size
             self.submit()
             if self._under_way >= UPLOAD_CHUNK:
@@ -187,7 +185,7 @@ class Transfers:
 
 
 _TIMEOUT = 1800.0  # seconds
-DISPATCHES_PER_SUBMIT = 100  # so that the GPU begins while the host still encodes
+DISPATCHES_PER_SUBMIT = 100  # so that the GPU starts while the host still encodes
 SUBMIT_MILLISECONDS = 100.0  # see ``CostModel``
 
 
@@ -198,18 +196,18 @@ class Device(Transfers):
         backend: The WebGPU implementation.
         gpu: The GPU, which WebGPU calls an adapter.
         raw: WebGPU's device.
-        features: Features of the device that are used, by WebGPU's names.
-        params_at_once: Whether shaders begin with reading all their parameters.
+        features: The used features of the device, by WebGPU's names.
+        params_at_once: Whether shaders start by reading all their parameters.
         memory: Bytes allocated on the device, by kind.
-        limits: What the GPU allows a workgroup.
-        profile: How kernels are configured for this kind of GPU.
-        notes: What a user should know of that choice.
-        dispatches_per_submit: After how many dispatches work is handed to the driver.
+        limits: The GPU's limits of a workgroup.
+        profile: The kernels' configuration for this kind of GPU.
+        notes: Notes for the user on that choice.
+        dispatches_per_submit: After how many dispatches work is submitted.
         pace: The cost model, with the time that a submit may take.
-        timeout: Seconds after which a call into the driver counts as hung.
-        budget: Bytes that may be taken of it; None for as much as there is.
-        in_turn: A lock for what must not interleave: programs share memory.
-        computes: Whether programs run on it; a recording device has no results.
+        timeout: Seconds after which a call into the driver is considered hung.
+        budget: Maximum bytes of device memory; None for no limit.
+        in_turn: A lock for operations that must not interleave: programs share memory.
+        computes: Whether it runs programs; a recording device does not.
     """
 
     computes = True
@@ -230,16 +228,16 @@ class Device(Transfers):
         Args:
             gpu: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
             backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
-            dispatches_per_submit: After how many dispatches work is handed to the driver.
-            submit_milliseconds: After how much work of this time it is, on a GPU that is no
-                software.
-            timeout: Seconds after which a call into the driver counts as hung; None is half an
-                hour, and no limit for a software GPU, which cannot hang but may be slow.
-            memory: Bytes that may be taken of it; None for as much as there is.
+            dispatches_per_submit: After how many dispatches work is submitted.
+            submit_milliseconds: After how many milliseconds of work it is submitted, on hardware
+                GPUs.
+            timeout: Seconds after which a call into the driver is considered hung; None is half an
+                hour, or no limit for a software GPU, which may be slow but cannot hang.
+            memory: Maximum bytes of device memory; None for no limit.
             adapter: The former name of ``gpu``.
         """
         if adapter is not None:
-            warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
+            warnings.warn("Device(adapter=) was renamed to gpu=", DeprecationWarning, stacklevel=2)
             gpu = adapter
         self.in_turn = threading.RLock()
         self._process = os.getpid()
@@ -256,7 +254,7 @@ class Device(Transfers):
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
         note_opened()
-        weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
+        weakref.finalize(self, self.backend.release, self.raw).atexit = False
         self.memory = MemoryCounter()
         self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
         self._pipelines: dict[str, Any] = {}
@@ -266,29 +264,26 @@ class Device(Transfers):
         )
         self.profile = CPU_PROFILE
         self.notes: tuple[str, ...] = ()
-        self._broadcasting = 0  # the size of subgroups that broadcasts count on
+        self._broadcasting = 0  # the subgroup size that broadcasts rely on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """What every call into the driver is made in that may wait for it or fail."""
         refuse_inherited(self._process, self.name)
         return driver_call(self.name, what, self.timeout)
 
     @property
     def adapter(self) -> Any:
-        """The former name of ``gpu``."""
-        warnings.warn("Device.adapter is now Device.gpu", DeprecationWarning, stacklevel=2)
+        warnings.warn("Device.adapter was renamed to Device.gpu", DeprecationWarning, stacklevel=2)
         return self.gpu
 
     @property
     def name(self) -> str:
-        """The GPU's name."""
         return str(self.gpu.info["device"])
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a software GPU, which wants kernels without workgroup memory."""
+        """Whether this is a software GPU, which needs kernels without workgroup memory."""
         return bool(self.gpu.info["adapter_type"] == "CPU")
 
     def _choose_profile(self) -> Profile:
@@ -305,8 +300,8 @@ class Device(Transfers):
         units = try_matrix_units(self)
         if units.refusal:
             self.notes = (
-                f"the matrix units of {self.name} are not used: {units.refusal}; products go "
-                "through workgroup memory instead",
+                f"the matrix units of {self.name} are not used: {units.refusal}; products use "
+                "workgroup memory instead",
             )
         info = self.gpu.info
         profile = gpu_profile(
@@ -317,17 +312,17 @@ class Device(Transfers):
 
     @property
     def max_binding(self) -> int:
-        """The largest number of bytes that one binding may show to a shader, in either memory."""
+        """The maximum bytes of a binding, buffer or texture."""
         return limits.most_bytes(self.raw.limits, in_textures=self.profile.textures)
 
     @property
     def max_texture(self) -> int:
-        """The largest number of bytes that a texture holds."""
+        """The maximum bytes of a texture."""
         return TEXTURE_ROW * int(self.raw.limits["max-texture-dimension-2d"])
 
     @property
     def max_buffer(self) -> int:
-        """The largest number of bytes of a buffer, of which a binding may show a part."""
+        """The maximum bytes of a buffer, of which a binding may be a part."""
         return int(self.raw.limits["max-buffer-size"])
 
     def buffer(self, nbytes: int, kind: str, label: str = "", *, bound: bool = True) -> Any:
@@ -344,7 +339,7 @@ class Device(Transfers):
         )
 
     def texture(self, nbytes: int, kind: str, label: str = "") -> Any:
-        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row."""
+        """Allocates a storage texture of 16-byte texels, with ``TEXTURE_WIDTH`` used per row."""
         nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
@@ -366,29 +361,28 @@ class Device(Transfers):
     ) -> Any:
         if nbytes > most:
             raise OutOfMemoryError(
-                f"{label or kind} needs {nbytes:,} bytes in one piece, and {self.name} allows "
-                f"{most:,}: lower the batch size or data.max_seq_length"
+                f"{label or kind} needs {nbytes:,} bytes in one piece, but {self.name} allows at "
+                f"most {most:,}: lower the batch size or data.max_seq_length"
             )
         if self.budget is not None and self.memory.total + nbytes > self.budget:
             raise OutOfMemoryError(
-                f"{label or kind} needs {nbytes:,} bytes more than the {self.memory.total:,} that "
-                f"are taken, and device.memory allows {self.budget:,}: raise it, or lower the "
-                "batch size or data.max_seq_length"
+                f"{label or kind} needs {nbytes:,} bytes in addition to the {self.memory.total:,} "
+                f"in use, but device.memory allows {self.budget:,}: raise it, or lower the batch "
+                "size or data.max_seq_length"
             )
         try:
             with self.driver_call(f"allocating {label or kind}"):
                 memory = make()
         except OutOfMemoryError as err:
             raise OutOfMemoryError(
-                f"{self.name} has no memory for {label or kind} ({nbytes:,} bytes, after "
-                f"{self.memory.total:,}): lower the batch size or data.max_seq_length, or "
-                "turn on train.gradient_checkpointing"
+                f"{self.name} is out of memory: cannot allocate {nbytes:,} bytes for "
+                f"{label or kind} in addition to {self.memory.total:,}; lower the batch size or "
+                "data.max_seq_length, or enable train.gradient_checkpointing"
             ) from err
         self.memory.add(kind, nbytes, memory)
         return memory
 
     def pipeline(self, shader: Shader) -> Any:
-        """Compiles a shader, once."""
         pipeline = self._pipelines.get(shader.label)
         if pipeline is None:
             with self.driver_call(f"compiling {shader.label}"):
@@ -405,13 +399,13 @@ class Device(Transfers):
         )
 
     def _pinned_size(self, shader: Shader) -> int:
-        """The subgroup size to be asked for, if this GPU can be asked; 0 leaves it open."""
+        """The subgroup size to request, if this GPU supports that; else 0."""
         if "subgroup-size-control" not in self.features:
             return 0
         return shader.subgroup_size or self._broadcasting
 
     def dispatch(self, pipeline: Any, group: Any, workgroups: tuple[int, int, int]) -> None:
-        """Runs one kernel, in a submit of its own."""
+        """Runs one kernel in its own submit."""
         with self.driver_call("recording work"):
             encoder = self.raw.create_command_encoder()
             compute = encoder.begin_compute_pass()

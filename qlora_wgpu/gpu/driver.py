@@ -1,4 +1,4 @@
-"""Calls into the driver: timed, with errors explained, and with a memory of crashes."""
+"""Calls into the driver: timeouts, explained errors, and remembered crashes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ _present: _Call | None = None  # one at a time: a process drives one GPU, from o
 
 
 def overdue_call() -> str | None:
-    """Which call into the driver has not returned in its time; None if there is none."""
+    """The call into the driver that has exceeded its timeout; None if there is none."""
     call = _present
     if call is None or time.monotonic() - call.began < call.timeout:
         return None
     return (
-        f"no answer for {call.timeout:,.0f} s while {call.what}; if it is only slow, set "
-        "device.timeout to more"
+        f"no response for {call.timeout:,.0f} s while {call.what}; if it is only slow, raise "
+        "device.timeout"
     )
 
 
 @contextmanager
 def driver_call(gpu: str, what: str, timeout: float = float("inf")) -> Iterator[None]:
-    """Times what is done inside, and turns a driver's errors into this package's."""
     global _present
     outer, _present = _present, _Call(what, time.monotonic(), timeout)
     try:
@@ -65,8 +64,8 @@ def _explained(gpu: str, what: str, error: Exception) -> DeviceError:
         )
     if "lost" in str(error).lower():
         return DeviceLostError(
-            f"{gpu} was lost while {what}: its driver was reset, or ended work that took too long; "
-            "lower device.submit_milliseconds"
+            f"{gpu} was lost while {what}: the driver was reset, or aborted work that took too "
+            "long; lower device.submit_milliseconds"
         )
     return DeviceError(f"{gpu} failed while {what}: {_reason(error)}")
 
@@ -77,7 +76,6 @@ def _reason(error: Exception) -> str:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of the WebGPU module means that the device has no memory left."""
     text = f"{type(error).__name__} {error}".lower()
     return "not enough memory" in text or "out of memory" in text or "outofmemory" in text
 
@@ -85,39 +83,36 @@ def _is_out_of_memory(error: Exception) -> bool:
 # ---- forks -----------------------------------------------------------------------------------
 
 _SPAWN = 'start the process with "spawn", and open the model in it'
-_processes: set[int] = set()  # that have opened a device: this one, and those it is a fork of
+_processes: set[int] = set()  # with an open device: this one, and those it was forked from
 
 
 def note_opened() -> None:
-    """Notes that this process has opened a device."""
     _processes.add(os.getpid())
 
 
 def refuse_fork() -> None:
-    """Refuses to open a device where an older one was inherited."""
+    """Refuses to open a device in a fork of a process that has opened one."""
     if _processes - {os.getpid()}:
-        raise DeviceError(
-            f"a GPU was opened before this process was forked, where none can be opened: {_SPAWN}"
-        )
+        raise DeviceError(f"cannot open a GPU in a process forked after a GPU was opened: {_SPAWN}")
 
 
 def refuse_inherited(process: int, name: str) -> None:
-    """Refuses a call into a device that was inherited."""
+    """Refuses a call into a device that was inherited by a fork."""
     if os.getpid() != process:
         raise DeviceError(
-            f"{name} was opened before this process was forked, where it does not work: {_SPAWN}"
+            f"{name} cannot be used in this process, which was forked after it was opened: {_SPAWN}"
         )
 
 
 # ---- crashes ---------------------------------------------------------------------------------
 
-CRASHES = 2  # after which a probe is not tried again: one may have had another cause
+CRASHES = 2  # after which a probe is not tried again: a single one may have another cause
 
-listeners: list[Callable[[str], None]] = []  # told what is under way, and "" when it is not
+listeners: list[Callable[[str], None]] = []  # called with what is running, and "" at its end
 
 
 def has_crashed(what: str) -> bool:
-    """Whether processes ended within this probe, twice."""
+    """Whether two processes crashed within this probe."""
     mark = _mark(what)
     if not is_own(mark):
         return False
@@ -131,14 +126,14 @@ def has_crashed(what: str) -> bool:
 
 @contextmanager
 def guarded_probe(what: str, doing: str) -> Iterator[None]:
-    """Remembers a probe that may crash the process, until it is over; listeners hear ``doing``.
+    """Marks a probe that may crash the process while it runs; calls listeners with ``doing``.
 
-    Compilers of some drivers crash where they should refuse, and the process cannot say so
-    afterwards. So it leaves its number in the user's cache meanwhile: numbers of processes that no
-    longer run are crashes. ``what`` names the probe and the driver.
+    Some drivers' compilers crash instead of reporting an error. So the process stores its id in the
+    user's cache meanwhile: ids of processes that no longer run are crashes. ``what`` names the
+    probe and the driver.
     """
     mark = _mark(what)
-    with suppress(OSError):  # without a cache a crash is not remembered
+    with suppress(OSError):  # without a cache, crashes are not remembered
         make_cache_folder(mark.parent)
         with mark.open("a", encoding="ascii") as file:
             file.write(f"{own_number()}\n")
@@ -152,7 +147,7 @@ def guarded_probe(what: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def under_way(doing: str) -> Iterator[None]:
-    """Tells the listeners what is under way, should the process crash."""
+    """Reports to listeners what is running, in case the process crashes."""
     _tell(doing)
     try:
         yield

@@ -14,7 +14,6 @@ from qlora_wgpu.version import __version__
 
 
 def identity(device: Device) -> str:
-    """A short hash that identifies a device in caches."""
     info = device.gpu.info
     parts = [
         [device.name, info["description"], info["backend_type"], device.backend.name],
@@ -26,7 +25,6 @@ def identity(device: Device) -> str:
 
 @cache
 def shader_hash() -> str:
-    """A hash of all shaders."""
     digest = hashlib.sha256()
     for path in sorted(shader_folder().rglob("*.wgsl")):
         digest.update(file_bytes(path, MIB))

@@ -1,4 +1,4 @@
-"""How kernels are configured for a kind of GPU: tiles, workgroups, memory, vendors' needs."""
+"""The configuration of kernels for a kind of GPU: tiles, workgroups, memory, vendors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qlora_wgpu.gpu.matrix import PROMISED, Limits, MatrixShape, MatrixTile, fit
 
 # ---- vendors ---------------------------------------------------------------------------------
 
-FEW_REGISTERS = ("apple", "intel")  # by WebGPU's names of vendors
+FEW_REGISTERS = ("apple", "intel")  # WebGPU's vendor names
 _HOIST_LOADS = {"qualcomm"}
 _WITH_UNITS = {"amd", "apple", "intel", "nvidia"}
 _IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm",
@@ -18,17 +18,17 @@ _IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualc
 
 
 def has_few_registers(info: Mapping[str, Any]) -> bool:
-    """Whether a GPU's invocations have 128 registers of 4 bytes, where others have some 250."""
+    """Whether a GPU's invocations have 128 4-byte registers instead of about 250."""
     return not _names(info).isdisjoint(FEW_REGISTERS)
 
 
 def hoists_loads(info: Mapping[str, Any]) -> bool:
-    """Whether a GPU's compiler loads all of straight-line code first, and spills what it loaded."""
+    """Whether a GPU's compiler hoists all loads of straight-line code, and then spills."""
     return not _HOIST_LOADS.isdisjoint(_names(info))
 
 
 def takes_deep_tiles(info: Mapping[str, Any]) -> bool:
-    """Whether products on matrix units are the fastest in deep tiles (measured: an H100)."""
+    """Whether products on matrix units are fastest in deep tiles (measured on an H100)."""
     return "nvidia" in _names(info)
 
 
@@ -40,7 +40,7 @@ def may_have_matrix_units(info: Mapping[str, Any]) -> bool:
 def _names(info: Mapping[str, Any]) -> set[str]:
     """Possible names of the vendor.
 
-    Some drivers name themselves instead of the vendor; the GPU's name then begins with it.
+    Some drivers report their own name; the GPU's name then starts with the vendor's.
     """
     first = str(info.get("device", "")).lower().partition(" ")[0]
     told = str(info.get("vendor", "")).lower()
@@ -52,126 +52,121 @@ def _names(info: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True)
 class Profile:
-    """How kernels are configured for a kind of GPU; a tuner may refine the defaults."""
+    """The configuration of kernels for a kind of GPU; the tuner may refine the defaults."""
 
     name: str  # the name that ``doctor`` shows
     flat_group: int  # invocations of a workgroup in element-wise kernels
-    elements_per_thread: int  # elements of each of these invocations
+    elements_per_thread: int  # elements per invocation there
     threads_per_row: int  # invocations that share a row in row-wise kernels
-    rows_per_group: int  # rows of a workgroup in row-wise kernels
-    gemm_tile: int  # rows of results an invocation of a GEMM holds (by 8 columns)
-    gemm_group: tuple[int, int]  # invocations of a GEMM's workgroup, along columns and rows
-    skinny_tile: int  # ``gemm_tile`` for GEMMs with as few columns as a LoRA rank
+    rows_per_group: int  # rows per workgroup in row-wise kernels
+    gemm_tile: int  # result rows per invocation of a GEMM (by 8 columns)
+    gemm_group: tuple[int, int]  # invocations of a GEMM's workgroup along columns and rows
+    skinny_tile: int  # ``gemm_tile`` for GEMMs with few columns, such as a LoRA rank
     skinny_group: tuple[int, int]  # ``gemm_group`` for those
-    attention_threads: int  # queries or keys of an attention workgroup without workgroup memory
-    attention_keys: int  # keys a query looks at in one turn, for heads of up to 128 elements
+    attention_threads: int  # queries or keys per attention workgroup without workgroup memory
+    attention_keys: int  # keys per query and iteration, for heads of up to 128 elements
     # Rows of a block of ``lm_head``, a multiple of 256: its part of the loss and of the gradient is
-    # summed by itself, and it is uploaded at once where the head is streamed. On CPUs so few that
-    # they stay in the cache.
+    # a partial sum, and a streamed head is uploaded in blocks. On CPUs a block fits the cache.
     head_block: int
-    logits_bytes: int  # of the float32 logits that exist at once; GPUs want more rows to work on
-    # Blocks of a resident head whose gradient is one launch and one product: fewer launches and
-    # more workgroups, for more memory.
+    logits_bytes: int  # of float32 logits at a time; GPUs need more rows
+    # Blocks of a resident head per launch and product of its gradient: more need fewer launches and
+    # have more workgroups, but take more memory.
     head_group: int = 1
-    # Label rows for which a single block is work enough for a launch, so that only chunks of fewer
-    # rows take more blocks; 0 where all do.
+    # Label rows with which a single block is enough work for a launch, so that only chunks of fewer
+    # rows take more blocks; 0 if all do.
     head_rows: int = 0
-    # Of GEMMs and of attention: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
+    # Of GEMMs and attention: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
     # ``"matrix"``, on matrix units.
     gemm_kind: str = "register"
     attention_kind: str = "register"
-    attention_strips: int = 4  # of 16 queries or keys of an attention workgroup, at most
-    # Whether tiled GEMMs hold less of their factors in registers at once, for GPUs whose
-    # invocations have 128 registers of 4 bytes (Intel's, Apple's).
+    attention_strips: int = 4  # maximum strips of 16 queries or keys per attention workgroup
+    # Whether tiled GEMMs hold less of their factors in registers, for GPUs with 128 4-byte
+    # registers per invocation (Intel's, Apple's).
     gemm_few_registers: bool = False
-    # Whether tiled attention holds fewer rows, in loops that no compiler unrolls, for these.
+    # Whether tiled attention holds fewer rows, in loops that are not unrolled, for these.
     attention_few_registers: bool = False
-    # Rows from which a product of few rows with a quantized matrix takes its units one after the
-    # other, in a loop that no compiler unrolls; 0 for never. With 1 a new token's attention and
-    # do·o do so, too, for GPUs whose compilers load ahead more than registers hold (Adreno).
+    # Minimum rows with which a product of few rows with a quantized matrix processes its units in a
+    # loop that is not unrolled; 0 for never. With 1, the attention of a new token and do·o also do,
+    # for GPUs whose compilers hoist more loads than registers can hold (Adreno).
     unit_by_unit: int = 0
-    # Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results each.
+    # Maximum invocations of a tiled GEMM's workgroup along columns and rows, 8 × 8 results each.
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()  # a product of the matrix units: m, n, k, and its invocations
     matrix_element: str = "f16"  # the type of its factors, ``"f16"`` or ``"f32"``
-    # Subgroups of a workgroup along rows and columns, then the products of matrix units that each
-    # makes along rows and columns.
+    # Subgroups of a workgroup along rows and columns, then each one's products of matrix units
+    # along rows and columns.
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
-    # Whether twice as many products lie along a tile's depth, in a loop that no compiler unrolls
-    # (NVIDIA's takes too many registers for one that it does).
+    # Whether a tile's depth has twice as many products, in a loop that is not unrolled (unrolled,
+    # it takes too many registers on NVIDIA's).
     matrix_deep: bool = False
-    # Workgroups of 64 invocations that fill a GPU: smaller products are split along their
-    # reduction, if that is long.
+    # Workgroups of 64 invocations that fill a GPU: products with fewer are split along their
+    # reduction, if it is long.
     least_workgroups: int = 0
     # Invocations of a workgroup of LoRA's thin products, a power of two from 32 to 256; 0 for
     # skinny GEMMs.
     lora_threads: int = 0
-    # Most rows of such a workgroup, a power of two, where enough workgroups are left: it reads the
+    # Maximum rows of such a workgroup, a power of two, if enough workgroups are left: it reads the
     # thin factor once.
     lora_rows: int = 8
-    # Invocations of a workgroup of LoRA's gradients: along columns, and those that share the rows.
+    # Invocations of a workgroup of LoRA's gradients: along columns, and sharing the rows.
     lora_grad_group: tuple[int, int] = (8, 1)
-    lora_grad_ranks: int = 4  # most ranks of each of them, by four columns: 4 or 8
-    # Invocations of a subgroup, for kernels that read their operands from textures and broadcast
-    # them; 0 where those are not used.
+    lora_grad_ranks: int = 4  # maximum ranks of each, by four columns: 4 or 8
+    # Subgroup size of kernels that read operands from textures and broadcast them; 0 if those are
+    # not used.
     subgroup_size: int = 0
-    texture_nt_rows: int = 32  # rows of results of an invocation of such kernels, in x·Wᵀ
+    texture_nt_rows: int = 32  # result rows per invocation of these kernels, in x·Wᵀ
     texture_nn_rows: int = 32  # the same in dy·W
-    # Whether all intermediates lie in textures that may, not only what products and attention read.
+    # Whether all possible intermediates are in textures, not only inputs of products and attention.
     in_textures: bool = False
-    # Whether loops of attention that read textures take half as many keys, or queries, a turn.
+    # Whether attention's loops over textures process half as many keys, or queries, per iteration.
     short_loops: bool = False
-    # Whether layers of one input are one product, where they may be: fewer launches, and workgroups
-    # enough; on CPUs the larger weights leave the cache sooner.
+    # Whether layers of one input are one product if possible: fewer launches and more workgroups;
+    # on CPUs the larger weights are evicted from the cache.
     fused_linears: bool = False
-    # Whether cheap outputs of layers that are kept for the backward are rematerialized there
-    # (``Graph.record``): a GPU's memory is dearer than that traffic.
+    # Whether cheap outputs in layers that are not recomputed are rematerialized (``Graph.record``):
+    # on GPUs memory is worth more than that traffic.
     remakes: bool = False
-    limits: Limits = PROMISED  # what the GPU allows a workgroup
-    # Iterations that all loops of an invocation may take together, 0 for any number: Mesa's
-    # software GPUs leave loops after so many, without an error.
+    limits: Limits = PROMISED  # the GPU's limits of a workgroup
+    # Maximum iterations of all loops of an invocation together, 0 for no limit: Mesa's software
+    # GPUs leave loops after that many, without an error.
     most_turns: int = 0
-    # Other values for products of some sizes: their class (``Gemm.size_class``) and the fields.
+    # Overrides for products of some sizes: their class (``Gemm.size_class``) and the fields.
     products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
     @property
     def textures(self) -> bool:
-        """Whether kernels read their operands from textures."""
         return self.subgroup_size > 0
 
     @property
     def is_software(self) -> bool:
-        """Whether it is for software GPUs."""
         return self.name == CPU_PROFILE.name
 
     @property
     def saturates(self) -> bool:
-        """Whether products hold their factors in a type that ends at 65,504."""
+        """Whether products hold their factors in float16, which ends at 65,504."""
         return self.gemm_kind == "matrix" and self.matrix_element == "f16"
 
     @property
     def counts_saturated(self) -> bool:
-        """Whether any kernel counts the values that it clamps to such a type."""
+        """Whether any kernel counts values that it clamps to float16."""
         return self.matrix_element == "f16" and "matrix" in (self.gemm_kind, self.attention_kind)
 
     def weight_dtype(self, dtype: str) -> str:
-        """The type of frozen weights where operands have this one: units of f16 copy theirs."""
+        """The type of frozen weights for a type of operands: matrix units of f16 need float16."""
         return "float16" if self.saturates and dtype == "bfloat16" else dtype
 
     def tile_on_matrix_units(self) -> MatrixTile:
-        """The tile of a workgroup on matrix units."""
         m, n, k, threads = self.matrix
         shape = MatrixShape(m, n, k, threads, self.matrix_element)
         return MatrixTile(shape, *self.matrix_tile, self.matrix_deep).within(self.limits)
 
     def for_products(self, size_class: str) -> Profile:
-        """The profile for products of a class of sizes."""
         changes: Mapping[str, Any] = dict(dict(self.products).get(size_class, ()))
         return replace(self, **changes) if changes else self
 
 
-_WHOLE = 32  # invocations of a subgroup, of most GPUs
-_ROWS_OF_FEW_REGISTERS = 4  # whose units do not fit all at once
+_WHOLE = 32  # subgroup size of most GPUs
+_ROWS_OF_FEW_REGISTERS = 4  # whose units do not fit registers all at once
 
 
 CPU_PROFILE = Profile(
@@ -226,7 +221,6 @@ def cpu_profile(
     in_textures: bool = False,
     short_loops: bool = False,
 ) -> Profile:
-    """The profile of a software GPU."""
     if not subgroup_size:
         return CPU_PROFILE
     return replace(
@@ -253,10 +247,10 @@ def gpu_profile(
     hoists_loads: bool = False,
     deep_tiles: bool = False,
 ) -> Profile:
-    """The profile of a GPU, and of its matrix units if there are any that fit its limits.
+    """The profile of a GPU, using its matrix units if they fit its limits.
 
-    ``shape`` is what those multiply. ``hoists_loads`` says that its compiler loads all of
-    straight-line code first; else as for ``fitting_tiles``.
+    ``shape`` is the matrix units' product. ``hoists_loads`` is whether the compiler hoists all
+    loads of straight-line code; other arguments as for ``fitting_tiles``.
     """
     plain = replace(
         GPU_PROFILE,
@@ -274,7 +268,7 @@ def gpu_profile(
     return replace(
         plain,
         gemm_kind="matrix",
-        # Fewer than 32 invocations have too few registers for the rows that attention keeps.
+        # Fewer than 32 invocations have too few registers for attention's rows.
         attention_kind="tiled" if few_registers and shape.threads < _WHOLE else "matrix",
         matrix=(shape.m, shape.n, shape.k, shape.threads),
         matrix_element=shape.element,
@@ -284,10 +278,9 @@ def gpu_profile(
 
 
 def plainer(profile: Profile) -> Profile | None:
-    """The profile to fall back on where a GPU's kernels are wrong; None if there is none.
+    """The fallback profile if a GPU's kernels are wrong; None if there is none.
 
-    Attention gives up matrix units first, then products do, then nothing goes through workgroup
-    memory.
+    First attention stops using matrix units, then products, then nothing uses workgroup memory.
     """
     if profile.textures or profile.gemm_kind == profile.attention_kind == "register":
         return None
@@ -299,7 +292,7 @@ def plainer(profile: Profile) -> Profile | None:
 
 
 def plainest(profile: Profile) -> Profile:
-    """The profile whose kernels ask least of a driver."""
+    """The profile whose kernels require the minimum of a driver."""
     if profile.textures:
         return CPU_PROFILE
     return replace(profile, gemm_kind="register", attention_kind="register", products=())

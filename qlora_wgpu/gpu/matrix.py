@@ -1,4 +1,4 @@
-"""A GPU's matrix units: the products that they make, and tiles of these within its limits."""
+"""A GPU's matrix units: their products, and tiles of these within the GPU's limits."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import dataclass, replace
 from qlora_wgpu.gpu.wgsl import Constant
 
 _BYTES = {"f16": 2, "f32": 4}
-_PADDING = 16  # bytes at a row's end, so that rows do not begin in the same bank
-_STEPS, _DEEP_STEPS = 2, 4  # products along the depth of a tile
-_FEW_SUMS = 16  # registers that an invocation of 128 can spare for them
-_LEAST = 8  # of a product's sizes: kernels move eight values at a time, and size eight rows at once
-WHOLE = 64  # rows of one expert, and terms that parts of sums are made of: tiles must divide them
-_MOST_K = WHOLE // _STEPS  # of deep tiles, half of it
-_TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are looked for
+_PADDING = 16  # bytes at a row's end, so that rows do not start in the same bank
+_STEPS, _DEEP_STEPS = 2, 4  # products along a tile's depth
+_FEW_SUMS = 16  # maximum registers for sums if an invocation has 128
+_LEAST = 8  # minimum of a product's sizes: kernels process eight values, and eight rows, at once
+WHOLE = 64  # rows of one expert, and terms of partial sums: tiles must divide these
+_MOST_K = WHOLE // _STEPS  # for deep tiles, half of it
+_TERM_BYTES = {"f16": 136, "f32": 0}  # workgroup memory to find an adapter's largest values
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a GPU allows a workgroup; as little as WebGPU promises, if nothing is known."""
+    """A GPU's limits of a workgroup; by default WebGPU's guaranteed ones."""
 
     invocations: int = 256
     workgroup_bytes: int = 16_384  # of workgroup memory
 
     def within(self, others: Limits) -> bool:
-        """Whether a workgroup that takes so much is allowed where the others hold."""
         return (
             self.invocations <= others.invocations
             and self.workgroup_bytes <= others.workgroup_bytes
@@ -37,12 +36,12 @@ PROMISED = Limits()
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """A product that a GPU's matrix units make: (m, k) by (k, n), added up in float32."""
+    """A product of a GPU's matrix units: (m, k) by (k, n), accumulated in float32."""
 
     m: int  # rows
     n: int  # columns
     k: int  # depth
-    threads: int  # invocations of the subgroup that makes it
+    threads: int  # size of the subgroup that computes it
     element: str = "f16"  # the factors' type, ``"f16"`` or ``"f32"``
 
     @property
@@ -51,7 +50,7 @@ class MatrixShape:
         for name, size, most in (("m", self.m, WHOLE), ("n", self.n, 0), ("k", self.k, _MOST_K)):
             if size < _LEAST or size & (size - 1) or size > (most or size):
                 end = f"to {most}" if most else "on"
-                return f"{name} is no power of two from {_LEAST} {end}, which kernels count on"
+                return f"{name} must be a power of two from {_LEAST} {end}"
         return ""
 
     def __str__(self) -> str:
@@ -60,44 +59,41 @@ class MatrixShape:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """What a workgroup makes of a product on matrix units (``common/tile_matrix.wgsl``)."""
+    """A workgroup's tile of a product on matrix units (``common/tile_matrix.wgsl``)."""
 
-    shape: MatrixShape  # what a subgroup multiplies at once
+    shape: MatrixShape  # a subgroup's product
     groups_m: int  # subgroups along the rows
     groups_n: int  # subgroups along the columns
-    fragments_m: int  # products of each along the rows
-    fragments_n: int  # products of each along the columns
-    # Whether four products instead of two lie along its depth, in a loop that no compiler unrolls.
+    fragments_m: int  # products per subgroup along the rows
+    fragments_n: int  # products per subgroup along the columns
+    # Whether it has four products instead of two along its depth, in a loop that is not unrolled.
     deep: bool = False
 
     @property
     def rows(self) -> int:
-        """Rows of results."""
         return self.groups_m * self.fragments_m * self.shape.m
 
     @property
     def columns(self) -> int:
-        """Columns of results."""
         return self.groups_n * self.fragments_n * self.shape.n
 
     @property
     def depth(self) -> int:
-        """Terms of the sums that are in workgroup memory at once."""
+        """Terms of the sums in workgroup memory at once."""
         return (_DEEP_STEPS if self.deep else _STEPS) * self.shape.k
 
     @property
     def invocations(self) -> int:
-        """Invocations of the workgroup."""
         return self.groups_m * self.groups_n * self.shape.threads
 
     @property
     def sum_registers(self) -> int:
-        """Registers of 4 bytes in which an invocation holds its share of the results."""
+        """4-byte registers for an invocation's share of the results."""
         shape = self.shape
         return self.fragments_m * self.fragments_n * shape.m * shape.n // shape.threads
 
     def workgroup_bytes(self, *, with_rows: bool) -> int:
-        """Bytes of workgroup memory: both factors' tiles, and results on their way out."""
+        """Bytes of workgroup memory: both factors' tiles, and results before they are stored."""
         size = _BYTES[self.shape.element]
         across = self.depth * size + _PADDING
         left = self.rows * across
@@ -108,7 +104,7 @@ class MatrixTile:
         return left + right + results + _TERM_BYTES[self.shape.element]
 
     def fits(self, limits: Limits, *, with_rows: bool) -> bool:
-        """Whether a GPU allows it, and its invocations lie in whole rows of the tiles' units."""
+        """Whether it is within the limits, and invocations form whole rows of the tiles' units."""
         if self.shape.problem or self.depth > WHOLE:
             return False
         across = self.depth if with_rows else max(self.depth, self.columns)
@@ -118,7 +114,6 @@ class MatrixTile:
         return taken.within(limits)
 
     def of_rows(self, most: int) -> MatrixTile:
-        """The same subgroups over at most so many rows."""
         tile = self
         while tile.rows > most and tile.groups_m > 1:
             tile = replace(tile, groups_m=tile.groups_m // 2, groups_n=tile.groups_n * 2)
@@ -127,12 +122,12 @@ class MatrixTile:
         return tile
 
     def within(self, limits: Limits) -> MatrixTile:
-        """The same tile, deep only if a GPU allows that in both kinds of products."""
+        """The same tile, deep only if that is within the limits for both kinds of products."""
         fits = all(self.fits(limits, with_rows=with_rows) for with_rows in (True, False))
         return self if fits else replace(self, deep=False)
 
     def constants(self, *, with_rows: bool) -> dict[str, Constant]:
-        """The shader's constants; units of eight are loaded by all invocations together."""
+        """The shader's constants; all invocations together load units of eight."""
         shape = self.shape
         return {
             "MATRIX": True,
@@ -154,7 +149,7 @@ class MatrixTile:
         }
 
 
-# Subgroups along rows and columns and the products of each, the one to be tried first in front.
+# Subgroups along rows and columns and the products of each, the first choice first.
 _TILES = (
     (2, 4, 4, 2),
     (2, 2, 4, 4),
@@ -172,9 +167,9 @@ _TILES = (
 def fitting_tiles(
     shape: MatrixShape, limits: Limits, *, few_registers: bool = False, deep: bool = False
 ) -> Iterator[MatrixTile]:
-    """The tiles, deep ones where they may be, that a GPU allows in both kinds of products.
+    """The tiles within the limits for both kinds of products, deep ones if possible.
 
-    Of one with few registers invocations have 128 instead of some 250.
+    With ``few_registers``, invocations have 128 registers instead of about 250.
     """
     for numbers in _TILES:
         tile = MatrixTile(shape, *numbers, deep).within(limits)

@@ -1,4 +1,4 @@
-"""The memory of devices, which WebGPU does not tell, and of the machine."""
+"""The memory of devices, which WebGPU does not report, and of the machine."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from qlora_wgpu.supervision.processes import container_limit, container_room
 
 _VULKAN = {"linux": "libvulkan.so.1", "win32": "vulkan-1.dll"}
 _INSTANCE_CREATE_INFO = 1  # VkStructureType
-_NAME = 20  # where VkPhysicalDeviceProperties has the name, after five numbers
-_HEAPS = 260  # where VkPhysicalDeviceMemoryProperties has the heaps, after 32 kinds of memory
+_NAME = 20  # offset of the name in VkPhysicalDeviceProperties, after five numbers
+_HEAPS = 260  # offset of the heaps in VkPhysicalDeviceMemoryProperties, after 32 memory types
 _DEVICE_LOCAL = 1
 _API_1_1 = 1 << 22 | 1 << 12
 _APPLICATION_INFO, _PROPERTIES_2, _BUDGET = 0, 1000059006, 1000237000  # VkStructureType
 _MOST_HEAPS = 16
-_RESERVE = 256 * MIB  # for programs, shaders and uploads of the driver's own
-_SHARE = 0.95  # of what is free
-_SHARED_SHARE = 0.75  # of a memory that the processor works in, too
+_RESERVE = 256 * MIB  # for the driver's programs, shaders and uploads
+_SHARE = 0.95  # of free memory
+_SHARED_SHARE = 0.75  # of memory shared with the processor
 _MOST_GPUS = 16
 SPARE_SHARE = 3
-"""A third of the machine's memory, or its container's, may be taken for speed alone."""
+"""The fraction of the machine's or container's memory that may be used only for speed."""
 _STATUS = "/proc/self/status"
 _TAKEN = re.compile(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 
 
 def memory_size(device: Device) -> int | None:
-    """A GPU's own memory, or for a software GPU what is free on the machine; None if unknown."""
+    """A GPU's own memory, or the machine's free memory for a software GPU; None if unknown."""
     if device.is_cpu:
         return available_bytes()
     own = _own_memory(device.name)
     if own is None and device.gpu.info["adapter_type"] != "DiscreteGPU":
-        return _host_memory()  # which it shares, as Apple's do
+        return _host_memory()  # shared with the host, as on Apple's
     return own
 
 
 def room(device: Device) -> int | None:
-    """Bytes that training may take of a device by default.
+    """Device memory that training may use by default, in bytes.
 
-    That is a GPU's own memory, less what other programs take, where the driver tells, and some for
-    the driver itself. None for a software GPU, whose memory is the host's, and where it is unknown.
+    That is a GPU's own memory, minus other programs' (if the driver reports it) and a reserve for
+    the driver. None for a software GPU, whose memory is the host's, and if it is unknown.
     """
     if device.is_cpu:
         return None
@@ -60,35 +60,34 @@ def room(device: Device) -> int | None:
 
 
 def room_of(free: int) -> int:
-    """Bytes that training may take of a GPU on which so many are free."""
     return max(int(_SHARE * free) - _RESERVE, 1)
 
 
 def available_bytes() -> int | None:
-    """Host memory that can be taken without swapping; None where the system does not tell."""
+    """Host memory available without swapping; None if the system does not report it."""
     sizes = [size for size in (_unused(), container_room()) if size is not None]
     return min(sizes, default=None)
 
 
 def machine_bytes() -> int | None:
-    """All host memory that this process could ever have, whatever is free; None if not told."""
+    """All host memory that this process could ever have, free or not; None if unknown."""
     sizes = [size for size in (_host_memory(), container_limit()) if size is not None]
     return min(sizes, default=None)
 
 
 def process_bytes() -> int | None:
-    """Host memory that this process has taken, pages of files left out; None where nobody tells."""
+    """Host memory of this process, without pages of files; None if unknown."""
     try:
-        # Software GPUs of newer Mesa have a device's memory in files without a name.
+        # Newer Mesa's software GPUs have device memory in unnamed files.
         kinds = _TAKEN.findall(file_text(_STATUS, MIB, "ascii"))
         if len(kinds) == 2:
             return 1024 * sum(map(int, kinds))
     except (OSError, ValueError):
-        pass  # no Linux
+        pass  # not Linux
     process = psutil.Process()
     try:
         taken = process.memory_info()
-        if hasattr(taken, "shared"):  # of an old Linux, which has no more than both together
+        if hasattr(taken, "shared"):  # an old Linux, which only reports the sum of both
             return int(taken.rss - taken.shared)
         return int(process.memory_full_info().uss)
     except (psutil.Error, OSError):
@@ -165,7 +164,6 @@ def _own_memory(name: str) -> int | None:
 
 
 def _own_heap(name: str) -> _Heap | None:
-    """The largest heap of the GPU of this name, by Vulkan."""
     try:
         vulkan = ctypes.CDLL(_VULKAN.get(sys.platform, ""))
         instance = ctypes.c_void_p()
@@ -198,8 +196,7 @@ def _name_of(vulkan: ctypes.CDLL, gpu: int) -> str:
 
 
 def _largest_heap(vulkan: ctypes.CDLL, gpu: int) -> _Heap:
-    """The largest heap that is device-local."""
-    budget = _Budget(kind=_BUDGET)  # stays 0 where the driver does not know it
+    budget = _Budget(kind=_BUDGET)  # stays 0 if the driver does not report it
     found = _Properties2(kind=_PROPERTIES_2, next=ctypes.addressof(budget))
     vulkan.vkGetPhysicalDeviceMemoryProperties2(ctypes.c_void_p(gpu), ctypes.byref(found))
     raw = bytes(found.properties)

@@ -1,27 +1,27 @@
-"""Typed operands of shaders: one declaration, code for whatever is bound to it.
+"""Typed operands of shaders: one declaration, and generated code for any bound tensor.
 
     //#input 1 x: 8               load_x(i) gives elements 8·i … 8·i+7 as float32
     //#output 2 y: 8              store_y(i, v) rounds and stores them
 
-An operand is declared by how many neighbouring elements it is read or written at a time: 8 as
+An operand is declared by how many neighbouring elements are read or written at a time: 8 as
 ``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32``
-(inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32, bfloat16 or
-float16, in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``,
-the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
-invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as
-float16, and ``beyond_x(raw)``, how many of them are finite and larger than that takes. Outputs
-also have ``rounded_y(v)``, what a load gives of ``v`` once it is stored, and those of eight
-``store_small_y(i, v)``, which stores the same where ``v`` has no NaN and nothing that float16 does
-not take.
+(inputs only), or ``words``: 16 raw bytes of any type. The shader does not depend on whether the
+bound tensor is float32, bfloat16 or float16, or whether it is in a buffer or in a texture. Inputs
+also have ``raw_x(i)``, the elements as stored (a ``Raw_x``), ``unpack_x(raw)``, and
+``broadcast_x_3(v)``, the value loaded by invocation 3 of the subgroup. Inputs of eight also have
+``halves_x(raw)``, the same as float16, and ``beyond_x(raw)``, the number of finite elements outside
+float16's range. Outputs also have ``rounded_y(v)``, the value of a load after ``v`` is stored, and
+outputs of eight ``store_small_y(i, v)``, which requires a ``v`` without NaN and within float16's
+range.
 
-Words after the width narrow that down:
+Words after the width restrict this:
 
-    ``?`` after the name    need not be bound; loads give zeros then
-    ``texture``, ``buffer`` the kernel insists on this kind of memory
-    ``float32``             the only type
-    ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, float32,
-                            or to what an input ``y_before`` holds, where it is bound
-    ``table``               some rows are picked from it, so tools do not count all its bytes
+    ``?`` after the name    optional; loads give zeros if it is not bound
+    ``texture``, ``buffer`` the kernel requires this kind of memory
+    ``float32``             the only allowed type
+    ``sum``                 (outputs) with ACCUMULATE, stores add to the existing float32 values,
+                            or to the input ``y_before`` if it is bound
+    ``table``               only some rows are accessed, so tools do not count all bytes
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ZERO = {
     "words": "vec4<u32>(0u)",
     **{width: f"{_VALUE[width]}(0.0)" for width in ("4", "2", "1")},
 }
-# What a buffer's array holds.
+# Element types of a buffer's array.
 _HALVES = {"8": "vec4<u32>", "4": "vec2<u32>", "2": "u32", "1": "u32"}
 _STORED = {
     "bfloat16": _HALVES,
@@ -69,7 +69,7 @@ _PACKED = {
     },
     "float32": {"8": "Float8(low(v), high(v))", "4": "v", "2": "v"},
 }
-# The same for eight values of which none is NaN or beyond float16's range.
+# The same for eight values without NaN and within float16's range.
 _SMALL_PACKED = {
     "bfloat16": "small_bf16(v)",
     "float16": "near_f16(v)",
@@ -80,7 +80,7 @@ _OF_WORD = {
     "bfloat16": "return bitcast<f32>(select(raw & 0xffff0000u, raw << 16u, i % 2u == 0u));",
     "float16": "return unpack2x16float(raw)[i % 2u];",
 }
-# Elements as they are stored, from the texels t(·) of 16 bytes that hold them.
+# Elements as stored, from 16-byte texels t(·).
 _HALVES_FROM_TEXELS = {
     "8": "return {t}(i);",
     "4": "let texel = {t}(i / 2u); return select(texel.xy, texel.zw, i % 2u == 1u);",
@@ -103,7 +103,7 @@ _FROM_TEXELS = {
 
 @dataclass(frozen=True)
 class Bound:
-    """The element type of a tensor that is bound, and whether it lies in a texture."""
+    """The element type of a bound tensor, and whether it is in a texture."""
 
     dtype: str
     texture: bool = False
@@ -115,21 +115,21 @@ class Operand:
 
     index: int  # the binding's number
     name: str  # the binding's name
-    output: bool  # whether it is written
+    output: bool
     width: str  # elements at a time, or ``"words"``
-    optional: bool  # whether it need not be bound
-    memory: str  # ``"texture"`` or ``"buffer"`` where only that will do, else ``"any"``
-    dtypes: frozenset[str]  # the element types that may be bound
-    sums: bool  # whether stores can be asked to add
-    table: bool  # whether only some of its rows are reached
+    optional: bool  # whether it may be unbound
+    memory: str  # ``"texture"`` or ``"buffer"`` if required, else ``"any"``
+    dtypes: frozenset[str]  # the allowed element types
+    sums: bool  # whether stores can add
+    table: bool  # whether only some of its rows are accessed
 
     @property
     def before(self) -> str:
-        """The input that holds what stores add to where that is not what they write."""
+        """The input that stores add to, if it is not the output itself."""
         return f"{self.name}_before"
 
     def memory_of(self, bound: Bound | None, *, accumulate: bool) -> str:
-        """``memory`` for what is bound: halves of texels, and sums in place, want a buffer."""
+        """``memory`` for a bound tensor: halves of texels, and sums in place, require a buffer."""
         if self.output and self.memory == "any" and bound is not None:
             half = self.width == "4" and bound.dtype != "float32"
             if half or (self.sums and accumulate):
@@ -139,7 +139,6 @@ class Operand:
     def code(
         self, bound: Bound | None, *, accumulate: bool, before: bool = False
     ) -> tuple[str, str]:
-        """The declaration of what is bound, and the functions that reach it."""
         value = _VALUE[self.width]
         if bound is None:
             return "", f"fn load_{self.name}(i: u32) -> {value} {{ return {_ZERO[self.width]}; }}"
@@ -198,7 +197,6 @@ class Operand:
         return self._declaration(bound, stored), code
 
     def halves(self, bound: Bound) -> str:
-        """``halves_x`` and ``beyond_x``."""
         name, stored = self.name, _STORED[bound.dtype]["8"]
         same = bound.dtype == "float16"
         halves = "raw" if same else f"f16_of_eight(unpack_{name}(raw))"
@@ -209,7 +207,6 @@ class Operand:
         )
 
     def rounded(self, bound: Bound) -> str:
-        """``rounded_y``."""
         value, types = _VALUE[self.width], (_PACKED[bound.dtype], _UNPACKED[bound.dtype])
         packed, unpacked = (each[self.width] for each in types)
         body = "" if bound.dtype == "float32" else f"let raw = {packed}; return {unpacked};"
@@ -244,7 +241,6 @@ class Operand:
         )
 
     def store_small(self, bound: Bound) -> str:
-        """``store_small_y``."""
         body = self._stored(bound, _SMALL_PACKED[bound.dtype], accumulate=False)
         return f"fn store_small_{self.name}(i: u32, v: Eight) {{ {body} }}"
 
@@ -270,7 +266,7 @@ class Operand:
 
 
 def parse(line: str) -> Operand | None:
-    """Reads a declaration; None if the line is none."""
+    """Parses a declaration; None if the line is not one."""
     match = _DECLARATION.match(line.strip())
     if match is None:
         return None

@@ -3,16 +3,15 @@
     //#include common/flat.wgsl       the file's text, once per shader
     //#input 1 x: 8                   an operand of any type in any memory: gpu/operands.py
     //#output 2 y: 8
-    //#if NAME  //#else  //#endif     NAME or !NAME: a known boolean, or whether the binding of
-                                      that (lower-case) name is bound; dead lines are blanked
+    //#if NAME  //#else  //#endif     NAME or !NAME: a known boolean, or whether the binding with
+                                      that (lower-case) name is bound; inactive lines are blanked
     //#unroll i N: acc_$i = 0.0;      the text after the colon for i = 0 .. N-1, on one line;
                                       several counters are separated by commas
     //#unroll i N                     the same for all lines up to //#end; may be nested
     //#end
 
-Constants are *appended* (module scope has no order), and every line stays where it is, so the
-line numbers of a shader's main file are true in the driver's messages. An unknown name is an
-error.
+Constants are *appended* (module scope has no order) and lines keep their numbers, so that the line
+numbers in the driver's messages match the shader's main file. An unknown name is an error.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _NAMED = re.compile(r"//#(?:input|output)\s+\d+\s+(\w+)|@binding\(\d+\)\s*var(?:
 _COMMENT_BEGINS = re.compile(r"//[^\n]*|/\*")
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 FOLD = "FOLD"
-"""Constants of a shader whose grid is folded: its sizes, and the width of what is dispatched."""
+"""Constants of a shader with a folded grid: its sizes, and the width of the dispatched grid."""
 IN_PARTS = "IN_PARTS"
-"""A constant of a shader that is dispatched in parts of its grid."""
+"""A constant of shaders that are dispatched in parts of their grid."""
 PART_FIELDS = tuple(f"{name}_{axis}" for name in ("first_group", "whole_grid") for axis in "xyz")
-"""What its ``Params`` say besides: the part's first workgroup, and the size of the grid."""
+"""Their additional ``Params``: the part's first workgroup, and the size of the grid."""
 _MAIN_GROUP = re.compile(r"@builtin\(workgroup_id\)\s*(\w+)(\s*:\s*vec3<u32>[^{]*)\{")
 _WITHIN_COMMENT = re.compile(r"/\*|\*/")  # block comments nest
 
 
 class ShaderSourceError(Exception):
-    """A shader file of this package is wrong: a programming error, not a user's."""
+    """An error in a shader file of this package, not the user's."""
 
 
 _MEASURE = re.compile(
@@ -52,7 +51,7 @@ _MEASURE = re.compile(
 def without_comments(code: str) -> str:
     """WGSL with a space for each comment; lines keep their numbers.
 
-    What asks whether a name is in a shader asks here, so that no comment answers.
+    Searches for names in a shader use this, so that comments do not match.
     """
     kept: list[str] = []
     depth = at = 0
@@ -73,18 +72,17 @@ class Source:
 
     read: Callable[[str], str]  # gives the text of a file
     constants: Mapping[str, Constant]  # known values by name
-    bound: Mapping[str, Bound]  # what is bound to each operand, by name
+    bound: Mapping[str, Bound]  # the tensors bound to operands, by name
     operands: list[Operand] = field(default_factory=list)  # the declarations met so far
-    # Every name that a binding could have, live or not
+    # Every possible name of a binding, active or not
     names: set[str] = field(default_factory=set)
     included: set[str] = field(default_factory=set)  # files that have been included
-    # Names of bindings that were asked for, and where
+    # Names of bindings that were used, and where
     conditions: dict[str, str] = field(default_factory=dict)
-    # Fields of ``Params`` and the binding, and the size, that they are
+    # Fields of ``Params`` that are sizes, with their binding and size
     measures: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def expand(self, path: str) -> str:
-        """A file's code, its includes and its operands' functions behind it."""
         code = self._file(path)
         bare = without_comments(code)
         for name, where in self.conditions.items():
@@ -111,7 +109,7 @@ class Source:
         return _with_fields(f"{code}\n{functions}", fields, path)
 
     def texture_inputs(self) -> list[str]:
-        """The inputs that lie in textures, which may begin anywhere in them."""
+        """The inputs in textures, which may start anywhere in them."""
         return [o.name for o in self.operands if not o.output and self._texture(o)]
 
     def _texture(self, operand: Operand) -> bool:
@@ -183,11 +181,11 @@ class Source:
     def _operand(self, text: str, where: str) -> str:
         operand = parse(text)
         if operand is None:
-            raise ShaderSourceError(f"{where}: {text!r} declares no operand")
+            raise ShaderSourceError(f"{where}: {text!r} does not declare an operand")
         self.operands.append(operand)
         bound = self.bound.get(operand.name)
         if bound is None and not operand.optional:
-            bound = Bound("float32", operand.memory == "texture")  # the launcher refuses it
+            bound = Bound("float32", operand.memory == "texture")  # rejected at launch
         return operand.code(bound, accumulate=False)[0]
 
     def _measure(self, line: str, where: str) -> str:
@@ -209,7 +207,7 @@ class Source:
         return value != text.startswith("!")
 
     def _unrolled(self, lines: list[str], path: str) -> list[str]:
-        """Unrolls lines and blocks, the innermost first; a block goes onto its last line."""
+        """Unrolls lines and blocks, innermost first; a block is put on its last line."""
         done: list[str] = []
         open_blocks: list[tuple[int, str, str]] = []
         for number, line in enumerate(lines, 1):
@@ -266,13 +264,13 @@ class Source:
 
 
 def _says(code: str, *words: str) -> bool:
-    """Whether any of the words stands in some code; patterns that begin by letters are quick."""
+    """Whether code contains any of the words; patterns that start with letters are fast."""
     return any(re.search(rf"{word}(?<=\b{word})\b", code) for word in words)
 
 
 @cache
 def _lines(source: str) -> tuple[tuple[str, str], ...]:
-    """A file's lines, and each without its indent where it has a directive, else nothing."""
+    """A file's lines, each with its directive without indentation, or an empty string."""
     return tuple(
         (line, line.strip() if "//#" in line or "//=" in line else "")
         for line in source.splitlines()
@@ -281,7 +279,7 @@ def _lines(source: str) -> tuple[tuple[str, str], ...]:
 
 @cache
 def _names(source: str) -> frozenset[str]:
-    """Every name that a binding of a file could have."""
+    """Every possible name of a file's bindings."""
     return frozenset(a or b for a, b in _NAMED.findall(source))
 
 
@@ -291,18 +289,18 @@ def _inside_if(live: list[bool], where: str) -> None:
 
 
 def _with_fields(code: str, names: list[str], path: str) -> str:
-    """Adds what the shader's author knows nothing of to ``struct Params``."""
+    """Adds generated fields to ``struct Params``."""
     if not names:
         return code
     fields = "".join(f" {name}: u32," for name in names)
     code, count = re.subn(r"(struct\s+Params\s*\{[^}]*?,?)(\s*\})", rf"\1{fields}\2", code, count=1)
     if not count:
-        raise ShaderSourceError(f"{path}: needs {', '.join(names)} and has no struct Params")
+        raise ShaderSourceError(f"{path}: struct Params is missing, needed for {', '.join(names)}")
     return code
 
 
 def _folded(code: str, path: str) -> str:
-    """Begins ``main`` with its place in a grid that is dispatched as a rectangle."""
+    """Prepends to ``main`` the computation of its place in a grid dispatched as a rectangle."""
     code, whole = _of_grid(code, "folded_grid", "vec3<u32>(GRID_X, GRID_Y, GRID_Z)")
     place = (
         f" let place = dispatched.y * {FOLD} + dispatched.x;"
@@ -314,24 +312,24 @@ def _folded(code: str, path: str) -> str:
 
 
 def _in_part(code: str, path: str) -> str:
-    """Begins ``main`` with the workgroup's place in the whole grid, of which this is a part."""
+    """Prepends to ``main`` the computation of the workgroup's place in the whole grid."""
     code, whole = _of_grid(code, "grid_of_part", _vector("whole_grid"))
     place = f" let {{name}} = group_in_part + {_vector('first_group')};{whole}"
     return _begun(code, "group_in_part", place, f"{path}: a grid in parts")
 
 
 def _begun(code: str, group: str, place: str, what: str) -> str:
-    """Code whose ``main`` is given another workgroup, and makes its own {name} of that first."""
+    """Renames the workgroup id of ``main`` and computes its own {name} from it first."""
     main = _MAIN_GROUP.search(code)
     if main is None:
-        raise ShaderSourceError(f"{what} needs a main with a workgroup_id")
+        raise ShaderSourceError(f"{what} requires a main with a workgroup_id")
     begin = place.replace("{name}", main[1])
     head = f"@builtin(workgroup_id) {group}{main[2]}{{{begin}"
     return code[: main.start()] + head + code[main.end() :]
 
 
 def _of_grid(code: str, name: str, size: str) -> tuple[str, str]:
-    """Code that calls the grid that is dispatched so, and a line that sizes the whole one."""
+    """Renames the dispatched grid's size, and returns a line that defines the whole grid's."""
     count = re.search(r"@builtin\(num_workgroups\)\s*(\w+)", code)
     if count is None:
         return code, ""

@@ -1,7 +1,7 @@
-"""Probes of an opened device: features that some kernels rely on.
+"""Probes of an open device: features that some kernels rely on.
 
-Work is divided among subgroups by a size that is fixed when a shader is compiled. Where a driver
-chose another, results would be wrong without an error: each probe reads back which size it got.
+Kernels divide work by a subgroup size that is fixed at compile time. If a driver chose another one,
+results would be wrong without an error: each probe reads the actual size back.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _INVOCATIONS = 64
 _POISON = 0x7FC17FC1  # NaN
-_SIZES = (4, 8, 16)  # sizes that the kernels are written for
+_SIZES = (4, 8, 16)  # supported by the kernels
 
 
 def subgroup_size(device: Device) -> int:
     """Measures a GPU's subgroup size by running a kernel.
 
-    The drivers' own figures are sometimes wrong, and a broadcast or a texture that does not work
-    would spoil every product. Where a size can be asked for, it is, once it is known.
+    Drivers sometimes report wrong sizes, and broken broadcasts or textures would make every product
+    wrong. Once the size is known, it is requested if possible.
     """
     if "subgroups" not in device.features:
         return 0
@@ -76,14 +76,14 @@ def _broadcast_size(device: Device, **constants: Constant) -> int:
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """What a GPU's matrix units can be used for."""
+    """A GPU's usable matrix units."""
 
-    shape: MatrixShape | None = None  # a product that they make rightly; None if there is none
-    refusal: str = ""  # why units that the GPU lists are not used, if that is so
+    shape: MatrixShape | None = None  # a product that they compute correctly, if any
+    refusal: str = ""  # why reported units are not used, if that is so
 
 
 def matrix_units(device: Device) -> MatrixUnits:
-    """Finds a product that a GPU's matrix units make rightly, the best first."""
+    """Finds the best product that a GPU's matrix units compute correctly."""
     if "subgroup-matrix" not in device.features:
         return MatrixUnits()
     refusal = ""
@@ -93,37 +93,36 @@ def matrix_units(device: Device) -> MatrixUnits:
         if not problem:
             return MatrixUnits(shape)
         refusal = refusal or f"{shape}: {problem}"
-    nothing = "no size of subgroups is certain, or no type or shape of products is of use here"
+    nothing = "the subgroup size is uncertain, or no type or shape of products is supported"
     return MatrixUnits(None, refusal or nothing)
 
 
 def _problem(device: Device, shape: MatrixShape) -> str:
-    """What is wrong with the tile that products on these units would be made of, if anything."""
     if shape.problem:
         return shape.problem
     few, deep = has_few_registers(device.gpu.info), takes_deep_tiles(device.gpu.info)
     tile = next(fitting_tiles(shape, device.limits, few_registers=few, deep=deep), None)
     if tile is None:
-        return "no tile fits the limits of a workgroup"
+        return "no tile is within the limits of a workgroup"
     problems = (tile_problem(device, tile, with_rows=with_rows) for with_rows in (True, False))
     return next((problem for problem in problems if problem), "")
 
 
 def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
-    """What is wrong with a tile on this driver; empty if nothing is.
+    """What is wrong with a tile on this driver; empty if nothing.
 
-    It is made as in products: by as many subgroups, each of which makes another part, with the
-    same strides and in the same order of rows. Which dimension is which, and what is a row, has
-    been confused upstream; no part of the product commutes.
+    It is computed as in products: by the same number of subgroups, each with its own part, strides
+    and order of rows. Implementations have swapped dimensions and row order before; no part of this
+    product commutes.
     """
     depth = 2 * tile.depth
     random = np.random.default_rng(0)
-    # Small whole numbers, so that every sum is exact.
+    # Small integers, so that every sum is exact.
     left = random.integers(-5, 6, (tile.rows, depth)).astype(np.float32)
     right = random.integers(-6, 7, (tile.columns, depth)).astype(np.float32)
     given = {"x": left, "w": right if with_rows else np.ascontiguousarray(right.T)}
     sizes = {"y": 4 * tile.rows * tile.columns, "seen": 16 * tile.invocations}
-    # Results go through workgroup memory in the one kind, straight to y in the other.
+    # One variant stores results through workgroup memory, the other directly.
     constants = {
         **tile.constants(with_rows=with_rows),
         "DEPTH": depth,
@@ -143,14 +142,14 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
     try:
         results = _run(device, shader, given, sizes)
     except DeviceError as err:
-        return f"refused ({textwrap.shorten(str(err), 300)})"
+        return f"rejected ({textwrap.shorten(str(err), 300)})"
     seen = np.frombuffer(results["seen"], np.uint32).reshape(-1, 4)
     size, subgroups = int(seen[0, 0]), tile.groups_m * tile.groups_n
     own = np.arange(tile.invocations)
     threads = tile.shape.threads
     expected = [np.full_like(own, threads), np.full_like(own, subgroups)]
     if not np.array_equal(seen, np.stack([*expected, own // threads, own % threads], 1)):
-        return f"subgroups have {size} invocations, not {threads}, or are numbered otherwise"
+        return f"expected subgroups of {threads} invocations in order, got {size}"
     product = np.frombuffer(results["y"], np.float32).reshape(tile.rows, tile.columns)
     return "" if np.array_equal(product, left @ right.T) else "wrong products"
 
@@ -158,7 +157,6 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
 def _run(
     device: Device, shader: Shader, given: dict[str, Any], sizes: dict[str, int]
 ) -> dict[str, memoryview]:
-    """Runs one workgroup of a shader of plain buffers; what it writes, by name."""
     buffers = {name: device.buffer(array.nbytes, "probe") for name, array in given.items()}
     for name, array in given.items():
         device.write(buffers[name], array)
@@ -173,29 +171,28 @@ def _run(
 
 
 def try_subgroups(device: Device) -> tuple[int, str]:
-    """A software GPU's subgroup size, 0 if it is of no use, and what a user should know of that."""
+    """A software GPU's subgroup size, 0 if unusable, and a note for the user."""
     if problem := beyond_textures(device.name, device.raw.limits):
         return 0, problem
     tried = f"subgroups {_driver(device)}"
     if has_crashed(tried):
         return 0, (
-            f"{device.name} ended the process when its textures and subgroups were tried: operands "
-            "lie in buffers instead, which is slower; update its driver"
+            f"{device.name} crashed when its textures and subgroups were tested: operands are in "
+            "buffers instead, which is slower; update its driver"
         )
-    with guarded_probe(tried, f"trying textures and subgroups of {device.name}"):
+    with guarded_probe(tried, f"testing textures and subgroups of {device.name}"):
         return subgroup_size(device), ""
 
 
 def try_matrix_units(device: Device) -> MatrixUnits:
-    """What a GPU's matrix units can be used for."""
     tried = f"matrix units {_driver(device)}"
     if has_crashed(tried):
-        return MatrixUnits(None, "the driver ended the process when they were tried")
-    with guarded_probe(tried, f"trying the matrix units of {device.name}"):
+        return MatrixUnits(None, "the driver crashed when they were tested")
+    with guarded_probe(tried, f"testing the matrix units of {device.name}"):
         return matrix_units(device)
 
 
 def _driver(device: Device) -> str:
-    """The GPU, its driver, and this version, which may ask other things of them."""
+    """The GPU, its driver, and this version, whose probes may differ."""
     description = device.gpu.info["description"]
     return " ".join(map(str, (device.name, description, device.backend.name, __version__)))

@@ -1,4 +1,4 @@
-"""A device that records what is asked of it: a model is laid out and filled without a GPU."""
+"""A device that records its calls: models are laid out and filled without a GPU."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter, 
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import buffer_bytes
 from qlora_wgpu.gpu.wgsl import Shader
-from qlora_wgpu.mapped_files import let_go, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, release_pages
 
 
 @dataclass(eq=False)
 class RecordedBuffer:
-    """A buffer that was asked for."""
+    """A requested buffer."""
 
-    number: int  # how many came before it
+    number: int  # its index
     label: str
-    kind: str  # what it is counted as
+    kind: str  # its kind of memory
     nbytes: int
 
 
@@ -36,14 +36,14 @@ Filled = Callable[[RecordedBuffer, int, npt.NDArray[np.uint8]], None]
 
 
 class RecordingDevice(Device):
-    """A device that computes nothing, and of which nothing can be read."""
+    """A device that computes nothing and cannot be read."""
 
     computes = False
 
     def __init__(self, profile: Profile, max_binding: int, filled: Filled) -> None:
-        """Opens nothing; the profile has no textures.
+        """``filled`` is called with each filled buffer, the first byte and the bytes.
 
-        ``filled`` is called with each buffer that is filled, the first byte and the bytes.
+        The profile must not use textures.
         """
         assert not profile.textures
         self.in_turn = threading.RLock()
@@ -58,38 +58,32 @@ class RecordingDevice(Device):
         self.pace = CostModel(math.inf, math.inf, math.inf)
         self.dispatches_per_submit = DISPATCHES_PER_SUBMIT
         self.memory = MemoryCounter()
-        self.buffers: list[RecordedBuffer] = []  # all that were asked for
+        self.buffers: list[RecordedBuffer] = []
         self._max_binding = max_binding
         self._filled = filled
 
     @property
     def name(self) -> str:
-        """What stands in messages in place of a GPU's name."""
         return "a browser"
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a software GPU, which it is not."""
         return False
 
     @property
     def max_binding(self) -> int:
-        """The largest number of bytes that one binding may show to a shader."""
         return self._max_binding
 
     @property
     def max_buffer(self) -> int:
-        """The largest number of bytes of a buffer."""
         return self._max_binding
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """Calls no driver."""
         return nullcontext()
 
     def buffer(
         self, nbytes: int, kind: str, label: str = "", *, bound: bool = True
     ) -> RecordedBuffer:
-        """Notes a buffer."""
         nbytes = buffer_bytes(nbytes)
         made = RecordedBuffer(len(self.buffers), label, kind, nbytes)
         self._allocate(lambda: made, nbytes, self._max_binding, kind, label)
@@ -101,30 +95,24 @@ class RecordingDevice(Device):
         buffer: Any,
         data: npt.NDArray[Any] | bytes,
         offset: int = 0,
-        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+        read: Callable[[npt.NDArray[Any]], None] = check_not_truncated,
     ) -> None:
-        """Hands on what a buffer is filled with."""
         raw = bytes_of(data)
         read(raw)
         self._filled(buffer, offset, raw)
-        let_go(raw)
+        release_pages(raw)
 
     def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Hands on what a buffer is filled with."""
         self.write(buffer, data, offset)
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
-        """Refuses."""
-        raise DeviceError("what a browser will compute cannot be read here")
+        raise DeviceError("results of a browser export cannot be read")
 
     def submit(self, *commands: Any) -> None:
-        """Refuses."""
-        raise DeviceError("a browser's work cannot be done here")
+        raise DeviceError("a browser export cannot be run here")
 
     def pipeline(self, shader: Shader) -> Shader:
-        """The shader itself."""
         return shader
 
     def bind_group(self, shader: Shader, windows: dict[str, tuple[Any, int, int]]) -> Any:
-        """The windows themselves."""
         return windows

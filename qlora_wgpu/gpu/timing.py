@@ -1,4 +1,4 @@
-"""Readback without stopping the queue, and times by the device's own clock."""
+"""Asynchronous readback, and timing by the device's clock."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
 
 READ_AHEAD = 2
-"""Copies under way, by default."""
+"""The default number of copies in flight."""
 
 
 class Readback:
-    """Copies of one small buffer, asked for now and looked at later, in order.
+    """Copies of one small buffer, requested now and read later, in order.
 
-    A copy is queued behind the work submitted so far; later work can be submitted before its
-    bytes have arrived.
+    A copy is queued after the work submitted so far; later work can be submitted before it has
+    arrived.
     """
 
     def __init__(
@@ -31,7 +31,6 @@ class Readback:
         *,
         counts: bool = True,
     ) -> None:
-        """Allocates room for copies on their way."""
         usage = device.backend.module.BufferUsage
         flags = usage.COPY_DST | usage.MAP_READ
         self._device = device
@@ -47,18 +46,17 @@ class Readback:
             device.memory.add("inputs", nbytes, buffer)
 
     def __len__(self) -> int:
-        """Number of copies on their way."""
         return len(self._pending)
 
     @property
     def full(self) -> bool:
-        """Whether ``take`` has to be called before the next ``request``."""
+        """Whether ``take`` must be called before the next ``request``."""
         return not self._free
 
     def request(self) -> None:
         """Queues a copy; does not wait."""
         staging = self._free.popleft()
-        with self._device.driver_call("asking for a result"):
+        with self._device.driver_call("requesting a result"):
             encoder = self._device.raw.create_command_encoder()
             encoder.copy_buffer_to_buffer(self._source, 0, staging, 0, self._nbytes)
             self._device.submit(encoder.finish())
@@ -79,7 +77,6 @@ _TICK_BYTES = 8
 
 
 def has_timestamps(device: Device) -> bool:
-    """Whether the GPU can tell when a kernel began and ended."""
     return "timestamp-query" in device.features
 
 
@@ -87,7 +84,7 @@ class Timestamps:
     """Two timestamp queries for each of some dispatches."""
 
     def __init__(self, device: Device, most: int) -> None:
-        """Makes the queries; the device must have timestamps (``has_timestamps``)."""
+        """Creates the queries; the device must support timestamps (``has_timestamps``)."""
         usage = device.backend.module.BufferUsage
         self._device = device
         self._queries = device.raw.create_query_set(type="timestamp", count=2 * most)
@@ -99,7 +96,7 @@ class Timestamps:
     def seconds(
         self, dispatches: Sequence[Dispatch], ahead: Callable[[], object] = lambda: None
     ) -> list[float]:
-        """Runs dispatches in one submit, waits, and returns how long each was worked on."""
+        """Runs dispatches in one submit, waits, and returns the time of each."""
         device, count = self._device, 2 * len(dispatches)
         with device.driver_call("recording work"):
             encoder = device.raw.create_command_encoder()
@@ -119,7 +116,7 @@ class Timestamps:
         device.submit(commands)
         ticks = np.frombuffer(device.read(self._resolved, count * _TICK_BYTES), np.uint64)
         begins, ends = ticks.astype(np.float64).reshape(-1, 2).T
-        # Some GPUs begin a pass before the one ahead of it has ended: no moment counts twice.
+        # Some GPUs start a pass before the previous one has ended: overlaps count once.
         begins = np.maximum(begins, np.concatenate([begins[:1], ends[:-1]]))
-        # Clocks of some drivers step back a little between two readings.
+        # Some drivers' clocks go back slightly between two readings.
         return [float(each) for each in np.maximum(ends - begins, 0.0) * self._tick]

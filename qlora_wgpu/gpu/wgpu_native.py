@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from qlora_wgpu.gpu.backend import Backend, Dispatch, checks_everything
 
-_BOUNDS_CHECKS = 1  # WGPUShaderRuntimeChecks: indices are held in bounds, loops are not counted
+_BOUNDS_CHECKS = 1  # WGPUShaderRuntimeChecks: bounds checks, but no loop limits
 
 
 class WgpuNative(Backend):
@@ -26,7 +26,6 @@ class WgpuNative(Backend):
     }
 
     def load(self) -> Any:
-        """Imports wgpu."""
         import wgpu
         from wgpu.backends import wgpu_native
 
@@ -35,9 +34,9 @@ class WgpuNative(Backend):
         return wgpu
 
     def compile(self, device: Any, code: str, label: str) -> Any:
-        """A shader module whose loops are trusted to end, unless everything is to be checked.
+        """A shader module whose loops are trusted to end, unless all checks are on.
 
-        naga counts a stranger's loops, and a driver cannot unroll what it has no bound for.
+        naga adds a counter to untrusted loops, which drivers then cannot unroll.
         """
         if checks_everything():
             return super().compile(device, code, label)
@@ -58,10 +57,10 @@ class WgpuNative(Backend):
         return make(label, create(device._internal, descriptor, _BOUNDS_CHECKS), device)
 
     def record(self, compute_pass: Any, dispatches: Iterable[Dispatch]) -> None:
-        """Encodes dispatches by wgpu-native's own functions.
+        """Encodes dispatches with wgpu-native's own functions.
 
-        wgpu-py looks for an error after each call, which takes ten times as long as the call;
-        what is wrong with a dispatch is told by the submit as well.
+        wgpu-py checks for an error after each call, which takes ten times as long as the call; the
+        submit also reports errors of dispatches.
         """
         try:
             native = self.module.backends.wgpu_native
@@ -82,7 +81,7 @@ class WgpuNative(Backend):
             dispatch(handle, *workgroups)
 
     def timestamp_period(self, device: Any) -> float:
-        """Nanoseconds of a tick, which wgpu-native leaves as the driver counts it."""
+        """Nanoseconds of a tick, which are the driver's in wgpu-native."""
         try:
             library = self.module.backends.wgpu_native.lib
             return float(library.wgpuQueueGetTimestampPeriod(device.queue._internal))
@@ -91,9 +90,9 @@ class WgpuNative(Backend):
 
 
 def _parse_types_by_what_they_name(ffi: Any) -> None:
-    """Lets cffi read a type's text beside the declarations that it names, instead of all 440.
+    """Lets cffi parse a type with only the declarations that it names, instead of all 440.
 
-    A device is opened with 45 types, which took most of a process's start.
+    Opening a device parses 45 types, which took most of a process's start.
     """
     parser = ffi._parser
     parse, declarations = type(parser).parse_type, parser._declarations

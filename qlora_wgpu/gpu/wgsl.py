@@ -1,4 +1,4 @@
-"""Shaders: their variants, their bindings and uniforms, and grids of workgroups."""
+"""Shaders: variants, bindings, uniforms, and grids of workgroups."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "l
 
 # ---- grids -----------------------------------------------------------------------------------
 
-MAX_WORKGROUPS = 65_535  # along each dimension, by WebGPU's default limits
+MAX_WORKGROUPS = 65_535  # along each dimension, WebGPU's default limit
 
 Workgroups = tuple[int, int, int]
 
 
 def is_within_limits(workgroups: Workgroups) -> bool:
-    """Whether a grid can be dispatched as it is."""
     return max(workgroups) <= MAX_WORKGROUPS
 
 
 def fold_workgroups(count: int) -> Workgroups:
     """Spreads a one-dimensional count of workgroups over x and y.
 
-    Shaders of such grids (``common/flat.wgsl``) recover the index as ``workgroup_id.y *
-    num_workgroups.x + workgroup_id.x`` and return where it lies past their end.
+    Shaders of such grids (``common/flat.wgsl``) compute the index as ``workgroup_id.y *
+    num_workgroups.x + workgroup_id.x`` and return if it is out of range.
     """
     if count <= MAX_WORKGROUPS:
         return (max(count, 1), 1, 1)
@@ -50,10 +49,10 @@ def fold_workgroups(count: int) -> Workgroups:
 
 
 def fold_grid(workgroups: Workgroups) -> tuple[Workgroups, dict[str, Constant]]:
-    """What is dispatched for a grid, and the constants by which a shader finds its place in it.
+    """The dispatched grid, and the constants with which a shader computes its place.
 
-    A grid beyond the limits is dispatched as a rectangle of as many workgroups. The preprocessor
-    lets ``main`` begin with finding its place in the grid again.
+    A grid beyond the limits is dispatched as a rectangle with enough workgroups; the preprocessor
+    adds the computation of the place to ``main``.
     """
     if is_within_limits(workgroups):
         return workgroups, {}
@@ -69,12 +68,11 @@ _MAIN = re.compile(r"\bfn\s+main\s*\([^{]*\{")
 
 
 def hoist_uniform_loads(code: str) -> str:
-    """Lets ``main`` begin with copying all of ``params``.
+    """Makes ``main`` copy all of ``params`` first; lines keep their numbers.
 
     Mesa's software GPU reads a uniform once for all invocations only before the first return,
-    branch or loop. Anywhere else each invocation reads by itself, some thirty instructions a word.
-    Lines keep their numbers.
-    Compilers that prove uniform control flow refuse such copies (``Backend.proves_uniformity``).
+    branch or loop. Elsewhere each invocation reads it, about thirty instructions per word.
+    Compilers that prove uniform control flow reject such copies (``Backend.proves_uniformity``).
     """
     if _DECLARATION not in code:
         return code
@@ -99,8 +97,8 @@ _TEXTURE = re.compile(
 _PARAMS = re.compile(r"struct\s+Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)\s*,?")
 _WORKGROUP = re.compile(r"@workgroup_size\(([^)]*)\)")
-# A namespace of Direct3D's compiler DXC, which naga does not avoid.
-_TAKEN_NAME = re.compile(r"dx(?<=\bdx)\b")  # begun by letters, it is found far sooner
+# A namespace of Direct3D's compiler DXC, which naga does not escape.
+_TAKEN_NAME = re.compile(r"dx(?<=\bdx)\b")  # much faster if it starts with letters
 _FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 
 
@@ -113,21 +111,21 @@ class Binding:
     uniform: bool
     writable: bool
     texture: bool = False
-    memory: str = "buffer"  # or ``"texture"``, where the kernel insists on one, else ``"any"``
-    dtypes: frozenset[str] = ANYTHING  # element types that may be bound
-    optional: bool = False  # whether it need not be bound
-    sums: bool = False  # whether the kernel can add to what is there
-    table: bool = False  # whether the kernel reaches only some of its rows
-    width: int = 1  # elements that the kernel counts in; 0 where it counts 16 bytes
+    memory: str = "buffer"  # or ``"texture"`` if the kernel requires one, else ``"any"``
+    dtypes: frozenset[str] = ANYTHING  # allowed element types
+    optional: bool = False  # whether it may be unbound
+    sums: bool = False  # whether the kernel can add to existing values
+    table: bool = False  # whether the kernel accesses only some of its rows
+    width: int = 1  # the kernel's unit in elements; 0 for units of 16 bytes
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A field of ``Params`` that is a tensor's size, so that a launcher need not give it.
+    """A field of ``Params`` that is a tensor's size and need not be passed.
 
-    That is its rows or columns, its stride or size in units of the width that it is declared with,
-    or its stride in elements. Such a field is known by its name (``x_stride`` for a binding x), or
-    by a comment behind it: ``rows: u32, //= x.rows``.
+    It is the tensor's rows or columns, its stride or size in units of the declared width, or its
+    stride in elements. Such a field is recognized by its name (``x_stride`` for a binding x), or by
+    a comment after it: ``rows: u32, //= x.rows``.
     """
 
     binding: str
@@ -137,19 +135,19 @@ class Measure:
 
 @dataclass(frozen=True)
 class Shader:
-    """A variant of a shader, as it is compiled."""
+    """A variant of a shader."""
 
-    label: str  # the file, its constants and what is bound, for the driver's messages
+    label: str  # the file, its constants and bindings, for the driver's messages
     path: str  # the file
     code: str  # WGSL
     bindings: Mapping[str, Binding]  # by name, in the order of their indices, without ``params``
     params: tuple[tuple[str, str], ...]  # name and struct format of each field of ``Params``
     workgroup_size: tuple[int, int, int]  # invocations along x, y, z
-    subgroup_size: int = 0  # the size that it relies on, by its constant SUBGROUP_SIZE; 0 if none
-    measures: Mapping[str, Measure] = field(default_factory=dict)  # fields that are tensors' sizes
+    subgroup_size: int = 0  # the size that it relies on (constant SUBGROUP_SIZE); 0 if none
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # fields that are tensor sizes
 
     def pack_params(self, values: Mapping[str, int | float]) -> bytes:
-        """Returns the bytes of the uniform ``Params``; every field must be given, and no other."""
+        """The bytes of the uniform ``Params``; exactly its fields must be given."""
         names, fields = self._fields
         if values.keys() != names.keys():
             wrong = sorted(values.keys() ^ names.keys())
@@ -166,27 +164,26 @@ class Shader:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """The bindings that must be bound."""
         return frozenset(name for name, binding in self.bindings.items() if not binding.optional)
 
 
 @cache
 def shader_folder() -> Path:
-    """The folder of the WGSL files: in the installed package, else beside it in a checkout."""
+    """The folder of the WGSL files: in the installed package, or next to it in a checkout."""
     packaged = Path(str(resources.files("qlora_wgpu"))) / "shaders"
     if is_dir(packaged):
         return packaged
     beside = packaged.parent.parent / "shaders"
     if is_dir(beside):
         return beside
-    raise ShaderSourceError(f"no shaders in {packaged} or {beside}: reinstall qlora-wgpu")
+    raise ShaderSourceError(f"no shaders found in {packaged} or {beside}: reinstall qlora-wgpu")
 
 
 @cache
 def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> Shader:
-    """Preprocesses a shader file, by its path within the shader folder.
+    """Preprocesses a shader file, given by its path within the shader folder.
 
-    Constants, of which booleans may be tested by ``//#if``, and what is bound are sorted by name.
+    Constants, whose booleans ``//#if`` can test, and bindings are sorted by name.
     """
     source = Source(shader_source, dict(constants), dict(bound))
     code = source.expand(path)
@@ -207,11 +204,10 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
 
 @cache
 def shader_source(path: str) -> str:
-    """The text of a file of the shader folder."""
     try:
         return file_text(shader_folder() / path, MIB)
     except OSError as err:
-        raise ShaderSourceError(f"shader {path} cannot be read: {err}") from err
+        raise ShaderSourceError(f"cannot read shader {path}: {err}") from err
 
 
 def _literal(value: Constant) -> str:
@@ -251,7 +247,7 @@ def _reflect(
             0 if operand.width == "words" else int(operand.width),
         )
     if len({b.index for b in bindings.values()}) != len(bindings):
-        raise ShaderSourceError(f"{label}: two bindings share a number")
+        raise ShaderSourceError(f"{label}: two bindings have the same index")
     fields: tuple[tuple[str, str], ...] = ()
     if "params" in bindings:
         match = _PARAMS.search(bare)
@@ -268,7 +264,7 @@ def _reflect(
 
 
 def _measures(shader: Shader, source: Source) -> dict[str, Measure]:
-    """The fields of ``Params`` that are sizes, those of operands that are not bound among them."""
+    """The fields of ``Params`` that are sizes, including those of unbound operands."""
     ends = [(name, name.removesuffix("_stride")) for name, _ in shader.params]
     named = {name: (start, "stride") for name, start in ends if start in source.names - {name}}
     return {
@@ -285,7 +281,6 @@ def _check_once(label: str, operand: Operand, operands: list[Operand]) -> None:
 
 
 def _dtypes(element: str) -> frozenset[str]:
-    """The element types that a plain array may hold."""
     if element.endswith(("i32", "i32>")):
         return frozenset({"int32"})
     if "u32" in element:

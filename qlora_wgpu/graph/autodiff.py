@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation: a tape of ops, and the accumulation of their gradients."""
+"""Reverse-mode differentiation: a tape of ops, and accumulation of their gradients."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ Checkpointed = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class Tape:
-    """The ops recorded, and the gradients accumulated so far.
+    """The recorded ops, and the gradients accumulated so far.
 
-    A gradient may belong to several tensors (a residual hands on what it gets), so nothing is added
-    to it in place unless it has one holder and no running VJP may still read it.
+    Several tensors may share a gradient (a residual addition passes it on), so nothing is added to
+    it in place unless it has one owner and no running VJP may still read it.
     """
 
-    launches: list[Launch]  # what has been traced, which VJPs append to
-    recomputation: CheckpointPolicy  # what is computed again in the backward
+    launches: list[Launch]  # the trace, which VJPs append to
+    recomputation: CheckpointPolicy  # what is recomputed in the backward pass
 
     def __init__(self) -> None:
-        """Starts an empty tape."""
         self._ops: list[tuple[Sequence[Tensor], JointVJP]] | None = []
         self._gradients: dict[Tensor, Tensor] = {}
         self._holders: Counter[Tensor] = Counter()
-        self._uses: Counter[Tensor] = Counter()  # by recorded ops
-        self._wanted: dict[Tensor, str] = {}  # types of gradients, where not their tensors'
-        self._handed: list[Tensor | None] = []  # the gradients that the running VJP was given
+        self._uses: Counter[Tensor] = Counter()  # uses by recorded ops
+        self._grad_dtypes: dict[
+            Tensor, str
+        ] = {}  # types of gradients that differ from their tensors'
+        self._handed: list[Tensor | None] = []  # the gradients passed to the running VJP
         self._begin = 0  # the running VJP's first launch
         self._remat_rules: dict[Tensor, RematRule] = {}
         self._rematerialized: dict[Tensor, Tensor] = {}
 
     def _add(self, total: Tensor, a: Tensor | None, b: Tensor) -> None:
-        """Launches ``total = a + b``, or ``total += b`` where ``a`` is None."""
+        """Launches ``total = a + b``, or ``total += b`` if ``a`` is None."""
         raise NotImplementedError
 
     # -- recording -------------------------------------------------------------------------
@@ -51,14 +52,14 @@ class Tape:
         vjp: VJP,
         *,
         trains: bool = False,
-        wanted: str | None = None,
+        grad_dtype: str | None = None,
         remat: RematRule | None = None,
     ) -> None:
-        """Notes how a gradient passes back from an op's output: ``vjp`` takes it, of any type.
+        """Records an op: ``vjp`` receives the gradient of its output, of any type.
 
-        ``trains`` says that the op itself has trained parameters, ``wanted`` in which type it reads
-        the gradient, if not the output's. ``remat`` recomputes the output bit for bit in a cheap
-        launch, from tensors that the VJP reads anyway.
+        ``trains`` is whether the op itself has trained parameters, ``grad_dtype`` the type in which
+        it reads the gradient, if not the output's. ``remat`` recomputes the output bit-exactly in a
+        cheap launch, from tensors that the VJP reads anyway.
         """
 
         def joint(gradients: list[Tensor | None]) -> None:
@@ -66,7 +67,7 @@ class Tape:
                 if gradient is not None:
                     vjp(gradient)
 
-        self.record_jointly([output], inputs, joint, trains=trains, wanted=wanted)
+        self.record_jointly([output], inputs, joint, trains=trains, grad_dtype=grad_dtype)
         if remat is not None:
             self.set_remat_rule(output, remat)
 
@@ -77,11 +78,11 @@ class Tape:
         vjp: JointVJP,
         *,
         trains: bool = False,
-        wanted: str | None = None,
+        grad_dtype: str | None = None,
     ) -> None:
-        """``record`` of an op with several outputs.
+        """``record`` for an op with several outputs.
 
-        ``vjp`` is given the gradients of all outputs, None for those that lead to nothing.
+        ``vjp`` receives the gradients of all outputs, None for unused ones.
         """
         requires_grad = trains or any(t.requires_grad for t in inputs)
         for output in outputs:
@@ -89,17 +90,19 @@ class Tape:
         if requires_grad and self._ops is not None:
             self._ops.append((outputs, vjp))
             self._uses.update(inputs)
-            self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
+            self._grad_dtypes.update(
+                dict.fromkeys(outputs, grad_dtype) if grad_dtype is not None else {}
+            )
 
     def set_remat_rule(self, output: Tensor, remat: RematRule) -> None:
-        """Notes how what was just recorded is rematerialized; ``remat`` as for ``record``."""
+        """Sets how the output just recorded is rematerialized; ``remat`` as for ``record``."""
         if self.recomputation.remakes and output.requires_grad and self._ops is not None:
             self._remat_rules[output] = remat
 
     def set_joint_remat_rule(
         self, outputs: Sequence[Tensor], remat: Callable[[], Sequence[Tensor]]
     ) -> None:
-        """``set_remat_rule`` of several outputs of one launch."""
+        """``set_remat_rule`` for several outputs of one launch."""
         remat_once = cache(remat)
 
         def one(i: int) -> Tensor:
@@ -109,11 +112,11 @@ class Tape:
             self.set_remat_rule(output, partial(one, i))
 
     def is_rematerialized(self, tensor: Tensor) -> bool:
-        """Whether an op's output is recomputed in the backward instead of kept."""
+        """Whether an op's output is recomputed in the backward pass instead of kept."""
         return tensor in self._remat_rules
 
     def rematerialize(self, tensor: Tensor) -> Tensor:
-        """An op's output for a VJP to read: itself, or the same recomputed by the first."""
+        """An op's output for a VJP: itself, or recomputed by the first VJP that reads it."""
         if tensor in self._remat_rules:
             self._rematerialized[tensor] = self._remat_rules.pop(tensor)()
         return self._rematerialized.get(tensor, tensor)
@@ -121,28 +124,27 @@ class Tape:
     # -- gradients -------------------------------------------------------------------------
 
     def new_gradient(self, tensor: Tensor) -> Tensor:
-        """A fresh matrix for a contribution to a tensor's gradient, in the best type for it.
+        """A new matrix for a contribution to a tensor's gradient, in the best type.
 
-        Where a single recorded op reads the tensor, and so makes all of its gradient, that is the
-        type in which the gradient is wanted; sums of several contributions are float32.
+        If a single recorded op reads the tensor, and so computes its whole gradient, that is the
+        type that the op before reads; sums of several contributions are float32.
         """
         dtype = "float32"
         if self._uses[tensor] == 1:
-            dtype = self._wanted.get(tensor, tensor.dtype)
+            dtype = self._grad_dtypes.get(tensor, tensor.dtype)
         return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """The gradient of a tensor as accumulated so far."""
         return self._gradients[tensor]
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
-        """Adds a contribution, of any type, to a tensor's gradient; the caller gives it away.
+        """Adds a contribution, of any type, to a tensor's gradient, and takes ownership of it.
 
-        The first is kept as it is, without a copy. Later ones are added to it by the kernels that
-        make them, where these can add and nobody else looks.
+        The first contribution is kept without a copy. Later ones are added to it by the kernels
+        that compute them, if these can add and nothing else reads them.
         """
         if gradient.shape != tensor.shape:
-            raise GraphError(f"{gradient} is no gradient of {tensor}")
+            raise GraphError(f"{gradient} is not a gradient of {tensor}")
         if not tensor.requires_grad:
             return
         total = self._gradients.get(tensor)
@@ -179,12 +181,11 @@ class Tape:
         xs: Sequence[Tensor],
         first: Callable[[], Tensor] | None = None,
     ) -> Sequence[Tensor]:
-        """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
+        """Calls ``function(xs)`` and keeps only xs for the backward pass, which calls it again.
 
-        What the first call computed besides its results, which are fresh tensors, is read by nobody
-        later, so its slots are free at once; what the second computes and nobody needs is never
-        launched. ``first`` brings the first of xs back for it as another tensor, if it does not
-        stay.
+        Intermediates of the first call are not read later, so their slots are free at once;
+        unneeded launches of the second call are dropped. If the first of xs does not stay on the
+        device, ``first`` restores it as another tensor for the second call.
         """
         outer, self._ops = self._ops, None
         try:
@@ -211,7 +212,7 @@ class Tape:
         return ys
 
     def end(self) -> None:
-        """Forgets everything: what is recorded holds the graph until a garbage collection."""
+        """Clears the tape, whose records would keep the graph alive until a garbage collection."""
         Tape.__init__(self)
 
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:
@@ -232,7 +233,7 @@ class Tape:
         )
 
     def _accumulate_in_producer(self, total: Tensor, gradient: Tensor) -> bool:
-        """Lets the launches that produced a gradient add to the total instead, if they can."""
+        """Makes the launches that computed a gradient add to the total instead, if possible."""
         producers = [
             launch for launch in self.launches[self._begin :] if gradient in launch.tensors.values()
         ]

@@ -1,8 +1,8 @@
-"""A traced computation: a flat list of kernel launches, and reverse mode over the ops that made it.
+"""A traced computation: a flat list of kernel launches, and reverse mode over its ops.
 
-An op is a Python function that adds launches to a graph and records how a gradient passes back
-through it (its VJP), which is again a function that adds launches. Nobody writes a model's
-backward; nothing is decided while a step runs.
+An op is a Python function that adds launches to a graph and records its VJP, which is again a
+function that adds launches. No model has a hand-written backward pass; nothing is decided while a
+step runs.
 """
 
 from __future__ import annotations
@@ -41,49 +41,44 @@ class Graph(Tape):
     ) -> None:
         """Starts an empty graph.
 
-        With ``sized`` it is traced for its sizes alone: one launch stands for all that repeat it.
+        With ``sized`` it is traced only for its sizes: one launch stands for all its repetitions.
         """
         self.dtype = dtype  # of matmul operands, ``"bfloat16"`` or ``"float32"``
-        self.profile = profile  # how kernels are configured for the GPU
+        self.profile = profile  # the configuration of kernels for the GPU
         self.max_binding = max_binding  # bytes
-        # uint32; where kernels count values that they clamped to their type's range, if anywhere
+        # uint32; the counter of values that kernels clamp to their type's range, if any
         self.saturated = saturated
         self.recomputation = recomputation or CheckpointPolicy()
-        self.rules = rules  # fusions, which rewrite the launches before they are planned
+        self.rules = rules  # fusion rules, applied before planning
         self.launches: list[Launch] = []
         super().__init__()
-        self._fetched = 0  # tensors that come back from the host
+        self._fetched = 0  # tensors restored from the host
         self._sized = sized
 
     # -- tensors ---------------------------------------------------------------------------
 
     def operand(self, name: str, rows: int, columns: int) -> Tensor:
-        """An intermediate matrix that matmuls read, in the graph's element type."""
+        """An intermediate matrix for matmuls, in the graph's element type."""
         return matrix(name, rows, columns, self.dtype)
 
     @property
     def weight_dtype(self) -> str:
-        """Element type of frozen weights that products read."""
         return self.profile.weight_dtype(self.dtype)
 
     def weight(self, name: str, rows: int, columns: int) -> Tensor:
-        """An intermediate matrix of frozen weights, in their type."""
         return matrix(name, rows, columns, self.weight_dtype)
 
     def float32(self, name: str, rows: int, columns: int) -> Tensor:
-        """An intermediate float32 matrix."""
         return matrix(name, rows, columns, "float32")
 
     def float_vector(self, name: str, length: int) -> Tensor:
-        """An intermediate float32 vector."""
         return vector(name, length, "float32")
 
     def integers(self, name: str, length: int) -> Tensor:
-        """An intermediate uint32 vector."""
         return vector(name, length, "uint32")
 
     def constant(self, name: str, array: npt.NDArray[np.float32]) -> Tensor:
-        """A table made on the host once and kept beside the plan."""
+        """A table computed once on the host, and stored with the plan."""
         storage = Storage(name, "tables", array.nbytes, data=array)
         return vector(name, array.size, "float32", storage)
 
@@ -100,27 +95,27 @@ class Graph(Tape):
         label: str = "",
         turns: int = 0,
     ) -> None:
-        """Adds one dispatch; what is bound decides which variant of the shader at ``path`` runs.
+        """Adds one dispatch of the shader at ``path``, whose variant depends on the bound tensors.
 
-        ``workgroups`` are any number along x, y, z, or of an element-wise kernel
-        (``common/flat.wgsl``) the elements. ``tensors`` has one per binding, None for one that is
-        not bound, ``params`` the fields of ``Params``, ``constants`` what is appended to the
-        source, where booleans choose lines. ``flops`` are those of products only. ``turns`` bounds
-        the iterations of an invocation's loops, where they grow with a batch or a model; of an
-        element-wise kernel those for one element.
+        ``workgroups`` is their number along x, y, z without limits, or for an element-wise kernel
+        (``common/flat.wgsl``) the number of elements. ``tensors`` has one per binding, None if not
+        bound, ``params`` the fields of ``Params``, ``constants`` those appended to the source,
+        whose booleans select lines. ``flops`` counts products only. ``turns`` is a bound on the
+        iterations of an invocation's loops if they grow with batch or model; for an element-wise
+        kernel, those for one element.
         """
         label = label or path.removesuffix(".wgsl")
         most = self.profile.most_turns
         if 0 < most < turns:
             raise OutOfMemoryError(
-                f"{label} takes {turns:,} turns of a loop for such a batch, and software GPUs "
-                f"leave loops after {most:,}: lower data.max_seq_length or "
+                f"{label} needs {turns:,} loop iterations for this batch, but software GPUs "
+                f"support at most {most:,}: lower data.max_seq_length or "
                 "train.per_device_train_batch_size, or use a GPU"
             )
         chosen = dict(constants or {})
         if isinstance(workgroups, int):
             flat, each = self.profile.flat_group, self.profile.elements_per_thread
-            if most and turns:  # the loop over elements has turns, too
+            if most and turns:  # the loop over elements has iterations, too
                 each = max(min(each, most // (turns + 1)), 1)
             chosen |= {"FLAT": flat, "ELEMENTS": each}
             workgroups = fold_workgroups(ceil_div(workgroups, flat * each))
@@ -138,11 +133,11 @@ class Graph(Tape):
         *,
         stands_for_all: bool = False,
     ) -> Sequence[Launch]:
-        """Adds earlier launches once more, cheaper than tracing them again; no VJP is noted.
+        """Adds earlier launches again, which is cheaper than tracing them; no VJP is recorded.
 
-        ``shared`` has what takes the place of tensors that they bind: all other intermediates that
-        they write become fresh ones. ``params`` are fields that change, where a shader has them.
-        Where ``launches`` are repeated ones (``stands_for_all``), one more changes no size.
+        ``shared`` maps bound tensors to replacements: all other intermediates that they write
+        become new ones. ``params`` are fields that change, for shaders that have them. If
+        ``launches`` are repetitions themselves (``stands_for_all``), another one changes no size.
         """
         if self._sized and stands_for_all:
             for launch in launches:
@@ -161,7 +156,7 @@ class Graph(Tape):
     def checkpoint_offloaded(
         self, function: Checkpointed, xs: Sequence[Tensor], staging: StagingBuffers
     ) -> Sequence[Tensor]:
-        """``checkpoint`` whose first argument is in host memory in between."""
+        """``checkpoint`` whose first argument is offloaded in between."""
         offloaded = self._offload(xs[0], staging)
         return self.checkpoint(function, xs, lambda: self._restore(offloaded, xs[0], staging))
 

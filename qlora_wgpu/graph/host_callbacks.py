@@ -1,7 +1,7 @@
-"""The host's part of a run that offloads: the transfers between launches, and when they are queued.
+"""The host's part of a run with offloading: transfers between launches, and their order.
 
-An upload is queued as soon as its buffer is free, so that it overlaps with the launches before it.
-The driver keeps queued bytes in memory of its own, so no more than two uploads are under way.
+An upload is queued as soon as its buffer is free, so that it overlaps with the preceding launches.
+The driver copies queued bytes, so at most two uploads are in flight.
 """
 
 from __future__ import annotations
@@ -27,39 +27,37 @@ from qlora_wgpu.graph.offload import (
 )
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.mapped_files import path_of, read_now, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, path_of, read_now
 
-_UNDER_WAY = 2  # uploads, and downloads
+_UNDER_WAY = 2  # maximum uploads, and downloads, in flight
 
 
 @dataclass(frozen=True)
 class HostCallback:
-    """Something that the host does between two launches."""
+    """An action of the host between two launches."""
 
     before: int  # the launch before which it is queued
-    run: Callable[[], None]  # does it
+    run: Callable[[], None]
 
 
 @dataclass
 class DiskReadStats:
-    """What was read from files on the way to the device."""
+    """Reads from files on the way to the device."""
 
-    path: str = ""  # the file that was read last
+    path: str = ""  # the file read last
     nbytes: int = 0  # of all files
-    seconds: float = 0.0  # how long the host waited for them
+    seconds: float = 0.0  # the time that the host waited
 
     def add(self, path: str, nbytes: int, seconds: float) -> None:
-        """Counts a part of a file."""
         self.path = path
         self.nbytes += nbytes
         self.seconds += seconds
 
 
 class OffloadEngine:
-    """The host's side of all programs of a model, which run one at a time."""
+    """The host's part of all programs of a model, which run one at a time."""
 
     def __init__(self, device: Device) -> None:
-        """Moves nothing yet."""
         self._device = device
         self._stream_buffers: dict[WeightStream, list[Any]] = {}
         self._present: dict[tuple[WeightStream, int], WeightGroup] = {}
@@ -67,18 +65,16 @@ class OffloadEngine:
         self._downloads: dict[Storage, Readback] = {}
         self._awaited: list[tuple[Readback, OffloadedTensor]] = []
         self.moved = 0  # bytes transferred, both ways
-        self.reading = DiskReadStats()  # what was read from files for that
+        self.reading = DiskReadStats()
 
     # -- what a program needs to know --------------------------------------------------------
 
     def window(self, storage: Storage, offset: int, nbytes: int) -> tuple[Any, int, int]:
-        """The window of a streamed storage."""
         group = storage.group
         assert group is not None
         return self._buffers(group.stream)[group.buffer_index], storage.first_byte + offset, nbytes
 
     def steps(self, launches: Sequence[Launch]) -> list[HostCallback]:
-        """What the host does in a run of these launches, in order."""
         needed = groups_needed(launches)
         following = [group for _, group in needed[1:] + needed[:1]]
         steps = [
@@ -100,7 +96,7 @@ class OffloadEngine:
     # -- doing it ----------------------------------------------------------------------------
 
     def _bring(self, group: WeightGroup, following: WeightGroup) -> None:
-        """Uploads a group unless it is there."""
+        """Uploads a group unless it is on the device."""
         key = group.stream, group.buffer_index
         if self._present.get(key) is group:
             return
@@ -110,7 +106,7 @@ class OffloadEngine:
         following.prefetch()
 
     def _upload(self, buffer: Any, chunks: Mapping[int, npt.NDArray[np.uint8]]) -> None:
-        """Queues bytes for a buffer, once few enough uploads are under way."""
+        """Queues bytes for a buffer, after waiting if too many uploads are in flight."""
         uploads = self._fence()
         if uploads.full:
             uploads.take()
@@ -120,16 +116,14 @@ class OffloadEngine:
         uploads.request()
 
     def _read(self, chunk: npt.NDArray[Any]) -> None:
-        """Reads a part of a file, and notes how long that takes."""
         if (path := path_of(chunk)) is None:
             return
-        require_whole(chunk)
+        check_not_truncated(chunk)
         begin = time.perf_counter()
         read_now(chunk)
         self.reading.add(path, chunk.nbytes, time.perf_counter() - begin)
 
     def _save(self, source: Storage, offloaded: OffloadedTensor) -> None:
-        """Queues the download of a tensor."""
         readback = self._download(source)
         while readback.full:
             self._receive()
@@ -138,7 +132,7 @@ class OffloadEngine:
         self.moved += offloaded.nbytes
 
     def _fetch(self, target: Storage, offloaded: OffloadedTensor) -> None:
-        """Queues the upload of a tensor that was saved; waits until it has arrived."""
+        """Queues the upload of a saved tensor, after waiting until it has arrived."""
         while any(each is offloaded for _, each in self._awaited):
             self._receive()
         assert offloaded.data is not None
@@ -149,7 +143,6 @@ class OffloadEngine:
             self._receive()
 
     def _receive(self) -> None:
-        """Takes the oldest download."""
         readback, offloaded = self._awaited.pop(0)
         if offloaded.data is None:
             offloaded.data = np.empty(offloaded.nbytes, np.uint8)
@@ -165,7 +158,7 @@ class OffloadEngine:
         return self._stream_buffers[stream]
 
     def _fence(self) -> Readback:
-        """Words that are read back behind uploads, to know when these have arrived."""
+        """Words read back after uploads, to know when these have arrived."""
         if self._uploads is None:
             with self._device.memory.uncounted():
                 word = self._device.buffer(16, "staging", "a word behind uploads")
@@ -181,7 +174,6 @@ class OffloadEngine:
 
 
 def transfer_bytes(plan: Plan) -> int:
-    """Bytes of host memory that a plan's uploads and downloads pass through."""
     groups = [stream.buffer_bytes for stream in plan.streams]
     up = [p.nbytes for launch in plan.launches for p in launch.fetches.values()]
     down = {
@@ -199,9 +191,9 @@ def _storage(launch: Launch, name: str) -> Storage:
 
 
 def fetches(launches: Sequence[Launch]) -> list[tuple[int, int]]:
-    """``(launch before which it may be fetched, launch that reads it)`` of what was offloaded.
+    """``(launch before which it may be fetched, launch that reads it)`` of offloaded tensors.
 
-    Each is fetched when the one before it is read, which has a buffer of its own.
+    Each is fetched when the previous one, which has its own buffer, is read.
     """
     readers = [index for index, launch in enumerate(launches) if launch.fetches]
     return list(zip(readers[:1] + readers[:-1], readers, strict=True))

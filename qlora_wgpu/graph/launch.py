@@ -1,4 +1,4 @@
-"""One dispatch of one shader, from its trace to its place in a plan."""
+"""One dispatch of one shader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, ceil_div
 
 
 class GraphError(Exception):
-    """An op was launched or differentiated wrongly: a programming error, not a user's."""
+    """A wrong launch or VJP: a programming error, not the user's."""
 
 
 @dataclass(eq=False)
@@ -35,28 +35,28 @@ class Launch:
     """One dispatch of one shader."""
 
     path: str  # the shader's file
-    tensors: dict[str, Tensor]  # what is bound, by the shader's names
+    tensors: dict[str, Tensor]  # the bound tensors, by the shader's names
     values: Mapping[str, int | float]  # the fields of the shader's uniform ``Params``
-    constants: dict[str, Constant]  # what is appended to its source; booleans choose its lines
+    constants: dict[str, Constant]  # appended to its source; booleans select lines
     workgroups: Workgroups  # along x, y, z
     label: str  # for timing tables
-    flops: int  # floating-point operations, of products only
-    # Where inputs begin that are windows of a texture's copy.
+    flops: int  # floating-point operations of products
+    # Where inputs start that are windows of a texture's copy.
     first_texels: dict[str, int] = field(default_factory=dict)
     # The outputs that the host downloads after it, by the shader's names.
     saves: Mapping[str, OffloadedTensor] = field(default_factory=dict)
-    # The inputs that the host uploads before it, likewise.
+    # The inputs that the host uploads before it, by the shader's names.
     fetches: Mapping[str, OffloadedTensor] = field(default_factory=dict)
-    times: int = 1  # how many launches it stands for, in a graph traced for its sizes
-    repeats: bool = False  # whether it repeats an earlier launch on other tensors
-    shader: Shader = field(init=False)  # the variant compiled for what is bound
+    times: int = 1  # the launches that it stands for, in a graph traced for its sizes
+    repeats: bool = False  # whether it repeats an earlier launch with other tensors
+    shader: Shader = field(init=False)  # the variant for the bound tensors
     params: bytes = field(init=False)  # the uniform's bytes
 
     def __post_init__(self) -> None:
-        """Compiles the shader's variant for what is bound, and checks that it may be."""
+        """Selects the shader's variant for the bound tensors, and checks them."""
         if not is_within_limits(self.workgroups):
             raise OutOfMemoryError(
-                f"{self.label} has more elements than kernels can count: lower the batch size or "
+                f"{self.label} has more elements than kernels support: lower the batch size or "
                 "data.max_seq_length"
             )
         bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
@@ -70,11 +70,11 @@ class Launch:
         self._check()
         self._pack()
 
-    specialize = __post_init__  # anew, once what is bound has changed
+    specialize = __post_init__  # again, after bindings have changed
 
     @property
     def kernel(self) -> str:
-        """The family of kernels it is of: the shader's folder."""
+        """Its family of kernels: the shader's folder."""
         return self.path.partition("/")[0]
 
     def _pack(self) -> None:
@@ -89,7 +89,7 @@ class Launch:
             )
         except struct.error:
             raise OutOfMemoryError(
-                f"{self.label} would need tensors of more elements than kernels count (2³²): "
+                f"{self.label} needs tensors with more elements than kernels support (2³²): "
                 "lower the batch size or data.max_seq_length"
             ) from None
 
@@ -97,7 +97,7 @@ class Launch:
     def nbytes(self) -> int:
         """Estimates the bytes that it reads and writes: those of each bound tensor, once.
 
-        What a kernel reads several times, or adds to, moves more; what stays in a cache moves less.
+        Repeated reads and additions move more, cached data less.
         """
         whole: dict[int, int] = {}
         tables = 0
@@ -106,16 +106,14 @@ class Launch:
                 tables += 1
             else:
                 whole[id(tensor)] = tensor.nbytes
-        # As much of a table is reached as there is to put it, or to take it from.
+        # At most as much of a table is accessed as the other tensors have.
         return sum(whole.values()) + tables * max(whole.values(), default=0)
 
     @property
     def has_parts(self) -> bool:
-        """Whether its grid may be dispatched in parts."""
         return bool(self.shader.params) and math.prod(self.workgroups) > 1
 
     def part(self, first: Workgroups, size: Workgroups) -> Launch:
-        """The launch of a part of its grid, which computes what it would there."""
         place = dict(zip(PART_FIELDS, (*first, *self.workgroups), strict=True))
         share = math.prod(size) / math.prod(self.workgroups)
         return replace(
@@ -129,7 +127,7 @@ class Launch:
     def repeated(
         self, tensors: Mapping[Tensor, Tensor], values: Mapping[str, int | float]
     ) -> Launch:
-        """The same launch on other tensors of the same shapes, with those values that it has."""
+        """The same launch with other tensors of the same shapes, and other values of its fields."""
         again = copy(self)
         again.repeats = True
         again.tensors = {name: tensors.get(t, t) for name, t in self.tensors.items()}
@@ -139,12 +137,10 @@ class Launch:
         return again
 
     def accumulate(self) -> None:
-        """Makes it add to its output."""
         self.constants["ACCUMULATE"] = True
         self.specialize()
 
     def written(self) -> list[Tensor]:
-        """The tensors this launch may write."""
         return [t for n, t in self.tensors.items() if self.shader.bindings[n].writable]
 
     def _check(self) -> None:
@@ -163,7 +159,7 @@ class Launch:
 
 
 def measured(tensor: Tensor | None, measure: Measure) -> int:
-    """A tensor's size as a shader counts it; zero without one."""
+    """A tensor's size in a shader's units; zero without a tensor."""
     if tensor is None:
         return 0
     plain = {"rows": tensor.rows, "columns": tensor.columns, "elements": tensor.stride}
@@ -177,6 +173,6 @@ def measured(tensor: Tensor | None, measure: Measure) -> int:
 def _sorted(
     constants: Constants, bound: tuple[tuple[str, str, bool], ...]
 ) -> tuple[Constants, Bindings]:
-    """A variant's constants and bindings by their names, as it is looked up."""
+    """A variant's constants and bindings sorted by name, for its lookup."""
     typed = ((name, Bound(dtype, texture)) for name, dtype, texture in bound)
     return tuple(sorted(constants)), tuple(sorted(typed))

@@ -1,4 +1,4 @@
-"""Offloading: weights that are streamed from the host, and activations that are kept there.
+"""Offloading: weights that are streamed from the host, and activations that are stored there.
 
 Weights are double-buffered: while the launches that read one group run, the next is uploaded.
 """
@@ -13,75 +13,71 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import WINDOW, Storage
-from qlora_wgpu.mapped_files import expect
+from qlora_wgpu.mapped_files import prefetch
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
 
-NUM_BUFFERS = 2  # for what is uploaded; its users take turns
+NUM_BUFFERS = 2  # for uploads, which take turns
 
 # ---- weights ---------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class WeightStream:
-    """The weight groups of a model, which share the buffers in turn."""
+    """The weight groups of a model, which take turns in the buffers."""
 
-    groups: list[WeightGroup] = field(default_factory=list)  # as a forward reads them
+    groups: list[WeightGroup] = field(default_factory=list)  # in the order of the forward pass
 
     def new_group(self, label: str) -> WeightGroup:
-        """Adds a group behind the others."""
         group = WeightGroup(label, self, len(self.groups) % NUM_BUFFERS)
         self.groups.append(group)
         return group
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of one of the buffers."""
         return max((group.nbytes for group in self.groups), default=0)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of all buffers."""
         return min(len(self.groups), NUM_BUFFERS) * self.buffer_bytes
 
 
 @dataclass(eq=False)
 class WeightGroup:
-    """Weights that are uploaded together: storages one behind the other in a buffer."""
+    """Weights that are uploaded together: adjacent storages in a buffer."""
 
     label: str  # for messages
     stream: WeightStream
-    buffer_index: int  # which of the stream's buffers it takes
-    nbytes: int = 0  # of all its storages, gaps included
-    # Its bytes by where they begin, once its weights are read; a chunk may be mapped from a file.
+    buffer_index: int  # its buffer of the stream
+    nbytes: int = 0  # of all storages, gaps included
+    # Its bytes by offset, once its weights are read; a chunk may be mapped from a file.
     chunks: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
 
     def storage(self, label: str, nbytes: int) -> Storage:
-        """Adds a storage at its end."""
         storage = Storage(label, "base", nbytes, group=self, first_byte=self.nbytes)
         self.nbytes += -(-nbytes // WINDOW) * WINDOW
         return storage
 
     def put(self, storage: Storage, data: npt.NDArray[Any]) -> None:
-        """Keeps the bytes of one of its storages."""
+        """Sets the bytes of one of its storages."""
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self.chunks[storage.first_byte] = raw
 
     def prefetch(self) -> None:
-        """Lets the operating system read ahead what is in files."""
+        """Asks the operating system to read mapped files ahead."""
         for chunk in self.chunks.values():
-            expect(chunk)
+            prefetch(chunk)
 
     def show(self, data: npt.NDArray[Any]) -> None:
-        """Takes all of its bytes where they are, without a copy."""
+        """Sets all of its bytes without a copy."""
         self.chunks = {0: data.reshape(-1).view(np.uint8)}
 
 
 def groups_needed(launches: Sequence[Launch]) -> list[tuple[int, WeightGroup]]:
     """The groups that launches read, each with the launch before which it may be uploaded.
 
-    That is the one behind the last that reads the group before it in the same buffer.
+    That is the launch after the last one that reads the previous group in the same buffer.
     """
     needed: list[tuple[int, WeightGroup]] = []
     present: dict[tuple[WeightStream, int], WeightGroup] = {}
@@ -100,7 +96,7 @@ def groups_needed(launches: Sequence[Launch]) -> list[tuple[int, WeightGroup]]:
 
 
 def steady_state_uploads(launches: Sequence[Launch]) -> list[WeightGroup]:
-    """The groups that a run of launches uploads, if a run of the same launches came before it."""
+    """The groups that a run uploads if it follows a run of the same launches."""
     needed = [group for _, group in groups_needed(launches)]
     last = {(group.stream, group.buffer_index): group for group in needed}
     brought = []
@@ -120,29 +116,27 @@ class OffloadedTensor:
 
     name: str  # the tensor's
     nbytes: int
-    data: npt.NDArray[np.uint8] | None = None  # once they were downloaded the first time
-    lasts: bool = False  # whether they outlive the run, which then ends with all of them here
+    data: npt.NDArray[np.uint8] | None = None  # after the first download
+    lasts: bool = False  # whether they outlive the run, which then ends after the download
 
 
 @dataclass
 class StagingBuffers:
-    """The buffers that a model's offloaded tensors pass through, whatever the shape of its steps.
+    """The buffers for a model's offloaded tensors, for steps of all shapes.
 
-    One launch copies a tensor into a buffer that the host reads; another copies it back from one
-    that the host has written.
+    One launch copies a tensor into a buffer that the host reads; another copies it back from a
+    buffer that the host has written.
     """
 
-    outgoing: Storage | None = None  # what the host reads
-    incoming: list[Storage] = field(default_factory=list)  # what the host writes, in turn
+    outgoing: Storage | None = None  # read by the host
+    incoming: list[Storage] = field(default_factory=list)  # written by the host, in turn
 
     def download_buffer(self, nbytes: int) -> Storage:
-        """The buffer through which a tensor goes to the host."""
         if self.outgoing is None or self.outgoing.nbytes < nbytes:
             self.outgoing = Storage("what goes to the host", "staging", nbytes)
         return self.outgoing
 
     def upload_buffer(self, nbytes: int, turn: int) -> Storage:
-        """The buffer through which the tensor number ``turn`` comes back."""
         if not self.incoming or self.incoming[0].nbytes < nbytes:
             self.incoming = [
                 Storage("what comes from the host", "staging", nbytes) for _ in range(NUM_BUFFERS)
@@ -152,10 +146,12 @@ class StagingBuffers:
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """What is computed again in the backward, and how."""
+    """What is recomputed in the backward pass, and how."""
 
-    together: int = 1  # layers of a segment, of which only the first one's input is kept
-    kept: int = 0  # the last layers that are not recomputed: theirs are freed first
-    staging: StagingBuffers | None = None  # through which the inputs are offloaded, if they are
-    # Whether outputs that a cheap launch makes from tensors that are kept anyway are recomputed.
+    together: int = 1  # layers per segment, of which only the first one's input is kept
+    kept: int = (
+        0  # number of last layers that are not recomputed: their activations are freed first
+    )
+    staging: StagingBuffers | None = None  # for offloading the inputs, if they are
+    # Whether outputs of cheap launches from tensors that are kept anyway are recomputed.
     remakes: bool = False

@@ -1,4 +1,4 @@
-"""Passes over launches before memory is planned: late scheduling, and the choice of textures."""
+"""Passes over launches before memory planning: late scheduling, and the choice of textures."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Storage, Tensor, ceil_div,
 
 
 def schedule_late(launches: Sequence[Launch], counted: Tensor | None = None) -> list[Launch]:
-    """The same launches, with those that read no intermediate sunk behind others.
+    """The same launches, with those that read no intermediate moved as late as possible.
 
-    Each comes right before the first that touches what it makes, or writes what it reads. So
-    weights that are dequantized for a product are in memory only once its other factor is ready.
+    Each is placed right before the first launch that accesses its output or writes its input. So
+    weights that are dequantized for a product are in memory only when its other factor is ready.
     """
-    before = list(range(len(launches)))  # the launch that each runs right before, or is
-    touched: dict[Tensor | Storage, int] = {}  # the next that touches what is made
-    written: dict[Tensor | Storage, int] = {}  # and that writes it
+    before = list(range(len(launches)))  # the launch that each is placed before, or itself
+    touched: dict[Tensor | Storage, int] = {}  # the next launch that accesses it
+    written: dict[Tensor | Storage, int] = {}  # the next launch that writes it
     for index in reversed(range(len(launches))):
         launch = launches[index]
         made = {_place(tensor) for tensor in launch.written() if tensor is not counted}
         read = {_place(t) for t in launch.tensors.values() if t is not counted} - made
         if _may_wait(launch, made, read):
-            wanted = min([*_found(touched, made), *_found(written, read)], default=index)
-            before[index] = before[wanted]
+            target = min([*_found(touched, made), *_found(written, read)], default=index)
+            before[index] = before[target]
         touched.update(dict.fromkeys(made | read, index))
         written.update(dict.fromkeys(made, index))
     return [launches[i] for i in sorted(range(len(launches)), key=lambda i: (before[i], i))]
@@ -41,7 +41,7 @@ def _place(tensor: Tensor) -> Tensor | Storage:
 
 
 def _may_wait(launch: Launch, made: set[Tensor | Storage], read: set[Tensor | Storage]) -> bool:
-    # What fills with zeros reads nothing: it stays before a loop, whose iterations are then alike.
+    # Zero-filling stays before a loop, whose iterations are then equal.
     return (
         bool(read)
         and all(isinstance(place, Tensor) for place in made)
@@ -61,16 +61,16 @@ Wants = Callable[[Tensor], bool]
 
 
 def assign_layouts(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
-    """Chooses between buffers and textures for every tensor; inserts the copies that this needs.
+    """Chooses a buffer or a texture for every tensor, and inserts the necessary copies.
 
-    Kernels say what they insist on (``gpu/operands.py``), and ops never speak of memory. A tensor
-    lies in a texture where some reader insists on one and everything that writes it can write one.
-    Tensors that are larger than a binding, and with a profile's ``in_textures`` all tensors, lie in
-    textures wherever all their readers and writers allow it.
+    Kernels declare what they require (``gpu/operands.py``); ops do not. A tensor is in a texture if
+    some reader requires one and all its writers can write one. Tensors larger than a binding, and
+    with a profile's ``in_textures`` all tensors, are in textures if all readers and writers allow
+    it.
     """
 
     def wants(tensor: Tensor) -> bool:
-        """Whether an intermediate should lie in a texture though no reader insists on one."""
+        """Whether an intermediate should be in a texture though no reader requires one."""
         return profile.in_textures or (profile.textures and tensor.nbytes > max_binding)
 
     launches = _sums_apart(launches, wants)
@@ -101,9 +101,9 @@ def _choose_memory(launches: list[Launch], wants: Wants) -> None:
 
 
 def _sums_apart(launches: list[Launch], wants: Wants) -> list[Launch]:
-    """Lets launches that add to what lies in a texture write the sum to another, where they can.
+    """Makes launches that add to a texture write the sum to another one, if they can.
 
-    A texture cannot be both read and written. The last sum is the tensor that was added to.
+    A texture cannot be both read and written. The last sum is the original tensor.
     """
     added = [_added_to(launch, wants) for launch in launches]
     left = Counter(tensor for each in added for tensor in each.values())
@@ -120,7 +120,7 @@ def _sums_apart(launches: list[Launch], wants: Wants) -> list[Launch]:
 
 
 def _added_to(launch: Launch, wants: Wants) -> dict[str, Tensor]:
-    """The intermediates that a launch adds to and takes from another tensor, by names."""
+    """The intermediates that a launch adds to and can read from another tensor, by name."""
     if launch.constants.get("ACCUMULATE") is not True:
         return {}
     bindings = launch.shader.bindings
@@ -135,7 +135,7 @@ def _added_to(launch: Launch, wants: Wants) -> dict[str, Tensor]:
 
 
 class _Copies:
-    """Launches with copies in between, each made once for as long as its source stays the same."""
+    """Launches with copies in between, each made once while its source is unchanged."""
 
     def __init__(self, profile: Profile) -> None:
         self.launches: list[Launch] = []
@@ -143,7 +143,6 @@ class _Copies:
         self._copies: dict[Tensor | Storage, Tensor] = {}
 
     def place(self, launch: Launch) -> None:
-        """Appends a launch, and before it the copies that it needs."""
         tensors, first_texels = {}, {}
         for name, tensor in launch.tensors.items():
             binding = launch.shader.bindings[name]
@@ -153,7 +152,7 @@ class _Copies:
                 raise GraphError(f"{launch.shader.label}: {name} = {tensor} is no {binding.memory}")
             elif tensor.texture:
                 tensors[name] = self._copy(tensor, tensor, launch)
-            else:  # windows share the copy of the whole
+            else:  # windows share a copy of the whole
                 whole = _whole(tensor)
                 tensors[name] = self._copy(tensor.storage or tensor, whole, launch)
                 first_texels[name] = tensor.first_texel
@@ -194,7 +193,6 @@ class _Copies:
         )
 
     def _forget(self, written: Tensor) -> None:
-        """Drops the copies of what has been written."""
         self._copies.pop(written, None)
         if written.storage is not None:
             self._copies.pop(written.storage, None)

@@ -1,7 +1,7 @@
-"""The memory plan: which launches are needed, and which slot each intermediate lives in.
+"""The memory plan: which launches are needed, and the slot of each intermediate.
 
-A slot is a whole buffer or texture, since WebGPU refuses a buffer that is bound for reading and for
-writing in one dispatch even where the ranges are disjoint.
+A slot is a whole buffer or texture, since WebGPU rejects a buffer that is bound for reading and for
+writing in one dispatch even if the ranges are disjoint.
 """
 
 from __future__ import annotations
@@ -23,33 +23,30 @@ from qlora_wgpu.graph.tensor import Storage, Tensor
 class Plan:
     """A graph with its memory planned, before anything is allocated."""
 
-    launches: tuple[Launch, ...]  # those that lead to a result
+    launches: tuple[Launch, ...]  # those that contribute to a result
     slots: tuple[int, ...]  # bytes of each slot, largest first
     textures: tuple[bool, ...]  # whether each slot is a texture
     slot_of: dict[Tensor, int]  # the slot of each intermediate
-    storages: tuple[Storage, ...]  # what lives outside the slots, in the order of first use
-    # Whether it may run while another program pauses: only such plans share its slots then.
+    storages: tuple[Storage, ...]  # storages outside the slots, in the order of first use
+    # Whether it may run while another program pauses; then only such plans share its slots.
     apart: bool = False
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of all slots."""
         each = zip(self.slots, self.textures, strict=True)
         return sum(memory_bytes(nbytes, texture=texture) for nbytes, texture in each)
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all products."""
         return sum(launch.times * launch.flops for launch in self.launches)
 
     @property
     def memory_traffic(self) -> int:
-        """About how many bytes of the device's memory its launches read and write."""
+        """Estimated bytes of device memory that its launches read and write."""
         return sum(launch.times * launch.nbytes for launch in self.launches)
 
     @property
     def uniform_bytes(self) -> int:
-        """Bytes of its launches' parameters."""
         return ALIGNMENT * sum(launch.times for launch in self.launches if launch.params)
 
     def bytes_by_kind(self) -> Counter[str]:
@@ -61,7 +58,7 @@ class Plan:
         return total
 
     def storage_bytes(self, beside: Plan | None = None) -> Counter[str]:
-        """Bytes by kind of what stays on the device between runs, but for what ``beside`` has."""
+        """Bytes by kind that stay on the device between runs, without those of another plan."""
         total: Counter[str] = Counter()
         known = set() if beside is None else set(beside.storages)
         for storage in self.storages:
@@ -71,13 +68,12 @@ class Plan:
 
     @property
     def streams(self) -> list[WeightStream]:
-        """The streams of the weights that its launches read."""
         groups = (storage.group for storage in self.storages)
         return list(dict.fromkeys(each.stream for each in groups if each is not None))
 
     @property
     def host_transfer_bytes(self) -> int:
-        """Bytes that pass between host and device in a run that follows another of its kind."""
+        """Bytes transferred between host and device in a run that follows another of its kind."""
         needed = sum(group.nbytes for group in steady_state_uploads(self.launches))
         copies = (
             p for each in self.launches for p in (*each.saves.values(), *each.fetches.values())
@@ -86,7 +82,6 @@ class Plan:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes of the activations that are offloaded to host memory."""
         return sum(offloaded.nbytes for each in self.launches for offloaded in each.saves.values())
 
 
@@ -96,11 +91,7 @@ def compile_plan(
     *,
     apart: bool = False,
 ) -> Plan:
-    """Plans a traced graph.
-
-    Returns:
-        A plan with only the launches that lead to an output or to bytes that outlive the run.
-    """
+    """Plans a traced graph, dropping launches that do not contribute to an output or a storage."""
     graph.end()
     rewrite(graph, graph.rules, outputs)
     needed = schedule_late(_eliminate_dead_launches(graph, outputs), graph.saturated)
@@ -144,11 +135,11 @@ def _live_ranges(
 def _plan_memory(
     lives: dict[Tensor, tuple[int, int]], launches: list[Launch]
 ) -> tuple[list[int], list[bool], dict[Tensor, int]]:
-    """Greedy by size: the largest tensors first, each into the tightest slot that is free.
+    """Greedy by size: the largest tensors first, each into the tightest free slot.
 
-    Of tensors of one size those that live long come first: short ones find room between them.
-    Lifetimes are counted in launches that repeat no other, since a graph that is traced for its
-    sizes alone lacks most repetitions.
+    Among tensors of equal size, long-lived ones come first: short-lived ones fit between them.
+    Lifetimes are counted in launches that are not repetitions, since a graph that is traced for its
+    sizes lacks most of those.
     """
     passed = [0, *accumulate(not launch.repeats for launch in launches)]
 
@@ -159,12 +150,11 @@ def _plan_memory(
     sizes: list[int] = []
     textures: list[bool] = []
     slot_of: dict[Tensor, int] = {}
-    # Sets of slots are the bits of an integer: those taken during a launch, and those that are
-    # textures or not.
+    # Sets of slots are the bits of an integer: those in use during a launch, and the textures.
     taken = _IntervalTree(max((last for _, last in lives.values()), default=0) + 1)
     of_kind = {False: 0, True: 0}
     for tensor, (first, last) in sorted(lives.items(), key=size_and_length, reverse=True):
-        # Slots come in falling size, so the last one that is free is the tightest.
+        # Slots are in descending order of size, so the last free one is the tightest.
         slot = (of_kind[tensor.texture] & ~taken.during(first, last)).bit_length() - 1
         if slot < 0:
             slot = len(sizes)
@@ -177,15 +167,14 @@ def _plan_memory(
 
 
 class _IntervalTree:
-    """A segment tree over launches, whose values are sets as the bits of integers."""
+    """A segment tree over launches, whose values are sets as bits of integers."""
 
     def __init__(self, length: int) -> None:
         self._leaves = 1 << (length - 1).bit_length()
-        self._whole = [0] * (2 * self._leaves)  # what was added to every launch below a node
-        self._some = [0] * (2 * self._leaves)  # what was added to some launch below a node
+        self._whole = [0] * (2 * self._leaves)  # added to every launch below a node
+        self._some = [0] * (2 * self._leaves)  # added to some launch below a node
 
     def add(self, first: int, last: int, bits: int) -> None:
-        """Adds to every launch from ``first`` to ``last``."""
         whole, some = self._whole, self._some
         left, right = first + self._leaves, last + self._leaves + 1
         ends = left, right - 1
@@ -204,7 +193,7 @@ class _IntervalTree:
                 some[node] |= bits
 
     def during(self, first: int, last: int) -> int:
-        """What was added to any launch from ``first`` to ``last``."""
+        """The union over all launches from ``first`` to ``last``."""
         whole, some = self._whole, self._some
         left, right = first + self._leaves, last + self._leaves + 1
         found = 0

@@ -1,4 +1,4 @@
-"""Plans made ready on a device: buffers, pipelines and bind groups, to be replayed."""
+"""Plans on a device, ready for replay: buffers, pipelines and bind groups."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ from qlora_wgpu.graph.submission import (
 )
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
-_CHUNK = 16  # dispatches between which a program can pause, where submits are not split by time
+_CHUNK = 16  # dispatches between possible pauses, if submits are not split by time
 _Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and whether its plan is ``apart``
 
 # ---- memory ----------------------------------------------------------------------------------
 
 
 class BufferPool:
-    """The memory behind the slots of all plans of a model; plans run one at a time and share it."""
+    """The memory for the slots of all plans of a model, which run one at a time and share it."""
 
     def __init__(self, device: Device) -> None:
-        """Starts with no buffer."""
-        self.traffic = OffloadEngine(device)  # the transfers of host and device while they run
+        self.traffic = OffloadEngine(device)  # the transfers between host and device
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
         self._kinds: list[_Kind] = []
-        self.runs = 0  # that have begun, but for those of plans that are ``apart``
+        self.runs = 0  # number of runs started, without those of plans that are ``apart``
 
     def take(self, plan: Plan) -> list[Any]:
-        """Finds a buffer or texture for each of a plan's slots, allocating what the pool lacks."""
+        """Assigns a buffer or texture to each of a plan's slots, allocating missing ones."""
         chosen = []
         for index in _assign_buffers(plan, self._sizes, self._kinds):
             if index == len(self._buffers):
@@ -55,9 +54,9 @@ class BufferPool:
 
 
 def _assign_buffers(plan: Plan, sizes: list[int], kinds: list[_Kind]) -> Iterator[int]:
-    """Yields the number of each slot's buffer; what a pool lacks is added to the lists."""
+    """Yields the index of each slot's buffer; missing ones are added to the lists."""
     free = sorted(range(len(sizes)), key=lambda i: sizes[i])
-    # The largest slot first; each takes the tightest buffer that is free, else a new one.
+    # The largest slot first; each takes the tightest free buffer, or a new one.
     for size, texture in zip(plan.slots, plan.textures, strict=True):
         kind = texture, plan.apart
         fits = (i for i in free if sizes[i] >= size and kinds[i] == kind)
@@ -72,7 +71,7 @@ def _assign_buffers(plan: Plan, sizes: list[int], kinds: list[_Kind]) -> Iterato
 
 
 def pool_bytes(plans: Sequence[Plan]) -> int:
-    """Bytes of the slots of plans that share a pool, in the order in which they are made ready."""
+    """Bytes of the slots of plans that share a pool, in the order of their programs' creation."""
     sizes: list[int] = []
     kinds: list[_Kind] = []
     for plan in plans:
@@ -83,9 +82,9 @@ def pool_bytes(plans: Sequence[Plan]) -> int:
 
 
 def allocate(device: Device, storage: Storage) -> None:
-    """Gives a storage its buffer, filled with its data, unless it has one or is streamed.
+    """Allocates and fills a storage's buffer, unless it has one or is streamed.
 
-    Of a storage within a larger one, the larger one is allocated.
+    For a part of a larger storage, the larger one is allocated.
     """
     whole = storage.whole
     if whole.group is not None or whole.on_host is not None:
@@ -102,7 +101,7 @@ def allocate(device: Device, storage: Storage) -> None:
         write(whole.buffer, whole.data)
     for part in whole.parts:
         _fill_part(device, part)
-    whole.parts.clear()  # reference cycles: what is no longer used is to be freed at once
+    whole.parts.clear()  # reference cycles would delay freeing
 
 
 def _fill_part(device: Device, part: Storage) -> None:
@@ -114,16 +113,15 @@ def _fill_part(device: Device, part: Storage) -> None:
 
 
 class Program:
-    """Replays a plan: no allocation, no bind group, no decision in a run but the first.
+    """Replays a plan, without allocations, bind groups or decisions after the first run.
 
-    Where the device bounds the time of a submit, the first run is measured, and later ones are
-    split into submits accordingly.
+    If the device limits the time of a submit, the first run is measured, and later ones are split
+    into submits accordingly.
     """
 
     def __init__(self, device: Device, plan: Plan, pool: BufferPool) -> None:
-        """Allocates what is missing, compiles the shaders and binds everything."""
         if any(launch.times > 1 for launch in plan.launches):
-            raise GraphError("a plan that was made for its sizes cannot run")
+            raise GraphError("a plan traced for its sizes cannot run")
         self.plan = plan
         self._device = device
         for storage in plan.storages:
@@ -133,7 +131,7 @@ class Program:
         self._traffic = pool.traffic
         self._host_steps = pool.traffic.steps(plan.launches)
         self._uniforms: list[Any] = []
-        self.dispatches = self._bound(plan.launches)  # of each launch, whole
+        self.dispatches = self._bound(plan.launches)  # one per launch
         self._parts: dict[tuple[int, int], list[Dispatch]] = {}
         self._submits: list[list[Dispatch] | HostCallback] | None = None
         self._took: list[float] | None = None
@@ -145,7 +143,6 @@ class Program:
             self._submits = list(self._in_order(whole, math.inf))
 
     def _bound(self, launches: Sequence[Launch]) -> list[Dispatch]:
-        """The dispatches of launches, whose parameters share a buffer."""
         uniforms = self._upload_params(launches)
         self._uniforms.append(uniforms)
         offset = 0
@@ -176,7 +173,7 @@ class Program:
         return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
 
     def run(self) -> None:
-        """Submits all dispatches; waits for them only where the run is measured."""
+        """Submits all dispatches; waits only if the run is measured."""
         with self._device.in_turn:
             self._pool.runs += not self.plan.apart
             if self._submits is None:
@@ -190,11 +187,9 @@ class Program:
                     self._device.submit(self._recorded(each))
 
     def begin(self) -> list[Dispatch] | None:
-        """All dispatches of a run that begins now, for a submit with those of other programs.
+        """All dispatches of a run that starts now, for a submit shared with other programs.
 
-        Returns:
-            They, in order; None where the host has something to do among them, or where they are
-            cut by the time that they take.
+        None if the host has to act in between, or if they are split by time.
         """
         if self._device.pace.is_bounded or self._host_steps:
             return None
@@ -202,10 +197,10 @@ class Program:
         return self.dispatches
 
     def run_preemptible(self) -> Iterator[None]:
-        """Runs as ``run`` does, but waits and yields after every few dispatches.
+        """Like ``run``, but waits and yields after every few dispatches.
 
-        Programs of plans that are ``apart`` may run in between. If any other did, all is run anew
-        at once; so it is where the host has something to do within the run.
+        Programs of plans that are ``apart`` may run in between. If any other did, or if the host
+        has to act within the run, everything is run again without pauses.
         """
         if self._submits is None or self._host_steps:
             self.run()
@@ -226,9 +221,9 @@ class Program:
 
     @property
     def pieces(self) -> list[list[Dispatch]]:
-        """The dispatches of each launch: parts of its grid where it would take too long alone.
+        """The dispatches of each launch: parts of its grid if it takes too long.
 
-        That is known once it ran, and guessed before.
+        The time is measured in the first run, and estimated before.
         """
         took = self._took or [self._guess(launch) for launch in self.plan.launches]
         return [[piece.dispatch for piece in self._pieces(*each)] for each in enumerate(took)]
@@ -242,7 +237,7 @@ class Program:
     # -- submits -----------------------------------------------------------------------------
 
     def _measured(self) -> list[float]:
-        """Runs everything, one submit after the other, and returns what each launch took."""
+        """Runs everything, submit by submit, and returns the time of each launch."""
         submits = ProfiledSubmission(self._device, self._recorded, len(self.plan.launches))
         for begin, end, steps in self._spans():
             for step in steps:
@@ -257,14 +252,13 @@ class Program:
         return self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
 
     def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch] | HostCallback]:
-        """All dispatches in submits, by the time that each launch takes."""
+        """All dispatches split into submits, given the time of each launch."""
         pieces = [piece for i, took in enumerate(seconds) for piece in self._pieces(i, took)]
         return list(self._in_order(pieces, self._device.pace.limit))
 
     def _in_order(
         self, pieces: Sequence[TimedDispatch], limit: float
     ) -> Iterator[list[Dispatch] | HostCallback]:
-        """Submits, and what the host does in between."""
         for begin, end, steps in self._spans():
             yield from steps
             here = [piece for piece in pieces if begin <= piece.index < end]
@@ -273,13 +267,12 @@ class Program:
                 yield [piece.dispatch for piece in here[each]]
 
     def _spans(self) -> Iterator[tuple[int, int, list[HostCallback]]]:
-        """Launches between which the host does nothing, and what it does before them."""
+        """Ranges of launches without actions of the host, and its actions before them."""
         bounds = sorted({0, len(self.plan.launches), *(s.before for s in self._host_steps)})
         for begin, end in pairwise([*bounds, bounds[-1]]):
             yield begin, end, [step for step in self._host_steps if step.before == begin]
 
     def _pieces(self, index: int, seconds: float) -> Iterator[TimedDispatch]:
-        """A launch's dispatches: one, or several where it would take too long."""
         launch = self.plan.launches[index]
         count = parts_needed(seconds, self._device.pace.limit) if launch.has_parts else 1
         dispatches = [self.dispatches[index]] if count == 1 else self._in_parts(index, count)
@@ -300,12 +293,12 @@ class Program:
 
 
 def submit_batched(device: Device, programs: Sequence[Program]) -> None:
-    """Runs programs in order, as ``run`` of each would, with fewer submits.
+    """Runs programs in order, like ``run`` of each, but with fewer submits.
 
-    A submit costs the host as much time as some hundred dispatches. The first one has no more than
-    ``dispatches_per_submit``, so that the device begins early, and each further one twice as many,
+    A submit costs the host as much time as about a hundred dispatches. The first one has at most
+    ``dispatches_per_submit``, so that the device starts early, and each further one twice as many,
     which are encoded while it computes. Programs that are split by time, or within which the host
-    has something to do, run by themselves.
+    has to act, run by themselves.
     """
     with device.in_turn:
         waiting: list[Dispatch] = []

@@ -1,7 +1,7 @@
-"""Rewriting of a traced graph: fusion rules put one launch in place of several.
+"""Rewriting of a traced graph: fusion rules replace several launches by one.
 
-A rule looks at the last launches that have been taken over so far, and so sees what other rules
-made of them. Ops know nothing of rules.
+A rule looks at the last rewritten launches, and so sees the results of other rules. Ops do not
+know of rules.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 class Uses:
-    """How often launches bind each tensor, and which tensors now stand for others."""
+    """How often launches bind each tensor, and which tensors replace others."""
 
     def __init__(self, launches: Sequence[Launch], outputs: Sequence[Tensor]) -> None:
-        """Counts what the traced launches bind; outputs are read after the run."""
         self._bound = Counter(t for launch in launches for t in launch.tensors.values())
         self._bound.update(outputs)
         self._outputs = frozenset(outputs)
@@ -33,14 +32,13 @@ class Uses:
         return all(t.storage is None and self._bound[t] == 2 for t in tensors)
 
     def replace(self, tensor: Tensor, other: Tensor) -> bool:
-        """Has later launches read another tensor; returns whether the first may be dropped."""
+        """Replaces a tensor in later launches; returns whether it may be dropped."""
         if tensor is other or tensor in self._outputs or tensor.storage is not None:
             return tensor is other
         self._replaced[tensor] = other
         return True
 
     def renamed(self, launch: Launch) -> Launch:
-        """A launch that reads what stands for its tensors."""
         if self._replaced.keys().isdisjoint(launch.tensors.values()):
             return launch
         tensors = {name: self._replaced.get(t, t) for name, t in launch.tensors.items()}
@@ -48,7 +46,7 @@ class Uses:
 
 
 Rule = Callable[["Graph", Uses], None]
-"""Looks at the last launches of a graph, and may put one in their place."""
+"""Looks at the last launches of a graph, and may replace them by one."""
 
 
 def rewrite(graph: Graph, rules: Sequence[Rule], outputs: Sequence[Tensor] = ()) -> None:

@@ -1,4 +1,4 @@
-"""A long vector in several storages, where one would be larger than a binding."""
+"""A long vector in several storages, for vectors larger than a binding."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, vector
 
 @dataclass(frozen=True, eq=False)
 class ShardedVector:
-    """A vector whose elements are those of several vectors, one after the other."""
+    """A vector that is the concatenation of several."""
 
-    shards: tuple[Tensor, ...]  # each with a storage of its own
+    shards: tuple[Tensor, ...]  # each with its own storage
 
     @classmethod
     def laid_out(
         cls, label: str, kind: str, dtype: str, lengths: Sequence[int], slack: int = 0
     ) -> ShardedVector:
-        """A vector in shards of these lengths; all but the last have ``slack`` more room."""
+        """A vector with shards of these lengths, plus ``slack`` for all but the last."""
         shards = []
         for number, length in enumerate(lengths):
             room = length + slack * (number < len(lengths) - 1)
@@ -30,38 +30,33 @@ class ShardedVector:
 
     @property
     def dtype(self) -> str:
-        """Element type."""
         return self.shards[0].dtype
 
     @property
     def columns(self) -> int:
-        """Number of elements."""
         return sum(shard.columns for shard in self.shards)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return sum(shard.nbytes for shard in self.shards)
 
     @property
     def whole(self) -> Tensor:
-        """The vector, if it is in one shard."""
+        """The vector, if it has one shard."""
         if len(self.shards) > 1:
-            raise GraphError(f"{self.shards[0].name} is in {len(self.shards)} pieces")
+            raise GraphError(f"{self.shards[0].name} has {len(self.shards)} shards, expected one")
         return self.shards[0]
 
     @property
     def storages(self) -> list[Storage]:
-        """The storage of each shard."""
         return [shard.storage for shard in self.shards if shard.storage is not None]
 
     def numbered(self) -> Iterator[tuple[int, Tensor]]:
-        """Yields ``(number of its first element, shard)`` of each shard."""
+        """Yields ``(index of the first element, shard)``."""
         lengths = (shard.columns for shard in self.shards)
         return zip(accumulate(lengths, initial=0), self.shards, strict=False)
 
     def find(self, begin: int) -> tuple[Tensor, int]:
-        """The shard that has an element, and that element's place in it."""
         first, shard = next(
             (first, shard)
             for first, shard in self.numbered()
@@ -70,14 +65,12 @@ class ShardedVector:
         return shard, begin - first
 
     def part(self, begin: int, count: int) -> Tensor:
-        """A view of so many elements, which have to lie in one shard."""
         shard, first = self.find(begin)
         if first + count > shard.columns:
-            raise GraphError(f"{count} elements from {begin} on are not in one piece of {shard}")
+            raise GraphError(f"{count} elements from {begin} on are not in one shard ({shard})")
         offset = shard.offset + ITEM_SIZE[shard.dtype] * first
         return replace(shard, columns=count, stride=count, offset=offset)
 
 
 def as_sharded(x: Tensor | ShardedVector) -> ShardedVector:
-    """A vector as a sharded one, if only of one shard."""
     return x if isinstance(x, ShardedVector) else ShardedVector((x,))

@@ -1,4 +1,4 @@
-"""Splitting a program into submits, by the number of launches and by the time that they take."""
+"""Splitting a program into submits, by the number and the time of launches."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.timing import Timestamps, has_timestamps
 from qlora_wgpu.gpu.wgsl import Workgroups
 
-Box = tuple[Workgroups, Workgroups]  # its first workgroup, and how many it has along x, y, z
+Box = tuple[Workgroups, Workgroups]  # its first workgroup, and its size along x, y, z
 
-_TOLERATED = 1.5  # times the limit that a single launch may take before it is split
-_MOST_TIMED = 1000  # dispatches of a submit: there are only so many timestamps
-_CREDIBLE = 1.5  # times what the host's clock shows that the device's timestamps may add up to
+_TOLERATED = 1.5  # times the limit, above which a single launch is split
+_MOST_TIMED = 1000  # maximum dispatches per submit, by the number of timestamps
+_CREDIBLE = 1.5  # maximum sum of the device's timestamps, in units of the host's measurement
 
 
 @dataclass(frozen=True)
 class TimedDispatch:
-    """A launch, or a part of its grid, with what the cost model needs to know of it."""
+    """A launch, or a part of its grid, with its inputs for the cost model."""
 
     index: int  # the launch's place in its plan
     dispatch: Dispatch
     path: str  # the shader's file
     flops: int
     nbytes: int
-    seconds: float  # how long it will take
+    seconds: float  # the estimated time
 
 
 class ProfiledSubmission:
-    """Runs dispatches in submits that it waits for, and teaches the cost model what they took."""
+    """Runs dispatches in submits, waits for each, and updates the cost model."""
 
     def __init__(self, device: Device, record: Callable[[list[Dispatch]], Any], launches: int):
-        """Runs nothing yet."""
-        self.took = [0.0] * launches  # seconds of each so far
+        self.took = [0.0] * launches  # seconds per launch so far
         self._device, self._record = device, record
         self._most = min(device.dispatches_per_submit, _MOST_TIMED)
         self._clock = Timestamps(device, self._most) if has_timestamps(device) else None
         self._waiting: list[TimedDispatch] = []
         self._awaited = device.buffer(16, "uniforms", "a word to wait for")
-        self._wait()  # for uploads, which no launch is to be charged with
+        self._wait()  # for uploads, which must not count for any launch
 
     def add(self, timed: TimedDispatch) -> None:
-        """Queues a dispatch; runs those queued before it where it would make them too many."""
+        """Queues a dispatch; runs those queued before if there would be too many."""
         planned = sum(map(self._planned, [*self._waiting, timed]))
         full = planned > self._device.pace.limit or len(self._waiting) == self._most
         if self._waiting and full:
@@ -54,7 +53,6 @@ class ProfiledSubmission:
         self._waiting.append(timed)
 
     def run(self) -> None:
-        """Runs what is queued."""
         queued, self._waiting = self._waiting, []
         for timed, seconds in zip(queued, self._seconds(queued), strict=True):
             self.took[timed.index] += seconds
@@ -76,7 +74,6 @@ class ProfiledSubmission:
         return [whole * each / sum(planned) for each in planned]
 
     def _planned(self, timed: TimedDispatch) -> float:
-        """What a dispatch will take, by all that is known now."""
         return self._device.pace.seconds(timed.path, timed.flops, timed.nbytes)
 
     def _wait(self) -> None:
@@ -84,7 +81,6 @@ class ProfiledSubmission:
 
 
 def encode(device: Device, dispatches: Sequence[Dispatch]) -> Any:
-    """Dispatches as commands for one submit."""
     with device.driver_call("recording work"):
         encoder = device.raw.create_command_encoder()
         compute = encoder.begin_compute_pass()
@@ -94,7 +90,7 @@ def encode(device: Device, dispatches: Sequence[Dispatch]) -> Any:
 
 
 def doubling_chunks(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequence[Dispatch]]:
-    """Yields neighbours: so many at first, then twice as many each time."""
+    """Yields consecutive chunks: ``first`` dispatches, then twice as many each time."""
     begin = 0
     while begin < len(dispatches):
         yield dispatches[begin : begin + first]
@@ -102,7 +98,7 @@ def doubling_chunks(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequ
 
 
 def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
-    """Yields runs of neighbours that fill a submit each."""
+    """Yields consecutive slices that fill a submit each."""
     begin, total = 0, 0.0
     for index, took in enumerate(seconds):
         if index > begin and (total + took > limit or index - begin == most):
@@ -114,15 +110,14 @@ def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
 
 
 def parts_needed(seconds: float, limit: float) -> int:
-    """Into how many dispatches a launch is split."""
     return math.ceil(seconds / limit) if seconds > _TOLERATED * limit else 1
 
 
 def split_grid(grid: Workgroups, count: int) -> list[Box]:
-    """Cuts a grid into at least ``count`` boxes, as far as it has as many workgroups.
+    """Splits a grid into at least ``count`` boxes, if it has that many workgroups.
 
-    The outer dimensions first, which are samples, heads or rows: parts of those are alike, while
-    under a causal mask the queries of one head are not.
+    Outer dimensions first, which are samples, heads or rows: their parts take equal time, unlike
+    the queries of one head under a causal mask.
     """
     found: list[Box] = [((0, 0, 0), grid)]
     for axis in (2, 1, 0):

@@ -1,4 +1,4 @@
-"""Symbolic tensors: a shape, an element type, and where the bytes will be."""
+"""Symbolic tensors: shape, element type and storage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4,
 ROW_UNIT = 8  # rows of matrices are padded with zeros to a multiple of this many elements
 LARGEST_FLOAT16 = 65_504.0
 TEXEL = 16  # bytes
-WINDOW = 256  # windows of a buffer begin at multiples of this many bytes
+WINDOW = 256  # alignment of windows of a buffer, in bytes
 
 # ---- numbers and sizes -----------------------------------------------------------------------
 
 
 def stored_bits(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
-    """Numbers as a tensor of a floating-point type holds them, rounded to nearest even."""
+    """Numbers in a tensor's floating-point type, rounded to nearest even."""
     if dtype == "float32":
         return array
     if dtype == "bfloat16":
@@ -34,7 +34,7 @@ def stored_bits(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
 
 
 def stored_floats(raw: memoryview | bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """The numbers that a tensor's bytes stand for: the inverse of ``stored_bits``."""
+    """The inverse of ``stored_bits``."""
     if dtype == "bfloat16":
         return from_bfloat16(np.frombuffer(raw, np.uint16))
     if dtype == "float16":
@@ -43,22 +43,20 @@ def stored_floats(raw: memoryview | bytes, dtype: str) -> npt.NDArray[np.float32
 
 
 def padded(columns: int) -> int:
-    """The number of elements that a row of ``columns`` elements takes."""
+    """The padded length of a row of ``columns`` elements."""
     return round_up(columns, ROW_UNIT)
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The quotient rounded up."""
     return -(-a // b)
 
 
 def round_up(number: int, unit: int) -> int:
-    """The next multiple of ``unit``."""
     return ceil_div(number, unit) * unit
 
 
 def pad_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Pads the last axis of an array with zeros as a device matrix is padded."""
+    """Pads the last axis of an array with zeros, as in matrices on the device."""
     extra = -array.shape[-1] % ROW_UNIT
     if not extra:
         return np.ascontiguousarray(array)
@@ -73,21 +71,21 @@ class Storage:
     """Bytes that outlive a step: weights, the adapter, optimizer state, a batch's inputs."""
 
     label: str  # for messages
-    kind: str  # what it is counted as in the memory plan
+    kind: str  # its kind in the memory plan
     nbytes: int
-    data: npt.NDArray[Any] | None = None  # what it is filled with at allocation, if anything
-    texture: bool = False  # whether it is a texture, which software adapters read faster
+    data: npt.NDArray[Any] | None = None  # its contents at allocation, if any
+    texture: bool = False  # whether it is a texture, which software GPUs read faster
     buffer: Any = None  # the device's buffer or texture, once allocated
-    # The group that it is streamed with, if it is not always on the device, or the larger storage
-    # that it is a part of; either way it has no buffer of its own.
+    # The group that it is streamed with, or the larger storage that it is a part of; in both cases
+    # it has no buffer of its own.
     group: WeightGroup | None = None
     within: Storage | None = None
-    first_byte: int = 0  # where it begins within the group or the larger storage
-    on_host: npt.NDArray[Any] | None = None  # the bytes, if they are in host memory alone
-    parts: list[Storage] = field(default_factory=list)  # what lies within it, until allocation
+    first_byte: int = 0  # its offset within the group or the larger storage
+    on_host: npt.NDArray[Any] | None = None  # the bytes, if they are only in host memory
+    parts: list[Storage] = field(default_factory=list)  # its parts, until allocation
 
     def part(self, label: str, nbytes: int) -> Storage:
-        """A new storage at its end, where a binding may begin; before it is allocated."""
+        """Appends a new aligned storage; only before allocation."""
         part = Storage(label, self.kind, nbytes, within=self, first_byte=self.nbytes)
         self.nbytes += -(-nbytes // WINDOW) * WINDOW
         self.parts.append(part)
@@ -95,43 +93,41 @@ class Storage:
 
     @property
     def whole(self) -> Storage:
-        """The storage that has the buffer: this one, or the one that it is a part of."""
+        """The storage with the buffer: this one, or the one that it is a part of."""
         return self if self.within is None else self.within
 
 
 @dataclass(eq=False)
 class Tensor:
-    """A matrix of a graph, or a vector, which is one row without padding."""
+    """A matrix, or a vector, which is one row without padding."""
 
     name: str  # for messages and plans
     rows: int
     columns: int  # elements of a row, padding not counted
     dtype: str
-    stride: int  # elements from one row to the next; those past ``columns`` are zero
-    storage: Storage | None = None  # None of an intermediate: the plan finds it a slot
+    stride: int  # elements from one row to the next; those beyond ``columns`` are zero
+    storage: Storage | None = None  # None for an intermediate: the plan assigns a slot
     offset: int = 0  # first byte within ``storage``
     requires_grad: bool = False  # whether it depends on a trained parameter
-    # Whether it lies in a texture, row after row as in a buffer. Of intermediates the layout pass
-    # decides; ops never ask.
+    # Whether it is in a texture, row after row as in a buffer. For intermediates the layout pass
+    # decides.
     texture: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes, padding included."""
         return self.rows * self.stride * ITEM_SIZE[self.dtype]
 
     def units(self, elements: int) -> int:
-        """The stride, counted in units of so many elements."""
+        """The stride in units of ``elements`` elements."""
         return self.stride // elements
 
     @property
     def first_texel(self) -> int:
-        """Where it begins within a texture."""
+        """Its offset within a texture."""
         return self.offset // TEXEL
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.rows, self.columns
 
     def __repr__(self) -> str:
@@ -154,7 +150,6 @@ def matrix(
 def vector(
     name: str, length: int, dtype: str, storage: Storage | None = None, offset: int = 0
 ) -> Tensor:
-    """A vector without padding."""
     texture = storage is not None and storage.texture
     return Tensor(name, 1, length, dtype, length, storage, offset, texture=texture)
 
@@ -162,7 +157,7 @@ def vector(
 def row(
     name: str, length: int, dtype: str, storage: Storage | None = None, offset: int = 0
 ) -> Tensor:
-    """A vector padded as a row of a matrix is."""
+    """A vector padded like a row of a matrix."""
     return matrix(name, 1, length, dtype, storage, offset)
 
 

@@ -1,7 +1,7 @@
 """Families of kernels as data: ops launch them, and tools enumerate them.
 
-A module or package here is a family. It may have a ``KERNELS`` (``common.Kernel``) and a
-``TUNABLES`` (``common.Tunable``); nothing else needs to know that it exists.
+Each module or package here is a family. It may define ``KERNELS`` (``common.Kernel``) and
+``TUNABLES`` (``common.Tunable``); no other registration is needed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from qlora_wgpu.kernels.common import Kernel, Tunable
 
 
 def kernels() -> list[Kernel[Any]]:
-    """Every family that has variants."""
     return [kernel for module in _modules() for kernel in getattr(module, "KERNELS", ())]
 
 
 def tunables() -> list[Tunable]:
-    """Everything that a tuner may change."""
     return [tunable for module in _modules() for tunable in getattr(module, "TUNABLES", ())]
 
 

@@ -1,4 +1,4 @@
-"""What kernels have in common: variants, grids over rows, dropout masks, experts' rows."""
+"""Common parts of kernels: variants, grids over rows, dropout masks, experts' rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Change = Mapping[str, Any]
 class Variant(Generic[ProblemT]):
     """One way of solving a problem."""
 
-    fits: Callable[[ProblemT, Profile], bool]  # whether it solves one on a GPU of a profile
-    launch: Callable[[Graph, ProblemT], None]  # adds the launches that do
+    fits: Callable[[ProblemT, Profile], bool]  # whether it supports a problem with a profile
+    launch: Callable[[Graph, ProblemT], None]  # adds its launches
 
 
 def always(problem: object, profile: Profile) -> bool:
-    """That a variant solves every problem everywhere."""
+    """For variants that support every problem and profile."""
     return True
 
 
@@ -33,40 +33,38 @@ def always(problem: object, profile: Profile) -> bool:
 class Kernel(Generic[ProblemT]):
     """A family of kernels."""
 
-    name: str  # shown to users; its shaders' folder
+    name: str  # also the folder of its shaders
     variants: tuple[Variant[ProblemT], ...]  # the first that fits runs
 
     def launch(self, g: Graph, problem: ProblemT) -> None:
-        """Solves a problem."""
         for variant in self.variants:
             if variant.fits(problem, g.profile):
                 variant.launch(g, problem)
                 return
-        raise GraphError(f"{self.name}: no variant fits {problem}")
+        raise GraphError(f"{self.name}: no variant supports {problem}")
 
 
 @dataclass(frozen=True)
 class Tunable:
-    """A choice of a tuner about some kernels."""
+    """A choice of the tuner for some kernels."""
 
     name: str  # shown to users
     concerns: Callable[[Launch], bool]  # whether a launch depends on it
-    # Fields of a profile to try, besides the profile as it is.
+    # Fields of a profile to try, in addition to the unchanged profile.
     changes: Callable[[Profile], tuple[Change, ...]]
 
 
-_LONG_ROW = 1 << 14  # columns, as a vocabulary has them
-_MOST_HELD = 8  # units, for straight-line code that software adapters compile quickly
-_HELD_ROWS = 4  # of a workgroup, which has its price, too
-_MOST_THREADS = 1024  # of a workgroup, where the GPU allows them
+_LONG_ROW = 1 << 14  # columns, such as a vocabulary's
+_MOST_HELD = 8  # units: limits straight-line code to what software GPUs compile quickly
+_HELD_ROWS = 4  # rows per workgroup, which is a trade-off
+_MOST_THREADS = 1024  # per workgroup, if the GPU supports them
 
 
 def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
-    """The constants that ``common/row_reduce.wgsl`` and its users need."""
     threads = g.profile.threads_per_row
     if columns >= _LONG_ROW and threads > 1 and not g.profile.textures:
         allowed = min(g.profile.limits.invocations, _MOST_THREADS)
-        threads = max(threads, 1 << allowed.bit_length() - 1)  # they are halved again and again
+        threads = max(threads, 1 << allowed.bit_length() - 1)  # a power of two, for the reduction
     return {
         "THREADS": threads,
         "ROWS": g.profile.rows_per_group,
@@ -76,16 +74,16 @@ def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
 
 
 def one_row(g: Graph) -> dict[str, Constant]:
-    """The same of kernels whose workgroups have a row each."""
+    """The same for kernels with one row per workgroup."""
     constants = row_constants(g)
     del constants["ROWS"]
     return constants
 
 
 def held_row(g: Graph, units: int) -> dict[str, Constant]:
-    """Whether an invocation holds its units of a row, TURNS of them, instead of reading them again.
+    """Whether an invocation holds its TURNS units of a row instead of reading them again.
 
-    Then a workgroup has EACH rows, one after the other, for which it reads a weight once.
+    Then a workgroup processes EACH rows in sequence, for which it reads a weight once.
     """
     turns = ceil_div(units, g.profile.threads_per_row)
     held = g.profile.textures and turns <= _MOST_HELD
@@ -93,7 +91,6 @@ def held_row(g: Graph, units: int) -> dict[str, Constant]:
 
 
 def row_workgroups(g: Graph, rows: int, each: Constant = 1) -> Workgroups:
-    """Workgroups that cover so many rows, ``each`` at a time."""
     return (ceil_div(rows, g.profile.rows_per_group * int(each)), 1, 1)
 
 
@@ -108,14 +105,13 @@ TUNABLES = (Tunable("rows", lambda launch: "ROWS" in launch.constants, _changes)
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Which elements of a module's input a training batch drops."""
+    """The dropout of a module's input."""
 
     probability: float  # that an element is dropped
-    key: int  # tells the module's masks from those of others
+    key: int  # distinguishes the module's masks from others'
 
 
 def dropout_params(mask: DropoutMask | None) -> dict[str, int | float]:
-    """The uniform fields that ``common/dropout.wgsl`` reads."""
     if mask is None:
         return {"module_key": 0, "keep_below": 0, "keep_scale": 1.0}
     kept = 1 - mask.probability
@@ -126,26 +122,25 @@ def dropout_params(mask: DropoutMask | None) -> dict[str, int | float]:
     }
 
 
-EXPERT_TILE = 64  # rows of one expert; a multiple of what any product's workgroup makes
-NEW_TOKENS_TILE = 1  # of new tokens, whose products make each row by itself
+EXPERT_TILE = 64  # rows of one expert: a multiple of the rows of any product's workgroup
+NEW_TOKENS_TILE = 1  # in decoding, where products compute each row by itself
 
 
 @dataclass(frozen=True)
 class ExpertTiles:
-    """Which expert each tile of rows belongs to, and whose weights are at hand."""
+    """The expert of each tile of rows, and the experts whose weights are available."""
 
     experts: Tensor  # uint32 (tiles)
     rows: Tensor  # uint32 (2 · experts), the first row of each expert and the one past its last
-    first: int  # the first expert at hand
-    count: int  # how many are
+    first: int  # the first available expert
+    count: int  # number of available experts
     tile: int = EXPERT_TILE  # rows of a tile
 
 
 def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
     """Parameters of a kernel whose rows may belong to experts.
 
-    ``lora_stride`` is from one expert's A or B to the next one's, in the units that the kernel
-    counts in.
+    ``lora_stride`` is the stride between experts' A or B, in the kernel's units.
     """
     if experts is None:
         return {"expert0": 0, "experts": 1, "lora_expert": 0}
@@ -155,7 +150,7 @@ def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, in
 def expert_constants(
     experts: ExpertTiles | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Constant]:
-    """Constants of such a kernel; binds what it looks up."""
+    """Constants of such a kernel; adds its tables to ``tensors``."""
     if experts is None:
         return {}
     tensors["tile_experts"] = experts.experts
@@ -163,7 +158,6 @@ def expert_constants(
 
 
 def expert_count(expert_rows: Tensor | None) -> int:
-    """The number of experts that a reduction over rows is for."""
     return 1 if expert_rows is None else expert_rows.columns // 2
 
 
@@ -181,13 +175,13 @@ def sum_parts(
     residual: Tensor | None = None,
     column0: int = 0,
 ) -> None:
-    """Adds up the parts of x, which lie one below the other, into columns of y.
+    """Sums the stacked parts of x into columns of y.
 
     x is (parts · rows, columns) float32; y is written, or with ``accumulate`` added to, from
-    column0, a multiple of eight, on. The bias is of all of y's columns, the residual of y's layout.
+    column0 on, a multiple of eight. The bias has all of y's columns, the residual y's layout.
     """
     if x.rows != parts * y.rows or column0 + x.columns > y.columns or column0 % 8:
-        raise GraphError(f"sum: {x} is not {parts} times columns of {y} from {column0} on")
+        raise GraphError(f"sum: {x} is not {parts} parts of columns of {y} from {column0} on")
     units = y.rows * x.units(4)
     g.launch(
         _SUM_PARTS,

@@ -1,4 +1,4 @@
-"""Quantized weights to floats, a matrix or a shard of its rows at a time."""
+"""Dequantization, a matrix or a shard of its rows at a time."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.common import Kernel, Variant, always
 from qlora_wgpu.weight_format import WeightFormat
 
-MOST_TOGETHER = 3  # matrices of a launch
+MOST_TOGETHER = 3  # maximum matrices per launch
 EXPERT_STRIDES = ("codes_expert", "absmax_expert", "nested_expert", "maps_expert")
-_BEYOND = 0xFFFFFFFF  # where there is no further matrix
-_TURNS = 8  # units of an invocation of dequantize/forward_shared.wgsl
-_CODES = 32  # that an invocation of the kernel for software adapters decodes
+_BEYOND = 0xFFFFFFFF  # if there is no further matrix
+_TURNS = 8  # units per invocation of dequantize/forward_shared.wgsl
+_CODES = 32  # per invocation of the kernel for software GPUs
 
 
 @dataclass(frozen=True)
 class Dequantization:
-    """w = quant_map[codes] · scales (+ minima), rows ``row0`` and on of one or several matrices."""
+    """w = quant_map[codes] · scales (+ minima), from row ``row0`` of one or several matrices."""
 
     w: Tensor  # (rows, in_features), of any type
     row0: int  # the first row of ``w`` within the matrix
-    # By the kernels' names: codes, eight to a uint32, or four of 8 bits; absmax, float32 scales of
-    # the blocks, or their 8-bit codes if doubly quantized, each followed by the block's minimum, if
-    # there are any; nested_absmax, scales of the scales, if doubly quantized; maps, the values of
-    # the codes, then the 256 of the scales' codes and their offset.
+    # By the kernels' names: codes, eight per uint32, or four if of 8 bits; absmax, float32 scales
+    # of the blocks, or their 8-bit codes if double-quantized, each followed by the block's minimum,
+    # if there are any; nested_absmax, scales of the scales, if double-quantized; maps, the values
+    # of the codes, then the 256 of the scales' codes and their offset.
     parts: Mapping[str, Tensor]
     # The values of each pair of codes, (256, 4) float32 in a texture, if there is one.
     codebook: Tensor | None
-    form: WeightFormat  # what codes stand for, and which elements share a scale
-    experts: int  # how many matrices lie one below the other
+    form: WeightFormat  # the values of codes, and which elements share a scale
+    experts: int  # number of stacked matrices
     expert_rows: int  # rows of each of them
-    # Elements of these parts from one matrix to the next, as in ``EXPERT_STRIDES``.
+    # Strides of these parts between matrices, in elements, as in ``EXPERT_STRIDES``.
     strides: tuple[int, int, int, int]
-    # If given, ``w`` has the rows of several matrices, and the whole matrix is written to its rows
-    # from this one on.
+    # If given, ``w`` has the rows of several matrices, and the whole matrix is written from this
+    # row on.
     among: int | None = None
 
     def _stored(self) -> dict[str, Tensor]:
@@ -65,24 +65,23 @@ _PARTS = ("codes", "absmax", "nested", "maps")
 
 @dataclass(frozen=True)
 class QuantizedView:
-    """Quantized matrices of one format, one below the other, all parts in one range of words."""
+    """Stacked quantized matrices of one format, with all parts in one range of words."""
 
     words: Tensor  # the range, uint32
-    begins: Mapping[str, Sequence[int]]  # of codes, absmax, nested, maps of each matrix, in words
+    begins: Mapping[str, Sequence[int]]  # each matrix's codes, absmax, nested, maps, in words
     rows: Sequence[int]  # of each matrix
     columns: int
-    form: WeightFormat  # all share the values of the codes
-    # Words of codes, absmax, nested_absmax and maps from one expert to the next.
+    form: WeightFormat  # common to all, including the values of codes
+    # Strides between experts of codes, absmax, nested_absmax and maps, in words.
     strides: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of all, and columns."""
         return sum(self.rows), self.columns
 
 
 def format_begins(w: QuantizedView | None) -> dict[str, int]:
-    """Parameters: where parts of a quantized matrix begin; zeros of another one."""
+    """Parameters: the offsets of a quantized matrix's parts; zeros for any other matrix."""
     places = {name: (0,) if w is None else tuple(w.begins.get(name, (0,))) for name in _PARTS}
     return {
         f"{name}{i}": (*begins, 0, 0)[i]
@@ -93,13 +92,12 @@ def format_begins(w: QuantizedView | None) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class GroupDequantization:
-    """Up to three matrices one below the other into w (rows of all, in_features), of any type."""
+    """Up to three stacked matrices into w (rows of all, in_features), of any type."""
 
     w: Tensor
     group: QuantizedView
 
     def launch(self, g: Graph) -> None:
-        """Adds the launch."""
         w, form = self.w, self.group.form
         firsts = [sum(self.group.rows[:n]) * w.units(8) for n in range(MOST_TOGETHER + 1)]
         tensors = {
@@ -130,7 +128,6 @@ class GroupDequantization:
 
 
 def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
-    """What the kernels are told of a format."""
     return {
         "NESTED": form.nested_blocksize is not None,
         "BLOCKSIZE": form.blocksize,
@@ -147,14 +144,14 @@ def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
 
 
 def _by_codebook_fits(problem: Dequantization, profile: Profile) -> bool:
-    """Where 32 codes share a row and a block."""
+    """Whether 32 codes share a row and a block."""
     whole = fits_words(problem.form, problem.w.columns)
     alone = problem.among is None
     return profile.textures and whole and alone and problem.codebook is not None
 
 
 def _by_codebook(g: Graph, problem: Dequantization) -> None:
-    """For software adapters: 32 codes of 4 bits at a time, looked up by pairs in a texture."""
+    """For software GPUs: 32 codes of 4 bits at a time, looked up by pairs in a texture."""
     count = problem.w.rows * problem.w.columns // _CODES
     g.launch(
         "dequantize/forward_texture.wgsl",
@@ -172,7 +169,7 @@ def _by_codebook(g: Graph, problem: Dequantization) -> None:
 
 
 def _by_tiles(g: Graph, problem: Dequantization) -> None:
-    """For GPUs: tiles of units, whose scales and codes' values are in workgroup memory."""
+    """For GPUs: tiles of units, with scales and values of codes in workgroup memory."""
     w, together = problem.w, problem.experts > 1
     first = problem.row0 * w.units(8)
     rows = w.rows if problem.among is None and not together else problem.expert_rows
@@ -222,10 +219,10 @@ def _by_units(g: Graph, problem: Dequantization) -> None:
 
 
 def shares_scales(form: WeightFormat, columns: int, profile: Profile) -> bool:
-    """Whether the kernel that takes scales and values into workgroup memory dequantizes a format.
+    """Whether the kernel with scales and values in workgroup memory supports a format.
 
-    It does on GPUs whose kernels use such memory, where eight neighbours share a row and a block,
-    blocks follow each other, and no code stands for NaN or infinity.
+    It does on GPUs whose kernels use workgroup memory, if eight neighbours share a row and a block,
+    blocks follow each other, and no code is NaN or infinity.
     """
     in_order = form.block_rows is None and whole_blocks(form, columns, 8)
     is_finite = bool(np.isfinite(form.quant_map).all())
@@ -235,7 +232,7 @@ def shares_scales(form: WeightFormat, columns: int, profile: Profile) -> bool:
 def shared_constants(
     form: WeightFormat, first: int, profile: Profile
 ) -> dict[str, bool | int | float]:
-    """What that kernel is told of blocks where the first unit of eight is ``first``."""
+    """That kernel's constants of blocks, if the first unit of eight is ``first``."""
     units, tile = form.blocksize // 8, _tile(profile)
     even = first % units == 0 and (tile % units == 0 or units % tile == 0)
     most = float(np.abs(form.quant_map).max()) * max(abs(form.factor), 1.0)
@@ -250,17 +247,16 @@ def shared_constants(
 
 
 def _tile(profile: Profile) -> int:
-    """Units of a workgroup of that kernel."""
     return profile.flat_group * _TURNS
 
 
 def fits_words(form: WeightFormat, columns: int) -> bool:
-    """Whether kernels may take 32 codes of 4 bits at a time, whose blocks follow each other."""
+    """Whether kernels can process 32 codes of 4 bits at a time, in consecutive blocks."""
     return form.bits == 4 and form.block_rows is None and whole_blocks(form, columns, _CODES)
 
 
 def whole_blocks(form: WeightFormat, columns: int, count: int) -> bool:
-    """Whether ``count`` neighbours, from a multiple of it on, share a row and a block."""
+    """Whether ``count`` aligned neighbours share a row and a block."""
     return columns % count == 0 and form.blocksize % count == 0
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks of tokens: what is asked for, and the launches that compute it."""
+"""The gated delta rule in chunks of tokens: the problem and its launches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 
 CHUNK = 64
-_STATE = 512  # vectors of four that a workgroup's memory holds of a head's state
-_LANES = 4  # of these columns at most
+_STATE = 512  # vectors of four of a head's state in workgroup memory
+_LANES = 4  # maximum columns of these
 _GRADIENT_LANES = 16  # invocations that share four tokens of a gradient
 _STEP_PARTS = 16  # invocations that share a column of the state in a step
-_BLOCK_BYTES = 128 << 20  # heads whose largest intermediate has so many bytes are launched together
+_BLOCK_BYTES = 128 << 20  # maximum bytes of an intermediate of heads that are launched together
 
 
 @dataclass(frozen=True)
@@ -26,40 +26,34 @@ class GatedDelta:
     v: Tensor  # (batch · seq, value heads · value_dim)
     decay: Tensor  # (batch · seq, value heads) float32
     beta: Tensor  # like decay
-    segments: Tensor  # uint32 (batch · seq): which samples the tokens are of
+    segments: Tensor  # uint32 (batch · seq): the tokens' samples
     batch: int  # sequences
     key_dim: int  # elements of a head of q and k, a multiple of 8
     value_dim: int  # elements of a head of v, a multiple of 8
     chunk: int = CHUNK  # tokens of a chunk: 16, 32 or 64
 
     def __post_init__(self) -> None:
-        """Refuses a problem of kernels that cannot be right."""
         if self.key_dim > _STATE or self.chunk not in (16, 32, 64):
             raise GraphError(f"gated_delta_rule: {self.key_dim} rows, chunks of {self.chunk}")
 
     @property
     def rows(self) -> int:
-        """Tokens."""
         return self.q.rows
 
     @property
     def seq(self) -> int:
-        """Tokens of a sequence."""
         return self.rows // self.batch
 
     @property
     def chunks(self) -> int:
-        """Chunks of a sequence."""
         return ceil_div(self.seq, self.chunk)
 
     @property
     def group(self) -> int:
-        """Value heads of a key head."""
         return self.value_heads // (self.q.columns // self.key_dim)
 
     @property
     def value_heads(self) -> int:
-        """Heads of v."""
         return self.v.columns // self.value_dim
 
 
@@ -74,12 +68,11 @@ class _Block:
 
     @property
     def pairs(self) -> int:
-        """Matrices of a chunk's tokens by its tokens that are kept."""
+        """Number of stored matrices of a chunk's tokens by its tokens."""
         return 3 if self.gradient else 2
 
     @property
     def params(self) -> dict[str, int | float]:
-        """What all the kernels are told."""
         p = self.problem
         return {
             "seq": p.seq,
@@ -96,37 +89,35 @@ class _Block:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """What all the kernels are compiled for."""
         return {"CHUNK": self.problem.chunk, "PAIRS": self.pairs}
 
     def of_chunks(self) -> tuple[int, int, int]:
-        """A workgroup for each chunk of each head."""
         return self.problem.chunks, self.heads, self.problem.batch
 
     def of_pairs(self) -> dict[str, Constant]:
-        """How kernels are cut that take four tokens of a chunk by four."""
+        """The tiling of kernels over pairs of four tokens of a chunk."""
         return {**self.constants, "THREADS": (self.problem.chunk // 4) ** 2}
 
     def of_states(self) -> tuple[tuple[int, int, int], dict[str, Constant]]:
-        """Workgroups that pass over the chunks, and how they are cut."""
+        """Workgroups and tiling of kernels that iterate over chunks."""
         p = self.problem
         lanes = min(_LANES, 1 << (_STATE // p.key_dim).bit_length() - 1)
-        cut: dict[str, Constant] = {
+        tiling: dict[str, Constant] = {
             **self.constants,
             "LANES": lanes,
             "STATE": p.key_dim * lanes,
             "THREADS": 2 * p.chunk // 4 * lanes,
         }
-        return (ceil_div(p.value_dim // 4, lanes), self.heads, p.batch), cut
+        return (ceil_div(p.value_dim // 4, lanes), self.heads, p.batch), tiling
 
-    def turns(self, cut: dict[str, Constant]) -> int:
-        """Most turns that the loops of an invocation take which passes over the chunks."""
-        p, threads = self.problem, int(cut["THREADS"])
-        fours = ceil_div(p.key_dim // 4 * int(cut["LANES"]), threads)  # of the state
+    def turns(self, tiling: dict[str, Constant]) -> int:
+        """Maximum loop iterations of an invocation that iterates over chunks."""
+        p, threads = self.problem, int(tiling["THREADS"])
+        fours = ceil_div(p.key_dim // 4 * int(tiling["LANES"]), threads)  # of the state
         return p.chunks * (p.key_dim // 4 + p.chunk + fours * (5 + p.chunk // 2))
 
     def flops(self, state: int, keys: int, values: int) -> int:
-        """Operations of products with the state, and of pairs' products of keys and of values."""
+        """Operations of products with the state, and of token pairs' keys and values."""
         p = self.problem
         near = p.chunk * (keys * p.key_dim + values * p.value_dim) // 2
         return 2 * p.rows * self.heads * (state * p.key_dim * p.value_dim + near)
@@ -139,7 +130,7 @@ class _Block:
         return g.float32(name, self.problem.rows, columns)
 
     def prepare(self, g: Graph) -> tuple[Tensor, Tensor]:
-        """What the chunks' tokens are by themselves and to one another."""
+        """Launches the parts that depend only on tokens of the same chunk."""
         p = self.problem
         tokens = self.matrix(g, "tokens", 8)
         pairs = self.matrix(g, "pairs", self.pairs, p.chunk)
@@ -164,25 +155,25 @@ def forward(
 ) -> None:
     """Computes o, like v, and the state after the last token.
 
-    If given, ``last`` is (texts · value heads · key_dim, value_dim) float32, of which that of the
-    text in ``places`` is overwritten.
+    If given, ``last`` is (sequences · value heads · key_dim, value_dim) float32; the part of the
+    sequence in ``places`` is overwritten.
     """
     p = problem
     for block in _blocks(g, p, gradient=False):
         tokens, pairs = block.prepare(g)
-        workgroups, cut = block.of_states()
+        workgroups, tiling = block.of_states()
         tensors = {"tokens": tokens, "pairs": pairs, "q": p.q, "k": p.k, "v": p.v, "o": o}
         tensors |= {} if last is None or places is None else {"last": last, "places": places}
         flops = block.flops(3, 0, 2)
         g.launch(
-            "gated_delta/states.wgsl", workgroups, tensors, block.params, cut, flops,
-            turns=block.turns(cut),
+            "gated_delta/states.wgsl", workgroups, tensors, block.params, tiling, flops,
+            turns=block.turns(tiling),
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward reads and writes."""
+    """The backward's inputs and outputs."""
 
     dout: Tensor  # like v
     dq: Tensor  # like q
@@ -193,7 +184,7 @@ class Gradients:
 
 
 def backward(g: Graph, problem: GatedDelta, gradients: Gradients) -> None:
-    """Computes the gradients; what the forward passed through is computed again."""
+    """Computes the gradients, recomputing the forward's intermediates."""
     for block in _blocks(g, problem, gradient=True):
         _backward(g, block, gradients)
 
@@ -207,16 +198,16 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
     dpairs = block.matrix(g, "d pairs", 2, p.chunk)
     partial = block.matrix(g, "partial", 8)
     dkeys = block.matrix(g, "d keys", 2, p.key_dim)
-    workgroups, cut = block.of_states()
+    workgroups, tiling = block.of_states()
     passed = {"tokens": tokens, "pairs": pairs, "made": made, "states": states, "k": p.k}
     g.launch(
         "gated_delta/states.wgsl",
         workgroups,
         {**passed, "v": p.v},
         params,
-        cut,
+        tiling,
         block.flops(2, 0, 1),
-        turns=block.turns(cut),
+        turns=block.turns(tiling),
     )
     dout = gradients.dout
     g.launch(
@@ -224,9 +215,9 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
         workgroups,
         {**passed, "q": p.q, "dout": dout, "dv": gradients.dv},
         params,
-        cut,
+        tiling,
         block.flops(3, 0, 2),
-        turns=block.turns(cut),
+        turns=block.turns(tiling),
     )
     g.launch(
         "gated_delta/pair_gradients.wgsl",
@@ -282,10 +273,10 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
 
 
 def step(g: Graph, problem: GatedDelta, state: Tensor, places: Tensor, o: Tensor) -> None:
-    """Computes o of a new token of each text, and the state after it from that before it.
+    """Computes o of each sequence's new token, and updates its state.
 
-    The state is (texts · value heads · key_dim, value_dim) float32; ``places`` says which text each
-    row is of.
+    The state is (sequences · value heads · key_dim, value_dim) float32; ``places`` has each row's
+    sequence.
     """
     p = problem
     tensors = {"q": p.q, "k": p.k, "v": p.v, "decay": p.decay, "beta": p.beta}
@@ -305,7 +296,7 @@ def step(g: Graph, problem: GatedDelta, state: Tensor, places: Tensor, o: Tensor
 
 
 def _blocks(g: Graph, problem: GatedDelta, *, gradient: bool) -> Iterator[_Block]:
-    """All value heads in blocks whose intermediates are bound as a whole."""
+    """All value heads in blocks whose intermediates fit a binding."""
     p = problem
     whole = _Block(p, 0, p.value_heads, gradient)
     most = 4 * p.rows * whole.pairs * p.chunk

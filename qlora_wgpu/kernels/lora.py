@@ -1,4 +1,4 @@
-"""LoRA's thin products: down to the rank, and the gradients of A, B and of what they meet."""
+"""LoRA's thin products: down to the rank, and the gradients of A, B and their inputs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from qlora_wgpu.kernels.common import (
 )
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, broadcast_constants, further_layers
 
-_DOWN_ROWS, _UP_GRAD_ROWS = 4, 8  # of results that a group of the GPUs' kernels makes
-_RANKS = 8  # of results that a workgroup makes on the way down
-_LANE_RANKS = 4  # that an invocation makes of the gradient
-_PARTS = 16  # of a sum that an invocation adds up in workgroup memory
-_THREADS = 32  # of a workgroup where a profile has no use for them but experts
-_TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
+_DOWN_ROWS, _UP_GRAD_ROWS = 4, 8  # result rows per workgroup of the GPUs' kernels
+_RANKS = 8  # ranks per workgroup on the way down
+_LANE_RANKS = 4  # ranks of the gradient per invocation
+_PARTS = 16  # partial sums that an invocation adds in workgroup memory
+_THREADS = 32  # per workgroup if a profile uses these kernels only for experts
+_TEXTURE_RANKS = 8  # ranks at a time in a thin product for software GPUs
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,28 @@ class Lora:
     """One adapter pair, float32 windows of the flat buffers."""
 
     r: int  # the rank
-    scaling: float  # what the product is multiplied by
-    dropout: float  # probability that an element of its input is dropped
-    key: int  # tells its dropout masks from those of other modules
+    scaling: float  # factor of the product
+    dropout: float  # probability of dropping an input element
+    key: int  # distinguishes its dropout masks from other modules'
     a: Tensor  # (r, in_features)
     b: Tensor  # (out_features, r)
-    grad_a: Tensor  # gradient of ``a``, summed up
-    grad_b: Tensor  # gradient of ``b``, summed up
-    a_stride: int = 0  # floats from one expert's ``a`` to the next one's
-    b_stride: int = 0  # the same of ``b``
-    magnitude: Tensor | None = None  # DoRA's, (out_features) float32, if it is one
-    grad_magnitude: Tensor | None = None  # the gradient of ``magnitude``, summed up
+    grad_a: Tensor  # accumulated gradient of ``a``
+    grad_b: Tensor  # accumulated gradient of ``b``
+    a_stride: int = 0  # floats between experts' ``a``
+    b_stride: int = 0  # floats between experts' ``b``
+    magnitude: Tensor | None = None  # DoRA's, (out_features) float32, if used
+    grad_magnitude: Tensor | None = None  # accumulated gradient of ``magnitude``
 
     def forward_term(self, u: Tensor) -> LoraTerm:
-        """u·Bᵀ, of the forward's product."""
+        """u·Bᵀ, for the forward's product."""
         return LoraTerm(u, self.b, self.b_stride)
 
     def backward_term(self, du: Tensor) -> LoraTerm:
-        """mask · (du·A), of the product that passes a gradient back."""
+        """mask · (du·A), for the product of dx."""
         return LoraTerm(du, self.a, self.a_stride, self.mask)
 
     @property
     def mask(self) -> DropoutMask | None:
-        """The dropout of its input, if there is any."""
         return DropoutMask(self.dropout, self.key) if self.dropout > 0 else None
 
 
@@ -78,7 +77,7 @@ class LoraA:
             raise GraphError(f"lora: {self.x}, {self.lora.a} and {self.u} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant], unit: int
+        self, g: Graph, path: str, workgroups: Workgroups, tiling: dict[str, Constant], unit: int
     ) -> None:
         masked = self.lora.mask is not None
         tensors: dict[str, Tensor | None] = {
@@ -87,7 +86,7 @@ class LoraA:
             "u": self.u,
             "batch_info": self.batch_info if masked else None,
         }
-        constants = {"DROPOUT": masked, **expert_constants(self.experts, tensors), **cut}
+        constants = {"DROPOUT": masked, **expert_constants(self.experts, tensors), **tiling}
         g.launch(
             path,
             workgroups,
@@ -105,24 +104,23 @@ class LoraA:
 
 
 def _down_texture(g: Graph, problem: LoraA) -> None:
-    """For software adapters: ranks broadcast within a subgroup."""
+    """For software GPUs: ranks broadcast within a subgroup."""
     threads, r = g.profile.subgroup_size, problem.lora.r
     ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
     workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
-    cut = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
-    problem._launch(g, "lora/down_texture.wgsl", workgroups, cut, 8)
+    tiling = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
+    problem._launch(g, "lora/down_texture.wgsl", workgroups, tiling, 8)
 
 
 def _down_shared(g: Graph, problem: LoraA) -> None:
     """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
     across = ceil_div(problem.lora.r, _RANKS)
-    cut, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
+    tiling, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
     workgroups = (across, ceil_div(problem.x.rows, rows), 1)
-    problem._launch(g, "lora/down.wgsl", workgroups, cut, 4)
+    problem._launch(g, "lora/down.wgsl", workgroups, tiling, 4)
 
 
 def _down_gemm(g: Graph, problem: LoraA) -> None:
-    """An ordinary product of few columns."""
     lora = problem.lora
     gemm = Gemm(
         x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling,
@@ -135,9 +133,8 @@ def _down_gemm(g: Graph, problem: LoraA) -> None:
 class LoraBGradInput:
     """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32.
 
-    With ``others`` du has the ranks of several layers of one input side by side, a multiple of
-    eight each; B has the layers' rows one below the other, and ``others`` are the second's and the
-    third's dy.
+    With ``others``, du has the ranks of several layers of one input, a multiple of eight each; B is
+    stacked, and ``others`` are dy of the second and third layer.
     """
 
     dy: Tensor
@@ -157,7 +154,7 @@ class LoraBGradInput:
         g: Graph,
         path: str,
         workgroups: Workgroups,
-        cut: dict[str, Constant],
+        tiling: dict[str, Constant],
         unit: int,
         b_unit: int,
     ) -> None:
@@ -165,7 +162,7 @@ class LoraBGradInput:
         others, layers = further_layers("dy", self.dy, self.others, unit)
         tensors |= others
         n1, n2 = (*(other.columns for other in self.others), 0, 0)[:2]
-        constants = {**expert_constants(self.experts, tensors), **cut}
+        constants = {**expert_constants(self.experts, tensors), **tiling}
         g.launch(
             path,
             workgroups,
@@ -187,12 +184,12 @@ class LoraBGradInput:
 
 
 def _up_grad_texture(g: Graph, problem: LoraBGradInput) -> None:
-    """For software adapters: rows of B broadcast within a subgroup."""
+    """For software GPUs: rows of B broadcast within a subgroup."""
     threads = g.profile.subgroup_size
     across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
     workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
-    cut = broadcast_constants(threads, _TEXTURE_RANKS)
-    problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8, 8)
+    tiling = broadcast_constants(threads, _TEXTURE_RANKS)
+    problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, tiling, 8, 8)
 
 
 def _up_grad_shared(g: Graph, problem: LoraBGradInput) -> None:
@@ -200,13 +197,12 @@ def _up_grad_shared(g: Graph, problem: LoraBGradInput) -> None:
     threads = g.profile.lora_threads or _THREADS
     lanes = 4 if problem.lora.b.stride % 16 == 0 and threads >= 4 * _PARTS else 2
     across = ceil_div(problem.lora.r, _LANE_RANKS * lanes)
-    cut, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
+    tiling, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
     workgroups = (across, ceil_div(problem.dy.rows, rows), 1)
-    problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2, 4)
+    problem._launch(g, "lora/up_grad.wgsl", workgroups, tiling, 2, 4)
 
 
 def _up_grad_gemm(g: Graph, problem: LoraBGradInput) -> None:
-    """An ordinary product of few columns."""
     lora = problem.lora
     gemm = Gemm(
         x=problem.dy, w=lora.b, y=problem.du, with_rows=False, scale=lora.scaling,
@@ -218,9 +214,9 @@ def _up_grad_gemm(g: Graph, problem: LoraBGradInput) -> None:
 def _shared(
     profile: Profile, rows: int, across: int, own: int, lanes: int
 ) -> tuple[dict[str, Constant], int]:
-    """How a workgroup shares sums, and how many rows it makes.
+    """How a workgroup shares sums, and its number of rows.
 
-    As many as the profile says, which read the thin factor once, if enough workgroups are left.
+    Up to the profile's maximum, which reads the thin factor once, if enough workgroups are left.
     """
     threads = profile.lora_threads or _THREADS
     groups = max(min(profile.lora_rows // own, threads // (_PARTS * lanes)), 1)
@@ -280,7 +276,7 @@ UP_GRAD: Kernel[LoraBGradInput] = Kernel(
 TUNABLES = (Tunable("adapter", lambda launch: launch.kernel == "lora", _changes),)
 
 
-# Rows that an invocation of a GPU loads before it uses the first; where it has few registers.
+# Rows that an invocation of a GPU loads before it uses the first; with few registers.
 _AHEAD, _AHEAD_OF_FEW = 4, 2
 
 
@@ -292,12 +288,12 @@ class LoraWeightGrad:
     u: Tensor  # (rows, r) float32
     gradient: Tensor  # float32, added to
     transposed: bool = False  # whether it is the gradient of A
-    dropout: DropoutMask | None = None  # what x had, for the gradient of A
-    batch_info: Tensor | None = None  # needed for dropout
+    dropout: DropoutMask | None = None  # the mask of x, for the gradient of A
+    batch_info: Tensor | None = None  # required for dropout
     expert_rows: Tensor | None = None  # if given, each expert's rows add to its own gradient
-    expert_stride: int = 0  # floats from one expert's gradient to the next one's
-    # The second's and the third's dy of layers of one input, if there are any: u has their ranks
-    # side by side, a multiple of eight each, and ``gradient`` their rows.
+    expert_stride: int = 0  # floats between experts' gradients
+    # dy of the second and third layer of one input, if any: u has their ranks, a multiple of eight
+    # each, and ``gradient`` their rows.
     others: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
@@ -306,38 +302,36 @@ class LoraWeightGrad:
 
     @property
     def columns(self) -> int:
-        """Columns of all x."""
         return self.x.columns + sum(other.columns for other in self.others)
 
     @property
     def r(self) -> int:
-        """Ranks of a layer."""
         return self.u.columns // (1 + len(self.others))
 
-    def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
-        across, down = self._groups(unit, ranks, cut)
+    def _launch(
+        self, g: Graph, path: str, unit: int, ranks: int, tiling: dict[str, Constant]
+    ) -> None:
+        across, down = self._groups(unit, ranks, tiling)
         tensors, params = self._bound(unit)
         g.launch(
             path,
             (across, down, expert_count(self.expert_rows)),
             tensors,
             {**_NO_A, **params},
-            {"TRANSPOSED": self.transposed, "DROPOUT": self.dropout is not None, **cut},
+            {"TRANSPOSED": self.transposed, "DROPOUT": self.dropout is not None, **tiling},
             flops=self._flops,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
-            turns=ceil_div(self.x.rows, int(cut.get("ROW_THREADS", cut["THREADS"]))),
+            turns=ceil_div(self.x.rows, int(tiling.get("ROW_THREADS", tiling["THREADS"]))),
         )
 
     @property
     def _flops(self) -> int:
         return 2 * self.x.rows * self.columns * self.r
 
-    def _groups(self, unit: int, ranks: int, cut: dict[str, Constant]) -> tuple[int, int]:
-        """Workgroups along the columns and along the ranks."""
-        return ceil_div(self.columns, unit * int(cut["THREADS"])), ceil_div(self.r, ranks)
+    def _groups(self, unit: int, ranks: int, tiling: dict[str, Constant]) -> tuple[int, int]:
+        return ceil_div(self.columns, unit * int(tiling["THREADS"])), ceil_div(self.r, ranks)
 
     def _bound(self, unit: int) -> tuple[dict[str, Tensor | None], dict[str, int | float]]:
-        """What the kernels are bound to and told."""
         others, layers = further_layers("x", self.x, self.others, unit, unit)
         tensors: dict[str, Tensor | None] = {
             "x": self.x,
@@ -376,19 +370,19 @@ class BothGrads:
 
 
 def _factor_grad_texture(g: Graph, problem: LoraWeightGrad) -> None:
-    """For software adapters: rows of u broadcast within a subgroup."""
-    cut: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
-    problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, cut)
+    """For software GPUs: rows of u broadcast within a subgroup."""
+    tiling: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
+    problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, tiling)
 
 
 def _factor_grad_shared(g: Graph, problem: LoraWeightGrad) -> None:
-    """Four columns by four or eight ranks an invocation, which on GPUs share the rows."""
-    ranks, cut = _cut(g.profile, problem.r)
-    problem._launch(g, "lora/grad.wgsl", 4, ranks, cut)
+    """Four columns by four or eight ranks per invocation; on GPUs, invocations share the rows."""
+    ranks, tiling = _tiling(g.profile, problem.r)
+    problem._launch(g, "lora/grad.wgsl", 4, ranks, tiling)
 
 
 def _both_shared_fits(problem: BothGrads, profile: Profile) -> bool:
-    """Where invocations share the rows, and not too much is bound."""
+    """Whether invocations share the rows, and bindings suffice."""
     bound = sum(tensor is not None for tensor in _both(problem).values())
     return (
         profile.fused_linears and profile.lora_grad_group[1] > 1 and bound <= MOST_STORAGE_BUFFERS
@@ -396,11 +390,11 @@ def _both_shared_fits(problem: BothGrads, profile: Profile) -> bool:
 
 
 def _both_shared(g: Graph, problem: BothGrads) -> None:
-    """For GPUs: one launch, the workgroups of the one after those of the other."""
+    """For GPUs: one launch with the workgroups of both."""
     b, a = problem.b, problem.a
-    ranks, cut = _cut(g.profile, b.r)
-    across_b, down_b = b._groups(4, ranks, cut)
-    across_a, down_a = a._groups(4, ranks, cut)
+    ranks, tiling = _tiling(g.profile, b.r)
+    across_b, down_b = b._groups(4, ranks, tiling)
+    across_a, down_a = a._groups(4, ranks, tiling)
     g.launch(
         "lora/grad.wgsl",
         (across_b * down_b + across_a * down_a, 1, expert_count(b.expert_rows)),
@@ -416,20 +410,19 @@ def _both_shared(g: Graph, problem: BothGrads) -> None:
             "ga_stride": a.gradient.units(4),
             "lora_expert_a": a.expert_stride // 4,
         },
-        {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **cut},
+        {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **tiling},
         flops=b._flops + a._flops,
         label="lora/grads",
     )
 
 
 def _one_by_one(g: Graph, problem: BothGrads) -> None:
-    """A launch for each."""
     FACTOR_GRAD.launch(g, problem.b)
     FACTOR_GRAD.launch(g, problem.a)
 
 
-def _cut(profile: Profile, r: int) -> tuple[int, dict[str, Constant]]:
-    """Ranks of an invocation, of which no half is idle, and how its kernel is cut."""
+def _tiling(profile: Profile, r: int) -> tuple[int, dict[str, Constant]]:
+    """Ranks per invocation without an idle half, and the kernel's tiling."""
     across, down = profile.lora_grad_group
     ranks = 4 if r <= 4 else profile.lora_grad_ranks
     ahead = _AHEAD_OF_FEW if profile.gemm_few_registers else _AHEAD

@@ -13,21 +13,20 @@ from qlora_wgpu.kernels.common import Kernel, Variant, always
 
 @dataclass(frozen=True)
 class Rope:
-    """Every head of x, rotated by its token's position, into y; and of a second one, if given."""
+    """Rotates every head of x by its token's position into y; the same for x1, if given."""
 
     x: Tensor  # (rows, heads · head_dim)
     y: Tensor  # like x
     table: Tensor  # float32 (positions, rotary_dim / 2) of (cos, sin)
     positions: Tensor  # uint32 (rows)
     head_dim: int  # elements of a head; even
-    rotary_dim: int  # how many of them are rotated; even
-    interleaved: bool  # whether pairs are neighbours, instead of half of rotary_dim apart
+    rotary_dim: int  # rotated elements of a head; even
+    interleaved: bool  # whether pairs are neighbours instead of rotary_dim / 2 apart
     sign: float  # 1 rotates, -1 rotates back
-    x1: Tensor | None = None  # a second tensor of other heads, rotated by the same launch
+    x1: Tensor | None = None  # a second tensor with other heads, in the same launch
     y1: Tensor | None = None  # like x1
 
     def __post_init__(self) -> None:
-        """Refuses heads that are not there."""
         for x, y in ((self.x, self.y), (self.x1, self.y1)):
             if x is not None and (
                 y is None
@@ -45,7 +44,6 @@ class Rope:
 
     @property
     def tensors(self) -> dict[str, Tensor | None]:
-        """The tensors that the kernels are bound to."""
         return {
             "positions": self.positions,
             "table": self.table,
@@ -57,11 +55,10 @@ class Rope:
 
     @property
     def strides(self) -> tuple[int, int]:
-        """Elements of a row of x and of x1."""
         return self.x.stride, self.x1.stride if self.x1 is not None else 0
 
 
-_FEW_ROWS = 16  # which read less of the table than a copy of it takes
+_FEW_ROWS = 16  # for which reading the table is cheaper than copying it
 
 
 def _units_fits(problem: Rope, profile: Profile) -> bool:
@@ -71,7 +68,7 @@ def _units_fits(problem: Rope, profile: Profile) -> bool:
 
 
 def _units(g: Graph, problem: Rope) -> None:
-    """Units of eight elements; software GPUs read the table from a texture, but for new tokens."""
+    """Units of eight elements; on software GPUs with the table in a texture, except in decoding."""
     head, half = problem.head_dim // 8, problem.rotary_dim // 16
     rows, (stride, stride1) = problem.x.rows, problem.strides
     heads, heads1 = stride // problem.head_dim, stride1 // problem.head_dim
@@ -92,7 +89,7 @@ def _units(g: Graph, problem: Rope) -> None:
 
 
 def _pairs(g: Graph, problem: Rope) -> None:
-    """Two elements an invocation; fits everywhere."""
+    """Two elements per invocation; fits everywhere."""
     x, x1, (stride, stride1) = problem.x, problem.x1, problem.strides
     g.launch(
         "rope/rotate.wgsl",

@@ -1,4 +1,4 @@
-"""LoRA adapters: which layers get one, how it lies on the device, and PEFT's files, out and in."""
+"""LoRA adapters: target modules, the layout on the device, and PEFT's files."""
 
 from qlora_wgpu.lora.config import AdapterConfig
 from qlora_wgpu.lora.peft_files import load_adapter, save_adapter

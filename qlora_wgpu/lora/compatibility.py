@@ -1,4 +1,4 @@
-"""Whether an adapter from a file belongs to a base, and what PEFT computes otherwise."""
+"""Checks that an adapter from a file fits a base, and lists what PEFT computes differently."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qlora_wgpu.lora.trained_tokens import Vocabulary
 _CACHED = re.compile(r"models--(.+)/snapshots/[^/]+/?$")
 _NO_NAMES = ("", "..")  # of the working directory, as a user gives them
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-# How names tell in which form weights are stored.
+# Suffixes of names that say how the weights are stored.
 _FORM = re.compile(
     r"[-_.](?:bnb|unsloth|dynamic|gguf|awq|gptq|autoround|hf|mlx|nf4|fp4|mxfp4|nvfp4|fp8|int[48]"
     r"|[248]-?bits?|w\d+a\d+|bf16|fp?16|fp?32|i?q\d(?:_\w+)?|g\d+|quantized|dequantized)$"
@@ -43,23 +43,23 @@ _told: set[tuple[str, str, str]] = set()
 def warn_of_other_name(
     path: str | PathLike[str], named: str | None, base: str | PathLike[str]
 ) -> None:
-    """Warns, once, of an adapter that names another base than the one that it is opened on."""
+    """Warns once if an adapter names another base than the one that it is opened on."""
     told = str(path), named or "", str(base)
     if told in _told or not is_other_name(named, base):
         return
     _told.add(told)
     warnings.warn(
         f"{path} was trained on {named} and is opened on {base}, which has the same shapes: unless "
-        "that is the same model by another name, open it with the one that it was trained on",
+        "that is the same model under another name, open it with the model that it was trained on",
         stacklevel=3,
     )
 
 
 def is_other_name(named: str | None, base: str | PathLike[str]) -> bool:
-    """Whether two names are of different models, as far as names tell.
+    """Whether two names are of different models.
 
-    Folders, the hub's names and its cache are told apart by their last part, whatever case it has
-    and however the weights are stored (``-bnb-4bit``, ``-Q4_K_M.gguf``).
+    Compares the last parts of folders, of names on the Hub and of its cache, ignoring case and how
+    the weights are stored (``-bnb-4bit``, ``-Q4_K_M.gguf``).
     """
     if not named or str(base) == named or _is_same_place(Path(named), Path(base)):
         return False
@@ -71,12 +71,12 @@ def is_other_name(named: str | None, base: str | PathLike[str]) -> bool:
 def _is_same_place(one: Path, other: Path) -> bool:
     try:
         return one.expanduser().samefile(other.expanduser())
-    except (OSError, RuntimeError, ValueError):  # one is not here
+    except (OSError, RuntimeError, ValueError):  # one does not exist
         return False
 
 
 def _plain(name: str) -> str:
-    """The last part of a name without how its weights are stored."""
+    """The last part of a name, without the suffix for how its weights are stored."""
     cached = _CACHED.search(name.replace("\\", "/"))
     last = cached[1].rpartition("--")[2] if cached else Path(name.replace("\\", "/")).name
     last = last.partition("@")[0]  # without a revision
@@ -100,15 +100,15 @@ def refuse_other_base(
     *,
     whole: bool = True,
 ) -> None:
-    """Refuses an adapter that was made for another shape; warns of a base of another name.
+    """Refuses an adapter whose tensors do not fit; warns if it names another base.
 
-    ``shapes`` are those that it may have; where it is ``whole``, it must have all of them.
+    ``shapes`` are those that it may have; if ``whole``, it must have all of them.
     """
     odd = _layers(tensors) - _layers(shapes)
     if difference := _difference(tensors, shapes, whole=whole):
         trained = stored.base_model_name_or_path or "a base that it does not name"
         # Of the right model, PEFT may adapt layers that stay frozen here.
-        otherwise = ", or, if it is this one, merge it with PEFT" if odd else ""
+        otherwise = ", or merge it with PEFT if that is this model" if odd else ""
         raise CheckpointError(
             f"{path} was trained on {trained} and does not fit {base}: {difference}; open it with "
             f"the model that it was trained on{otherwise}"
@@ -130,19 +130,18 @@ def rows_for(
         return rows
     if new != set(range(rows, rows + len(new))):
         raise CheckpointError(
-            f"the adapter trained token {max(new)}, but the base has {rows:,} tokens, and not all "
-            "in between are the adapter's: open it with the model that it was trained on"
+            f"the adapter trained token {max(new)}, but the base has {rows:,} tokens and the "
+            "adapter lacks some in between: open it with the model that it was trained on"
         )
     if (not architecture.tied and len(beyond) < 2) or any(each != new for each in beyond):
         raise CheckpointError(
-            f"the adapter added token {max(new)} to the base's {rows:,}, but has rows of it for "
-            "one of embedding and head alone: both have to be named in trainable_token_indices"
+            f"the adapter added token {max(new)} to the base's {rows:,}, but has its row for only "
+            "one of embedding and head: trainable_token_indices must name both"
         )
     return max(new) + 1
 
 
 def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Array]) -> int:
-    """Rows of matrices that were trained whole, where they have more than the base's; else 0."""
     rows = {module: len(matrix) for module, matrix in of_kind(tensors, WHOLE).items()}
     larger = {count for count in rows.values() if count > architecture.vocab_size}
     if not larger:
@@ -153,13 +152,13 @@ def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Arr
         has = " and ".join(f"{module} with {count:,} rows" for module, count in rows.items())
         raise CheckpointError(
             f"the base has {architecture.vocab_size:,} tokens, and of a larger vocabulary the "
-            f"adapter has {has} alone: merge it with PEFT, and go on from the result"
+            f"adapter has only {has}: merge it with PEFT and train from the result"
         )
     return larger.pop()
 
 
 def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of all that an adapter may have for a base, by PEFT's names."""
+    """Shapes of all tensors that an adapter of a base may have, by PEFT's names."""
     shapes: dict[str, tuple[int, ...]] = {}
     ends = Vocabulary.of(architecture)
     for module in (ends.embedding, ends.head):
@@ -178,17 +177,17 @@ def _difference(
 ) -> str:
     theirs, ours = _layers(tensors), _layers(shapes)
     if odd := sorted(theirs - ours):
-        here = "which this model has not, or not as a layer that is adapted here"
+        here = "which this model does not have, or which cannot be adapted here"
         return f"it adapts {odd[0]} ({len(odd)} such layers), {here}"
     if whole and (odd := sorted(ours - theirs)):
-        return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
+        return f"it has no weights for {odd[0]} ({len(odd)} such layers)"
     for name, tensor in tensors.items():
         leaf = parsed[1] if (parsed := parse_name(name)) is not None else ""
         # One side of a pair's matrices is the rank, one of trained rows their number.
         free = 0 if leaf == TOKENS else RANK_AXIS.get(leaf)
         takes = shapes.get(name, tensor.shape)
         if any(tensor.shape[i] != takes[i] for i in range(len(takes)) if i != free):
-            return f"its {name} has shape {tensor.shape}, this model takes {takes}"
+            return f"its {name} has shape {tensor.shape}, this model expects {takes}"
     return ""
 
 
@@ -231,19 +230,19 @@ def is_written_together(
 def peft_differences(
     config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
 ) -> list[str]:
-    """A sentence for each thing that PEFT 0.21 computes otherwise."""
+    """A sentence for each thing that PEFT 0.21 computes differently."""
     dense = _dense_as_experts({spec.name for spec in targets}, experts)
     if not dense or not config.use_dora:
         return []
     return [
-        f"PEFT 0.21 with transformers 5 takes {dense[0]} ({len(dense)} such layers) for "
-        "experts, by its name, and has no DoRA for these: merge the adapter, or leave "
+        f"PEFT 0.21 with transformers 5 treats {dense[0]} ({len(dense)} such layers) as "
+        "experts because of its name, and has no DoRA for experts: merge the adapter, or leave "
         "these layers out of lora.target_modules"
     ]
 
 
 def _dense_as_experts(names: Collection[str], experts: Sequence[ExpertSpec]) -> list[str]:
-    """The adapted layers that are no experts, but which PEFT takes for some by their names."""
+    """The adapted layers that PEFT takes for experts because of their names, but which are not."""
     if not any(stack.fused and not stack.stacking.in_turns for stack in experts):
         return []
     stacked = {spec.name for stack in experts for spec in stack.linears}

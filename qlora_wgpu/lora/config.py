@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qlora_wgpu.checkpoint.hub import is_hub_name, name_on_hub
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, brief
 from qlora_wgpu.files import is_dir
 from qlora_wgpu.lora.peft_names import BIAS_KINDS
@@ -171,7 +171,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
     _refuse_what_is_not_computed(path, fields)
     r = _number(path, fields, "r")
     if r != int(r):
-        raise CheckpointError(f"{path}: r is {r}, but must be a whole number")
+        raise CheckpointError(f"{path}: r must be an integer, got {r}")
     return AdapterConfig(
         r=int(r),
         lora_alpha=_number(path, fields, "lora_alpha"),
@@ -266,7 +266,7 @@ def _ranks(path: Path, fields: Mapping[str, Any]) -> dict[str, int]:
     for name, rank in pattern.items():
         if type(rank) is not int:
             raise CheckpointError(
-                f"{path}: rank_pattern of {name!r} is {rank!r}, not a whole number"
+                f"{path}: rank_pattern of {name!r} must be an integer, got {rank!r}"
             )
     return {name: int(rank) for name, rank in pattern.items()}
 

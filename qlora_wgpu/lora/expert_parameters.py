@@ -1,13 +1,13 @@
-"""Adapters on bare parameters, PEFT's ``target_parameters``: experts that a model holds together.
+"""Adapters on bare parameters, PEFT's ``target_parameters``: experts stacked in one tensor.
 
-Where transformers has a layer's experts in one parameter, PEFT adapts it as one: of
-``P.experts.gate_up_proj`` A is (r · experts, in_features), the experts' one below the other, and B
-(out_features, r · experts), an expert's r columns ``experts`` apart. The module that holds the
-parameters is wrapped once for each of them, gate_up_proj innermost: its matrices are called
-``P.experts.base_layer.lora_A`` and those of down_proj ``P.experts.lora_A``, or so those of the only
-one. Here every expert has matrices of its own for gate, up and down, by the names of its files
-(``Stacking``): those of gate and up become parts of a rank that is their sum, and come apart again
-where they are such parts.
+Where transformers has a layer's experts in one parameter, PEFT adapts it as one: for
+``P.experts.gate_up_proj`` A is (r · experts, in_features), the experts stacked, and B
+(out_features, r · experts), an expert's r columns ``experts`` apart. PEFT wraps the module that
+holds the parameters once for each of them, gate_up_proj innermost: its matrices are called
+``P.experts.base_layer.lora_A``, and those of down_proj, or of a single parameter,
+``P.experts.lora_A``. Here every expert has matrices of its own for gate, up and down, named as in
+its files (``Stacking``): to write them, the ranks of gate and up are concatenated; to read them,
+they are split again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qlora_wgpu.lora.peft_names import (
 )
 
 ARRANGED = "adapted_experts"
-"""Under which a file's metadata say what of its experts has matrices of its own, and how else."""
+"""The key of a file's metadata that says how its experts are stacked."""
 
 PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 KINDS = ("gate", "up", "down")
@@ -59,12 +59,12 @@ class ExpertArrangement:
     stacking: Stacking  # how the base's experts are held
 
     def to_text(self) -> str:
-        """The text for a file's metadata."""
+        """The value for a file's metadata."""
         return f"{' '.join(self.kinds)}; {self.stacking.to_json()}"
 
     @classmethod
     def from_text(cls, text: str) -> ExpertArrangement:
-        """Reads ``to_text``'s text; without a stacking it is that of gpt-oss."""
+        """Reads ``to_text``'s value; without a stacking it is that of gpt-oss."""
         kinds, told, stacking = text.partition(";")
         of_base = Stacking.from_json(stacking) if told else Stacking(in_turns=True)
         return cls(tuple(kinds.split()), of_base)
@@ -76,9 +76,9 @@ def to_target_parameters(
     stacking: Stacking,
     bare: Collection[str] = (),
 ) -> tuple[Tensors, AdapterConfig]:
-    """An adapter with matrices for each expert as one with PEFT's ``target_parameters``.
+    """Converts an adapter with matrices for each expert to PEFT's ``target_parameters``.
 
-    Other layers are named by their parameters, too, where they are ``bare`` ones, or have an
+    Other layers are also named by their parameters if these are ``bare``, or if they have an
     expert's name: PEFT would take their modules for experts.
     """
     kept, experts = _sorted_out(tensors, stacking)
@@ -105,7 +105,7 @@ def to_target_parameters(
             kept[tensor_name(module, LORA_B)] = np.moveaxis(b, 0, 2).reshape(b.shape[1], -1)
             name, rank = f"{held}.{parameter}", a.shape[1]
             ranks[name], alphas[name] = rank, alpha_for(scaling, rank, config)
-    # In place of a pattern stand the layers themselves.
+    # A pattern is replaced by the layers themselves.
     others = [m for m in modules if m not in by_weight]
     if not isinstance(names := config.target_modules, str):
         others = [name for name in names if any(is_named(module, name) for module in others)]
@@ -115,7 +115,7 @@ def to_target_parameters(
         target_parameters=[*ranks],
         rank_pattern={**_escaped(ranks), **config.rank_pattern},  # the first that fits counts
         alpha_pattern={**_escaped(alphas), **config.alpha_pattern},
-        lora_dropout=0.0,  # with which PEFT wraps no parameter, and which says how it was trained
+        lora_dropout=0.0,  # PEFT wraps no parameter with dropout, which matters in training only
     )
 
 
@@ -124,13 +124,13 @@ def _escaped(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _wrapping(held: str, parameter: str, present: Collection[str]) -> str:
-    """The module whose matrices are a parameter's, of those of its experts that are adapted."""
+    """The module that PEFT stores a parameter's matrices under, given the adapted parameters."""
     is_inner = parameter == "gate_up_proj" and len(present) > 1
     return held + INNER if is_inner else held
 
 
 def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
-    """A kind's rows of a parameter's, of which there are so many."""
+    """The rows of gate or up in a parameter of ``count`` rows."""
     if kind == "down":
         return slice(None)
     place = KINDS.index(kind)
@@ -142,7 +142,7 @@ def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
 def _stacked(
     kinds: Mapping[str, Pair], scalings: Mapping[str, float], halves: int, *, in_turns: bool
 ) -> Pair:
-    """A parameter's pair, in which each of its adapted halves takes a part of the rank."""
+    """A parameter's pair, whose rank is the sum of those of its adapted halves."""
     a = np.concatenate([pair[0] for pair in kinds.values()], axis=1)
     experts, out = next(iter(kinds.values()))[1].shape[:2]
     b = np.zeros((experts, halves * out, a.shape[1]), np.float32)
@@ -159,7 +159,7 @@ def _stacked(
 def _parted(
     pair: Pair, ranks: Mapping[str, int], factors: Mapping[str, float], *, in_turns: bool
 ) -> dict[str, Pair]:
-    """Takes apart what ``_stacked`` made, by its parts' ranks; ``factors`` multiply their B."""
+    """Splits what ``_stacked`` made, by its parts' ranks; ``factors`` multiply their B."""
     (a, b), begin = pair, 0
     made: dict[str, Pair] = {}
     for kind, rank in ranks.items():
@@ -171,7 +171,7 @@ def _parted(
 
 
 def _parted_by_zeros(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
-    """Each half's pair, with its part of the rank where gate and up share none of it."""
+    """Each half's pair, with its part of the rank if gate and up share none of it."""
     kinds, (a, b) = PARAMETERS[parameter], pair
     if len(kinds) == 1:
         return {kinds[0]: pair}
@@ -197,7 +197,6 @@ def _pair(of_experts: Mapping[int, Mapping[str, Float32Array]]) -> Pair:
 
 
 def layer_name(at: str, expert: int, kind: str, stacking: Stacking) -> str:
-    """What files call that layer of an expert."""
     return f"{at}.{expert}.{stacking.leaves[KINDS.index(kind)]}"
 
 
@@ -209,7 +208,7 @@ def _expert(stacking: Stacking) -> re.Pattern[str]:
 def _sorted_out(
     tensors: Mapping[str, Float32Array], stacking: Stacking
 ) -> tuple[Tensors, dict[str, dict[str, Pair]]]:
-    """The tensors of no expert, and by the experts' module the pairs of each kind."""
+    """The tensors of other layers, and the pairs of each kind by the experts' module."""
     kept: Tensors = {}
     found: dict[str, dict[str, dict[int, dict[str, Float32Array]]]] = {}
     pattern = _expert(stacking)
@@ -230,14 +229,12 @@ def _sorted_out(
 
 
 def alpha_for(scaling: float, rank: int, config: AdapterConfig) -> int | float:
-    """The alpha with which PEFT gets this scaling."""
     alpha = scaling * (math.sqrt(rank) if config.use_rslora else rank)
     near = (config.lora_alpha, 2 * config.lora_alpha, round(alpha))
     return next((value for value in near if math.isclose(alpha, value, rel_tol=1e-12)), alpha)
 
 
 def _modules_of(kept: Mapping[str, Any]) -> list[str]:
-    """The modules beside those that hold experts."""
     found = {m for m, leaf in parsed_names(kept) if RANK_AXIS.get(leaf) == 0}
     return sorted(module for module in found if not module.endswith(HOLDERS))
 
@@ -246,16 +243,16 @@ def from_target_parameters(
     tensors: Mapping[str, Float32Array],
     config: AdapterConfig,
     where: object,
-    told: ExpertArrangement | None = None,
+    arrangement: ExpertArrangement | None = None,
     *,
     stacking: Stacking,
 ) -> tuple[Tensors, AdapterConfig]:
-    """An adapter with PEFT's ``target_parameters`` as one with matrices for each expert.
+    """Converts an adapter with PEFT's ``target_parameters`` to matrices for each expert.
 
-    ``told`` is what ``arranged`` said of the adapter, if ``to_target_parameters`` made this one of
-    it; else the base's experts are held as ``stacking`` says. ``where`` is adapter_config.json.
+    ``arrangement`` is that of ``to_target_parameters`` if it wrote the adapter; otherwise experts
+    are stacked as ``stacking`` says. ``where`` is adapter_config.json.
     """
-    of_base, stacking = stacking, stacking if told is None else told.stacking
+    of_base, stacking = stacking, stacking if arrangement is None else arrangement.stacking
     made: Tensors = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, int | float] = {}
@@ -271,22 +268,25 @@ def from_target_parameters(
                 module = of_base.router_in_files(module)
             made[tensor_name(module, parsed[1])] = array
     weights = {of_base.router_in_files(module): f"{module}.weight" for module in plain}
-    others = [*weights, *_named_otherwise(config, made, stacking)]
+    others = [*weights, *_other_targets(config, made, stacking)]
     for module, weight in weights.items():
         own, alpha = config.rank_of(weight), config.alpha_of(weight)
-        if told is None and (own, alpha) != (config.rank_of(module), config.alpha_of(module)):
+        if arrangement is None and (own, alpha) != (
+            config.rank_of(module),
+            config.alpha_of(module),
+        ):
             ranks[re.escape(module)], alphas[re.escape(module)] = own, alpha
     for module, (held, parameter) in wrapped.items():
         full, at = f"{held}.{parameter}", stacking.in_files(held)
         rank, scaling = config.rank_of(full), config.scaling_of(full)
         pair = _by_expert(tensors, module, rank, where)
-        if told is not None:
-            kinds = [kind for kind in PARAMETERS[parameter] if kind in told.kinds]
+        if arrangement is not None:
+            kinds = [kind for kind in PARAMETERS[parameter] if kind in arrangement.kinds]
             modules = {kind: layer_name(at, 0, kind, stacking) for kind in kinds}
             ranks_of = {kind: config.rank_of(name) for kind, name in modules.items()}
             if rank != sum(ranks_of.values()):
                 raise CheckpointError(
-                    f"{where}: {full} has rank {rank}, which is not that of {', '.join(kinds)}"
+                    f"{where}: {full} has rank {rank}, which does not match {', '.join(kinds)}"
                 )
             factors = {kind: scaling / config.scaling_of(name) for kind, name in modules.items()}
             parts = _parted(pair, ranks_of, factors, in_turns=stacking.in_turns)
@@ -297,7 +297,7 @@ def from_target_parameters(
             stacks.append(f"{at}.{leaf}")
             own = a.shape[1]
             alpha = alpha_for(scaling, own, config)
-            if told is None and (own, alpha) != (config.r, config.lora_alpha):
+            if arrangement is None and (own, alpha) != (config.r, config.lora_alpha):
                 ranks[rf"{re.escape(at)}\.\d+\.{leaf}"] = own
                 alphas[rf"{re.escape(at)}\.\d+\.{leaf}"] = alpha
             for expert in range(len(a)):
@@ -315,10 +315,8 @@ def from_target_parameters(
     )
 
 
-def _named_otherwise(
-    config: AdapterConfig, kept: Mapping[str, Any], stacking: Stacking
-) -> list[str]:
-    """Target modules that name the layers beside experts, and no expert with the same last name."""
+def _other_targets(config: AdapterConfig, kept: Mapping[str, Any], stacking: Stacking) -> list[str]:
+    """Target modules that name the other layers, but no expert with the same last name."""
     if isinstance(config.target_modules, str):
         return _modules_of(kept)
     names: list[str] = []
@@ -333,7 +331,7 @@ def _named_otherwise(
 def _wrapped(
     tensors: Mapping[str, Float32Array], config: AdapterConfig, where: object
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """The adapted parameters of experts, by wrapped modules; and layers whose weights are named."""
+    """The adapted parameters of experts by wrapped module, and the layers with named weights."""
     modules = {module for module, _ in parsed_names(tensors)}
     names = config.target_parameters or []
     found: dict[str, tuple[str, str]] = {}
@@ -345,28 +343,27 @@ def _wrapped(
     plain = [m for m in every if any(is_named(f"{m}.weight", name) for name in names)]
     full = [f"{at}.{p}" for at, p in found.values()] + [f"{m}.weight" for m in plain]
     odd = [n for n in names if not any(is_named(parameter, n) for parameter in full)]
-    # PEFT passes over names that fit nothing, as its all-linear names routers that are not there.
+    # PEFT ignores names that match nothing: its all-linear names routers that do not exist.
     modules_held = {module.removesuffix(INNER) for module in modules}
     owners = {name: name.rpartition(".")[0] for name in odd}
     odd = [n for n in odd if not owners[n] or any(is_named(m, owners[n]) for m in modules_held)]
     if odd or not modules >= found.keys():
         raise UnsupportedModelError(
-            f"{where}: target_parameters names {(odd or sorted(found.keys() - modules))[0]}, but "
-            "of bare parameters only those of experts, gate_up_proj and down_proj, and weights of "
-            "adapted layers are read"
+            f"{where}: target_parameters names {(odd or sorted(found.keys() - modules))[0]}, which "
+            "is not supported (supported: experts' gate_up_proj and down_proj, and the weights of "
+            "adapted layers)"
         )
     return found, plain
 
 
 def _by_expert(tensors: Mapping[str, Float32Array], module: str, rank: int, where: object) -> Pair:
-    """(experts, r, in) and (experts, out, r)."""
     try:
         a, b = (tensors[tensor_name(module, leaf)] for leaf in (LORA_A, LORA_B))
     except KeyError as err:
-        raise CheckpointError(f"{where}: it lacks {err.args[0]!r}") from None
+        raise CheckpointError(f"{where}: {err.args[0]!r} is missing") from None
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) % rank or not a.size:
         raise CheckpointError(
-            f"{where}: {module} has matrices of {a.shape} and {b.shape}, but r = {rank} asks for "
-            f"({rank} · experts, in_features) and (out_features, {rank} · experts)"
+            f"{where}: {module} has matrices of shapes {a.shape} and {b.shape}, expected "
+            f"({rank} · experts, in_features) and (out_features, {rank} · experts) for r = {rank}"
         )
     return a.reshape(-1, rank, a.shape[1]), np.moveaxis(b.reshape(len(b), rank, -1), 2, 0)

@@ -1,4 +1,4 @@
-"""One flat vector for all of an adapter's tensors: where each lies, and in which types."""
+"""One flat vector for all of an adapter's tensors: their places and their types."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ OptimizerKind = Literal["adamw", "adamw_8bit", "lion"]
 class AdapterDtypes:
     """Element types of gradient and moments; they change results, so the user alone chooses."""
 
-    optimizer: OptimizerKind = "adamw"  # whose moments are float32, but for adamw_8bit's
-    # What the gradients of micro-batches are summed in; each is computed in float32.
+    optimizer: OptimizerKind = "adamw"  # its moments are float32, except for adamw_8bit
+    # The type that micro-batches' gradients, computed in float32, are summed in.
     gradient: Literal["float32", "bfloat16"] = "float32"
     updates: bool = True  # whether there are moments: a worker of a cluster has none
 
     @classmethod
     def of(cls, settings: Config) -> AdapterDtypes:
-        """Those of a run."""
         return cls(settings.optim.name, settings.train.gradient_dtype)
 
 
@@ -63,7 +62,6 @@ class Place:
         return (self.rows, self.columns) if self.rows else (self.columns,)
 
     def view(self, flat: Float32Array) -> Float32Array:
-        """The tensor within the flat vector."""
         values = flat[self.offset : self.offset + self.size]
         if not self.rows:
             return values[: self.columns]
@@ -72,16 +70,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbours that kernels may read as one."""
+    """Neighbouring tensors that kernels may read as one."""
 
     name: str
-    always: bool = False  # whether they are never cut apart, even if larger than a piece
+    always: bool = False  # whether it is never split, even if larger than a piece
 
 
 def cut(sizes: Sequence[int], groups: Sequence[Group], most: int) -> list[int]:
-    """The tensors that pieces of a limited size begin with, except the first piece's.
+    """The first tensors of pieces of a limited size, without that of the first piece.
 
-    A tensor, or a group that is never cut, makes a piece by itself if it is larger.
+    A tensor, or a group that is never split, is a piece by itself if it is larger.
     """
     cuts, taken = [], 0
     for group, run in groupby(range(len(sizes)), key=lambda index: groups[index]):
@@ -97,29 +95,25 @@ def cut(sizes: Sequence[int], groups: Sequence[Group], most: int) -> list[int]:
 
 
 class FlatVector(dict[str, Place]):
-    """Places of tensors by their names, one after another."""
+    """Places of tensors by name, one after another."""
 
     end = 0  # the place of the next tensor, in floats
     slack = 0  # floats behind the last one
 
     def append(self, name: str, rows: int, columns: int) -> None:
-        """Gives a tensor its place after all others."""
         self[name] = Place(self.end, rows, columns)
         self.end += aligned(self[name].size)
 
     @property
     def length(self) -> int:
-        """Floats of all."""
         return self.end + self.slack
 
     @property
     def names(self) -> list[str]:
-        """PEFT's names of the tensors."""
         return list(self)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors' shapes as PEFT has them."""
         return {name: place.shape for name, place in self.items()}
 
     @property
@@ -128,28 +122,25 @@ class FlatVector(dict[str, Place]):
         return sum(map(math.prod, self.shapes.values()))
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """A flat vector as tensors by name."""
         return {name: view.copy() for name, view in self.views(flat).items()}
 
     def views(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """The same as views of it."""
         return {name: place.view(flat) for name, place in self.items()}
 
     def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:
-        """Tensors by name as a flat vector."""
         odd = sorted(set(tensors) ^ set(self))
         if odd:
-            where = "lacks" if odd[0] in self else "has, and this model has not,"
-            raise CheckpointError(f"the adapter {where} {odd[0]!r} ({len(odd)} such tensors)")
+            found = "is missing" if odd[0] in self else "is unknown to this model"
+            raise CheckpointError(f"the adapter's {odd[0]!r} {found} ({len(odd)} such tensors)")
         flat = np.zeros(self.length, np.float32)
         for name, place in self.items():
             array = np.asarray(tensors[name])
             if array.shape != place.shape:
                 raise CheckpointError(
                     f"the adapter's {name!r} has shape {array.shape}, "
-                    f"this model needs {place.shape}"
+                    f"this model expects {place.shape}"
                 )
             if not np.isfinite(array).all():
-                raise CheckpointError(f"the adapter's {name!r} is not finite")
+                raise CheckpointError(f"the adapter's {name!r} contains NaN or infinity")
             place.view(flat)[:] = array
         return flat

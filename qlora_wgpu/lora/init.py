@@ -1,4 +1,4 @@
-"""How A and B start, PEFT's ``init_lora_weights``: drawn from a seed, or parts of the base."""
+"""Initial values of A and B, PEFT's ``init_lora_weights``: random, or parts of the base."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def draw_start(
     *,
     gaussian: bool,
 ) -> None:
-    """Draws PEFT's starts: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B zero.
+    """Draws PEFT's initial values: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B 0.
 
-    Of an embedding A is zero and B standard normal. Each matrix has its own stream, so the start
-    does not depend on what else is adapted.
+    For an embedding, A is zero and B standard normal. Each matrix has its own random stream, so its
+    values do not depend on what else is adapted.
     """
     for spec in targets:
         name = tensor_name(spec.name, LORA_A)
@@ -67,7 +67,7 @@ def _stream(seed: int, name: str) -> np.random.Generator:
 # ---- parts of the base -----------------------------------------------------------------------
 
 _NITER = re.compile(r"pissa_niter_(\d+)")
-_ELEMENTS = 1 << 22  # of a product that are float64 at a time
+_ELEMENTS = 1 << 22  # of a product that are in float64 at a time
 
 
 def pair_of(
@@ -75,10 +75,10 @@ def pair_of(
 ) -> tuple[Float32Array, Float32Array]:
     """A (r, in_features) and B (out_features, r) of a layer, as parts of its weight.
 
-    What is trained are the directions in which the weight is largest (PiSSA, arXiv 2404.02948), or
-    its first orthogonal ones (OLoRA, arXiv 2406.01775). The base keeps the rest (``rest_of``), so
-    that the model is what it was. Computed on the host, in float32 as PEFT does. ``kind`` is
-    ``pissa``, ``olora`` or ``pissa_niter_N``, whose random numbers are drawn for the layer's name.
+    Training starts from the weight's largest singular directions (PiSSA, arXiv 2404.02948) or its
+    first orthogonal ones (OLoRA, arXiv 2406.01775). The base keeps the rest (``rest_of``), so the
+    model is unchanged. Computed on the host, in float32 as in PEFT. ``kind`` is ``pissa``,
+    ``olora`` or ``pissa_niter_N``, whose random numbers depend on the layer's name.
     """
     if kind == "olora":
         # The first columns of Q depend on those of the weight alone, and R's rows are Qᵀ·W.
@@ -106,10 +106,9 @@ def rest_of(weight: Float32Array, a: Float32Array, b: Float32Array, scaling: flo
 def _svd_lowrank(
     weight: Float32Array, r: int, niter: int, random: np.random.Generator
 ) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """The r largest singular values, nearly: Halko et al. (2009), algorithm 5.1, as PyTorch has it.
+    """Approximate U (out, r), S (r) and Vᵀ (r, in) of the r largest singular values.
 
-    Returns:
-        U (out, r), S (r) and Vᵀ (r, in).
+    Halko et al. (2009), algorithm 5.1, as in PyTorch.
     """
     is_wide = weight.shape[0] < weight.shape[1]
     matrix = weight.T if is_wide else weight
@@ -126,7 +125,7 @@ def _svd_lowrank(
 # ---- conversion to plain LoRA ----------------------------------------------------------------
 
 STARTED = "init_lora_weights"
-"""The key of a file's metadata with how its adapter began, and the settings of its training."""
+"""The key of a file's metadata with the adapter's initialization and its training settings."""
 
 _SETTINGS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern")
 
@@ -135,7 +134,7 @@ Tensors = dict[str, Float32Array]
 
 @dataclass(frozen=True)
 class InitialAdapter:
-    """An adapter that began as a part of its base."""
+    """An adapter that was initialized as a part of its base."""
 
     kind: str  # PEFT's ``init_lora_weights``
     tensors: Tensors  # by PEFT's names
@@ -144,13 +143,11 @@ class InitialAdapter:
 
 
 def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str, str]]:
-    """An adapter as plain LoRA on the original base, as PEFT's conversion writes it.
+    """Tensors, settings and metadata of an adapter as plain LoRA on the original base.
 
-    Trained on W - s·B₀·A₀, it has learnt s·(B·A - B₀·A₀): a pair [A; A₀], [B, -B₀] of twice the
-    rank, whose second half is the start (``path_initial_model_for_weight_conversion``).
-
-    Returns:
-        Its tensors, its settings, and metadata for its file.
+    Trained on W - s·B₀·A₀, it has changed the model by s·(B·A - B₀·A₀): a pair [A; A₀], [B, -B₀] of
+    twice the rank, whose second half is the initial one, as PEFT's conversion writes it
+    (``path_initial_model_for_weight_conversion``).
     """
     tensors: Tensors = {}
     for name, array in started.tensors.items():
@@ -172,7 +169,7 @@ def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str
 def started_in(
     folder: str | PathLike[str], tensors: Mapping[str, Float32Array], config: AdapterConfig
 ) -> InitialAdapter | None:
-    """The adapter that ``converted`` has written; None for one that began otherwise."""
+    """The adapter that ``converted`` wrote; None for any other."""
     path = Path(folder).expanduser() / WEIGHTS
     with SafetensorsFile(path) as file:
         text = file.metadata.get(STARTED)
@@ -183,14 +180,14 @@ def started_in(
         own = replace(config, **{key: told[key] for key in _SETTINGS})
         kind = str(told["kind"])
     except (ValueError, KeyError, TypeError) as err:
-        raise CheckpointError(f"{path}: its metadata {STARTED} are damaged") from err
+        raise CheckpointError(f"{path}: the metadata {STARTED} is damaged") from err
     now: Tensors = {}
     start: Tensors = {}
     for name, array in tensors.items():
         leaf = _leaf(name)
         axis = RANK_AXIS.get(leaf, 0)
         if leaf not in (LORA_A, LORA_B) or array.shape[axis] % 2:
-            raise CheckpointError(f"{path}: {name!r} is no pair of two halves")
+            raise CheckpointError(f"{path}: {name!r} does not consist of two halves")
         first, second = np.split(array, 2, axis)
         now[name], start[name] = map(np.ascontiguousarray, (first, -second if axis else second))
     return InitialAdapter(kind, now, start, own)

@@ -1,4 +1,4 @@
-"""The adapter on the device: all A and B in one flat vector, gradient and moments alike."""
+"""The adapter on the device: all A and B in one flat vector; the same for gradient and moments."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from qlora_wgpu.lora.targets import (
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 
-_VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of so many rows
+_VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of this many rows
 
 
 def _slack_of(flat: FlatVector, stacked: Collection[str]) -> int:
-    """Floats to add at the end: bindings of experts' matrices are whole rows, and may pass it."""
+    """Floats to add at the end: bindings of experts' matrices are whole rows and may exceed it."""
     places = ((parse_name(name), place) for name, place in flat.items())
     rows = [padded(place.columns) for parsed, place in places if parsed and parsed[0] in stacked]
     return aligned(max(rows, default=0))
@@ -70,8 +70,8 @@ def _slack_of(flat: FlatVector, stacked: Collection[str]) -> int:
 def _cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple[int, ...]:
     """Where the pieces of the flat vectors begin, in floats, except the first.
 
-    Layers of one input, which kernels may bind as one, stay together if they can, and a layer's
-    experts always. A piece takes at most ``most`` floats.
+    Layers of one input, which kernels may bind as one, stay together if possible; a layer's experts
+    always do. A piece has at most ``most`` floats.
     """
     of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
     begins, sizes, groups = [], [], []
@@ -92,7 +92,7 @@ def _cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple
 
 
 def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
-    """Yields the place and size of blocks of rows, of ``most`` floats, to cut a matrix between."""
+    """Yields the offset and size of blocks of rows, at most ``most`` floats each."""
     stride = place.size // place.rows
     rows = max(most // stride // _VIEW_ROWS * _VIEW_ROWS, _VIEW_ROWS)
     for first in range(0, place.rows, rows):
@@ -101,16 +101,16 @@ def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
 
 
 class AdapterLayout(FlatVector):
-    """The places of each A and B by their names, and the vectors they lie in.
+    """The places of each A and B by name, and the vectors that hold them.
 
-    Vectors that are larger than a binding lie in pieces, all vectors in the same ones; places count
-    from the beginning of the whole.
+    Vectors that are larger than a binding are split into pieces, all at the same places; offsets
+    count from the beginning of the whole vector.
     """
 
     peft: AdapterConfig  # as PEFT writes it, without the base model's name
     targets: list[LinearSpec]  # the adapted layers, except the embedding
     embedding: LinearSpec | None  # the embedding as a layer, if it is adapted
-    peft_differences: list[str]  # a sentence for each thing that PEFT computes otherwise
+    peft_differences: list[str]  # a sentence for each thing that PEFT computes differently
     is_written_together: bool  # whether files name ``target_parameters``, as PEFT has experts
     bare: frozenset[str]  # the adapted routers that are bare parameters in transformers
     b_begin: int  # where in the flat vectors A's end and B's begin, in floats
@@ -124,7 +124,7 @@ class AdapterLayout(FlatVector):
     # The trained rows of the embedding and of an untied head, or all of them, by module.
     trained_rows: dict[str, TrainableTokens]
     trained_whole: dict[str, SavedModule]
-    start: Float32Array | None = None  # what it began as, where that is a part of the base
+    start: Float32Array | None = None  # its initial values, if these are a part of the base
 
     def __init__(
         self,
@@ -137,10 +137,10 @@ class AdapterLayout(FlatVector):
         vocabulary: Vocabulary | None = None,
         routers: Sequence[RouterSpec] = (),
     ) -> None:
-        """Lays out an adapter for the targeted ones of a model's layers, experts and routers.
+        """Lays out an adapter for the targeted layers, experts and routers of a model.
 
-        No piece of a vector takes more than ``max_binding`` bytes, where there is a limit. For
-        ``within`` see ``Architecture.adapted_within``. Without a vocabulary, no rows are trained.
+        No piece of a vector has more than ``max_binding`` bytes, if given. For ``within`` see
+        ``Architecture.adapted_within``. Without a vocabulary, no rows are trained.
         """
         super().__init__()
         self.config = config
@@ -200,7 +200,6 @@ class AdapterLayout(FlatVector):
         forms: AdapterDtypes = FLOAT32,
         max_binding: int | None = None,
     ) -> AdapterLayout:
-        """Lays out an adapter for a whole model."""
         return cls(
             config,
             architecture.linears,
@@ -218,9 +217,9 @@ class AdapterLayout(FlatVector):
         tokens: Mapping[str, Sequence[int]],
         saved: Sequence[str],
     ) -> None:
-        """Gives all A's their places, and trained rows and matrices; then B's and magnitudes.
+        """Places all A's, trained rows and matrices, then B's and magnitudes.
 
-        LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
+        LoRA+ has one learning rate for B's and vectors, and another for the rest.
         """
         ranks = {s.name: self.peft.rank_of(s.name) for s in self.adapted}
         for spec in self.targets:
@@ -243,7 +242,6 @@ class AdapterLayout(FlatVector):
     # -- tensors by their places, in the pieces of both vectors ----------------------------
 
     def _pair(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
-        """A layer's pair, or the first of a stack of experts'."""
         return Lora(
             r=self.peft.rank_of(spec.name),
             scaling=self.peft.scaling_of(spec.name),
@@ -269,7 +267,7 @@ class AdapterLayout(FlatVector):
             for leaf in (EMBEDDING_A, EMBEDDING_B)
         )
         rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
-        # PEFT drops nothing of what is looked up.
+        # PEFT applies no dropout to lookups.
         return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
 
     def _rows(self, module: str, indices: Sequence[int], of: Vocabulary) -> TrainableTokens:
@@ -300,7 +298,7 @@ class AdapterLayout(FlatVector):
     def _window(
         self, flat: ShardedVector, module: str, leaf: str, rows: int | None = None
     ) -> Tensor:
-        """A tensor within a flat vector; of a matrix, with ``rows``, as many from its first on."""
+        """A tensor within a flat vector; with ``rows``, the first rows of a matrix."""
         place = self.place(module, leaf)
         piece, first = flat.find(place.offset)
         name, offset = f"{module}.{leaf}", ITEM_SIZE[flat.dtype] * first
@@ -322,7 +320,6 @@ class AdapterLayout(FlatVector):
                 yield (first - place.offset) // stride, rows
 
     def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
-        """Floats from one expert's A or B to the next one's."""
         if stack is None or stack.experts == 1:
             return 0
         first, second = (self.place(spec.name, leaf).offset for spec in stack.linears[:2])
@@ -335,7 +332,6 @@ class AdapterLayout(FlatVector):
 
     @property
     def first_moment(self) -> ShardedVector:
-        """The first of the optimizer's moments."""
         return self.moments.vectors[0]
 
     @property
@@ -344,18 +340,17 @@ class AdapterLayout(FlatVector):
         return self.moments.vectors[1]
 
     def keep_moments(self, optimizer: OptimizerKind) -> None:
-        """Makes room for another optimizer's moments, unless they are its own already."""
+        """Allocates moments for another optimizer, unless they already are that optimizer's."""
         if optimizer != self.forms.optimizer:
             self.forms = replace(self.forms, optimizer=optimizer)
             self.moments = self._moments()
 
     @property
     def piece_lengths(self) -> list[int]:
-        """Floats of each piece of the flat vectors."""
         return [end - begin for begin, end in pairwise([0, *self.cuts, self.length])]
 
     def beyond_a_binding(self, max_binding: int) -> tuple[str, int] | None:
-        """The first pair of which a matrix is larger than a binding: its name and its bytes."""
+        """The name and bytes of the first matrix of a pair that is larger than a binding."""
         pairs = [*self.loras.items(), *self.expert_loras.items()]
         if self.embedding is not None and self.embedding_lora is not None:
             pairs.append((self.embedding.name, self.embedding_lora))
@@ -372,18 +367,17 @@ class AdapterLayout(FlatVector):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What decides the launches of a step: adapters with an equal one may share programs."""
+        """Everything that decides a step's launches: adapters of equal shape share programs."""
         layers = tuple(
             (s.name, self.peft.rank_of(s.name), self.peft.scaling_of(s.name)) for s in self.adapted
         )
         return layers, self.config.use_dora, self.config.lora_dropout
 
     def place(self, module: str, leaf: str) -> Place:
-        """Where a layer's A, B or magnitude lies in the flat vectors."""
         return self[tensor_name(module, leaf)]
 
     def initial(self, seed: int) -> Float32Array:
-        """PEFT's start, by ``draw_start``; zeros where it is computed from the base."""
+        """The initial values, by ``draw_start``; zeros if they are computed from the base."""
         values = np.zeros(self.length, np.float32)
         if not self.config.changes_base:
             gaussian = self.config.init_lora_weights == "gaussian"
@@ -397,9 +391,9 @@ class AdapterLayout(FlatVector):
             for cut in self.cuts
         ):
             raise ConfigError(
-                "optim.name: adamw_8bit cannot train a matrix whole (lora.modules_to_save) that is "
-                "larger than a binding of this GPU: set optim.name to adamw"
+                "optim.name: adamw_8bit does not support whole matrices (lora.modules_to_save) "
+                "that are larger than a binding of this GPU: set optim.name to adamw"
             )
-        places = FlatVector(self)  # not this, since a reference cycle would keep vectors in memory
+        places = FlatVector(self)  # not self: a reference cycle would keep vectors in memory
         places.end, places.slack = self.end, self.slack
         return moments_of(places, self.forms, self.cuts)

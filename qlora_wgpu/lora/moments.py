@@ -25,16 +25,15 @@ class Moments(ABC):
     """An optimizer's moments."""
 
     vectors: tuple[ShardedVector, ...]  # AdamW's m and v; Lion's m alone
-    blocks: BlockTable | None = None  # where each tensor's blocks lie, in 8 bits
+    blocks: BlockTable | None = None  # each tensor's blocks, for 8-bit moments
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all."""
         return sum(each.nbytes for each in self.vectors)
 
     @property
     def nbytes_beside(self) -> int:
-        """Bytes that stay on the device even where the moments are offloaded."""
+        """Bytes that stay on the device even if the moments are offloaded."""
         return 0 if self.blocks is None else self.blocks.table.nbytes
 
     @property
@@ -43,16 +42,12 @@ class Moments(ABC):
         return [piece.columns for piece in self.vectors[0].shards]
 
     def zeros(self) -> Array:
-        """A moment before the first step."""
         first = self.vectors[0]
         return np.zeros(first.columns, first.dtype)
 
     @abstractmethod
     def split(self, values: Sequence[Array]) -> dict[str, Array]:
-        """Their tensors by name, as a checkpoint keeps them, from the device's vectors.
-
-        The tensors may be views.
-        """
+        """The device's vectors as tensors by name, as in a checkpoint; they may be views."""
 
     @abstractmethod
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
@@ -63,7 +58,6 @@ class Float32Moments(Moments):
     """Float32 vectors of the adapter's layout: AdamW's two, or Lion's one."""
 
     def __init__(self, flat: FlatVector, cuts: Sequence[int] = (), count: int = 2) -> None:
-        """Gives them their places."""
         self._labels = _LABELS[:count]
         self._flat = flat
         lengths = [end - begin for begin, end in pairwise([0, *cuts, flat.length])]
@@ -81,7 +75,6 @@ class Float32Moments(Moments):
         }
 
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """A flat vector of each."""
         return [
             self._flat.join(
                 {n.removeprefix(f"{x}."): a for n, a in tensors.items() if n.startswith(f"{x}.")}
@@ -94,7 +87,6 @@ class EightBitMoments(Moments):
     """Blocks of codes, as bitsandbytes has them."""
 
     def __init__(self, flat: FlatVector, cuts: Sequence[int] = ()) -> None:
-        """Gives them their places."""
         self._names = list(flat)
         spans = [_span(flat[name]) for name in self._names]
         self.blocks = BlockTable(spans, MOMENT_VALUES, cuts)
@@ -113,7 +105,6 @@ class EightBitMoments(Moments):
         }
 
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """Two vectors of words."""
         assert self.blocks is not None
         values = [self.zeros(), self.zeros()]
         by_name: dict[str, dict[str, Array]] = {}
@@ -121,7 +112,7 @@ class EightBitMoments(Moments):
             part, _, name = key.partition(".")
             by_name.setdefault(name, {})[part] = array
         if unknown := sorted(set(by_name) - set(self._names)):
-            raise CheckpointError(f"the optimizer has {unknown[0]!r}, which this model has not")
+            raise CheckpointError(f"the optimizer's {unknown[0]!r} is unknown to this model")
         for name, tensor in zip(self._names, self.blocks.tensors, strict=True):
             own = by_name.get(name, {})
             try:
@@ -138,13 +129,12 @@ def _span(place: Place) -> Span:
 
 
 def most_words(place: Place) -> int:
-    """Words of a tensor's moment in the form that takes the most."""
+    """Words of a tensor's moment in its largest form."""
     tensor = TensorMoments(_span(place), 0, 0)
     return max(place.size, tensor.blocks * tensor.block_words)
 
 
 def moments_of(flat: FlatVector, forms: AdapterDtypes, cuts: Sequence[int] = ()) -> Moments:
-    """An adapter's moments in the form that its optimizer keeps them in."""
     if forms.optimizer == "adamw_8bit":
         return EightBitMoments(flat, cuts)
     return Float32Moments(flat, cuts, count=1 if forms.optimizer == "lion" else 2)

@@ -57,7 +57,6 @@ class StoredRows:
 
 
 def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> list[StoredRows]:
-    """The trained rows of an adapter as ``load_adapter`` reads it."""
     found, indices = of_kind(tensors, TOKENS), config.trainable_token_indices or []
     if isinstance(indices, list):
         return [StoredRows(module, indices, rows) for module, rows in found.items()]
@@ -74,16 +73,16 @@ def save_adapter(
     bare: Collection[str] = (),
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
+    """Writes an adapter for ``PeftModel.from_pretrained``.
 
     Args:
-        folder: The target; made if it does not exist, else its other files are left alone.
+        folder: The target, created if it does not exist; other files in it are left alone.
         tensors: float32 matrices by PEFT's names, such as
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" (r, in_features) and
             "….lora_B.weight" (out_features, r).
-        config: Settings of its training, and the base model that PEFT loads.
-        stacking: How the base holds its experts, where they are written with PEFT's
-            ``target_parameters``; else each is written by itself.
+        config: The training settings, and the base model that PEFT loads.
+        stacking: How the base stacks its experts, to write them with PEFT's
+        ``target_parameters``; None to write each by itself.
         bare: Modules whose weight transformers holds as a bare parameter.
         metadata: Further metadata for the file.
     """
@@ -116,11 +115,9 @@ def _write(
 def load_adapter(
     folder: str | PathLike[str], *, biases: bool = False, stacking: Stacking | None = None
 ) -> tuple[dict[str, Float32Array], AdapterConfig]:
-    """Reads an adapter that this package or PEFT wrote.
+    """Reads an adapter of this package or PEFT: float32 matrices by PEFT's names, and settings.
 
-    Returns:
-        The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
-        called as ``bias_name`` has it.
+    Biases are named by ``bias_name``.
     """
     folder = require_adapter_files(folder)
     where = folder / WEIGHTS
@@ -137,8 +134,8 @@ def load_adapter(
         )
     if trained and not biases:
         raise UnsupportedModelError(
-            f"{folder} holds biases that were trained beside the adapter ({next(iter(trained))}), "
-            "which are taken for reading and merging alone: merge it, and go on from the result"
+            f"{folder} has biases that were trained with the adapter ({next(iter(trained))}), "
+            "which only inference and merging support: merge it and train from the result"
         )
     _check(where, tensors, config)
     _check_biases(where, trained, config)
@@ -146,33 +143,32 @@ def load_adapter(
 
 
 def require_adapter_files(folder: str | PathLike[str]) -> Path:
-    """The folder of an adapter."""
     folder = Path(folder).expanduser()
     if not is_dir(folder):
-        raise CheckpointError(f"there is no adapter folder '{folder}'")
+        raise CheckpointError(f"the adapter folder '{folder}' does not exist")
     missing = [name for name in (CONFIG, WEIGHTS) if not is_there(folder / name)]
     if not missing:
         return folder
     if WEIGHTS in missing and is_file(folder / "adapter_model.bin"):
         raise CheckpointError(
-            f"{folder} has its weights only as adapter_model.bin, a pickle that is not read: load "
-            "the adapter with PEFT and save_pretrained it, which writes safetensors"
+            f"{folder} has its weights only in adapter_model.bin, a pickle, which is not "
+            "supported: load the adapter with PEFT and save it with save_pretrained, which writes "
+            "safetensors"
         )
     hint = ""
     if missing == [WEIGHTS] and is_there(folder / "adapters.safetensors"):
-        hint = ": it holds an adapter of mlx-lm's, which is not read; merge it with mlx_lm.fuse"
+        hint = ": it contains an mlx-lm adapter, which is not supported; merge it with mlx_lm.fuse"
     elif len(missing) == 2:
         if is_file(folder / "config.json"):
-            hint = ": it holds a model, not an adapter"
+            hint = ": it contains a model, not an adapter"
         elif is_file(folder / "adapter" / CONFIG):
             hint = f": did you mean {folder / 'adapter'}?"
     raise CheckpointError(f"{folder} has no {' and no '.join(missing)}{hint}")
 
 
 def _adapted(folder: Path, names: list[str]) -> list[str]:
-    """The full names of the layers that have a pair."""
     if not names:
-        raise CheckpointError(f"{folder / WEIGHTS} holds no tensors")
+        raise CheckpointError(f"{folder / WEIGHTS} contains no tensors")
     return sorted({module for module, leaf in parsed_names(names) if leaf in RANK_AXIS})
 
 
@@ -180,14 +176,14 @@ def _arranged(folder: Path, text: str | None) -> ExpertArrangement | None:
     try:
         return None if text is None else ExpertArrangement.from_text(text)
     except ValueError as err:
-        raise CheckpointError(f"{folder / WEIGHTS}: its metadata {ARRANGED} are damaged") from err
+        raise CheckpointError(f"{folder / WEIGHTS}: the metadata {ARRANGED} is damaged") from err
 
 
 def _is_copy(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor is a copy that PEFT writes beside the adapter's own tensors.
+    """Whether a tensor is a copy that PEFT writes in addition to the adapter's own tensors.
 
-    That is the base's matrix beside trained rows or a pair on head or embedding; and beside a
-    matrix that is trained whole the same under its name in the model, and the one it replaces.
+    With trained rows, or a pair on head or embedding, that is the base's matrix; with a matrix that
+    is trained whole, the same under its name in the model, and the one that it replaces.
     """
     if name.endswith(".base_layer.weight"):
         return True
@@ -202,12 +198,12 @@ def _by_standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict
         parsed = parse_name(name)
         if parsed is None:
             raise UnsupportedModelError(
-                f"{where}: tensor {name!r} is no LoRA matrix of a linear layer, which would be "
-                f"called {tensor_name('…', LORA_A)} or ….lora_B.weight"
+                f"{where}: tensor {name!r} is not a LoRA matrix of a linear layer (expected "
+                f"{tensor_name('…', LORA_A)} or ….lora_B.weight)"
             )
         key = tensor_name(*parsed)
         if key in standard:
-            raise CheckpointError(f"{where}: it holds {key!r} more than once")
+            raise CheckpointError(f"{where}: it contains {key!r} more than once")
         standard[key] = array.reshape(-1) if parsed[1] == MAGNITUDE else array
     return standard
 
@@ -215,7 +211,7 @@ def _by_standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict
 def _without_tied_copies(
     where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
 ) -> dict[str, Float32Array]:
-    """The tensors without those of a tied head, which PEFT writes beside the embedding's."""
+    """The tensors without those of a tied head, which PEFT writes as well as the embedding's."""
     kept = dict(tensors)
     rows = of_kind(tensors, TOKENS)
     if isinstance(config.trainable_token_indices, list) and len(rows) > 1:
@@ -239,32 +235,30 @@ def _is_head(module: str) -> bool:
 
 
 def _is_saved(module: str, config: AdapterConfig) -> bool:
-    """Whether the settings say that a module was trained whole, as PEFT reads them."""
     if module.endswith(_COPIES):  # without the matrix itself
         return False
     names = config.modules_to_save or []
-    # PEFT ties others to the embedding, of which its own settings then say nothing.
+    # PEFT ties others to the embedding, which its own settings then do not mention.
     tied = bool(names) and config.ensure_weight_tying
     return tied or any(module.endswith(name) for name in names)
 
 
 def _check(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Checks that tensors fit each other and the settings, and are finite."""
     for module in of_kind(tensors, WHOLE):
         if not _is_saved(module, config):
             raise UnsupportedModelError(
-                f"{where} holds the whole {module}, which adapter_config.json does not say was "
-                "trained; PEFT writes embedding and head so where the vocabulary was resized: "
-                "merge the adapter with PEFT, and go on from the result"
+                f"{where} contains the whole {module}, but adapter_config.json does not say that "
+                "it was trained; PEFT writes embedding and head like this if the vocabulary was "
+                "resized: merge the adapter with PEFT and train from the result"
             )
     if not tensors:
-        raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
+        raise CheckpointError(f"{where}: at least one pair of matrices is required")
     for name, array in tensors.items():
         module, leaf = parse_name(name) or ("", "")
         if leaf in RANK_AXIS:
             other = tensor_name(module, OTHER_OF_PAIR[leaf])
             if other not in tensors:
-                raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
+                raise CheckpointError(f"{where}: it contains {name!r}, but not {other!r}")
             _check_matrix(where, name, RANK_AXIS[leaf], array, config.rank_of(module))
     _check_magnitudes(where, tensors, config)
     _check_rows(where, stored_rows(tensors, config), config)
@@ -279,20 +273,20 @@ def _check_matrix(where: Path, name: str, axis: int, array: Float32Array, r: int
     if array.ndim != 2 or array.shape[axis] != r or array.size == 0:
         expected = f"(out_features, {r})" if axis else f"({r}, in_features)"
         raise CheckpointError(
-            f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
+            f"{where}: {name!r} has shape {array.shape}, expected {expected} for r = {r}"
         )
     if not _is_finite(array):
-        raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
+        raise CheckpointError(f"{where}: {name!r} contains NaN or infinity")
 
 
 def _check_magnitudes(
     where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
 ) -> None:
-    """DoRA has one vector for each pair, and LoRA none."""
+    """Checks that DoRA has a vector for each pair, and LoRA none."""
     if config.use_dora and (of := [*of_kind(tensors, EMBEDDING_A)]):
         raise UnsupportedModelError(
-            f"{where}: use_dora scales {of[0]}, an embedding, whose rows' norms are not computed "
-            "here: merge the adapter with PEFT, and go on from the result"
+            f"{where}: use_dora is not supported for {of[0]}, an embedding: merge the adapter with "
+            "PEFT and train from the result"
         )
     magnitudes = of_kind(tensors, MAGNITUDE)
     outputs = {layer.module: len(layer.b) for layer in adapted_layers(tensors)}
@@ -305,20 +299,20 @@ def _check_magnitudes(
     for module, array in sorted(magnitudes.items()):
         name, size = tensor_name(module, MAGNITUDE), outputs[module]
         if array.shape != (size,):
-            raise CheckpointError(f"{where}: {name!r} has shape {array.shape}, not ({size},)")
+            raise CheckpointError(f"{where}: {name!r} has shape {array.shape}, expected ({size},)")
         if not np.isfinite(array).all():
-            raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
+            raise CheckpointError(f"{where}: {name!r} contains NaN or infinity")
 
 
 def _check_rows(where: Path, every: Sequence[StoredRows], config: AdapterConfig) -> None:
-    """Checks that matrices have as many trained rows as the settings name, and no other has any."""
+    """Checks that matrices have as many trained rows as the settings name, and others none."""
     if config.trainable_token_indices and not every:
-        raise CheckpointError(f"{where}: trainable_token_indices is set, but it holds no rows")
+        raise CheckpointError(f"{where}: trainable_token_indices is set, but there are no rows")
     for each in every:
         if not each.indices:
             raise CheckpointError(
-                f"{where}: it holds rows of {each.module}, of which trainable_token_indices says "
-                "nothing"
+                f"{where}: it contains rows of {each.module}, which trainable_token_indices does "
+                "not name"
             )
         if each.rows.ndim != 2 or len(each.rows) != len(each.indices) or not each.rows.size:
             raise CheckpointError(
@@ -326,28 +320,30 @@ def _check_rows(where: Path, every: Sequence[StoredRows], config: AdapterConfig)
                 f"trainable_token_indices names {len(each.indices)} tokens"
             )
         if not _is_finite(each.rows):
-            raise CheckpointError(f"{where}: the trained rows of {each.module} are not finite")
+            raise CheckpointError(f"{where}: the rows of {each.module} contain NaN or infinity")
 
 
 def _check_whole(where: Path, found: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Checks that matrices that were trained whole are there, and that no norm was."""
+    """Checks that matrices that were trained whole exist, and that no norm was trained."""
     if config.modules_to_save and not found:
-        raise CheckpointError(f"{where}: modules_to_save is set, but it holds no such matrix")
+        raise CheckpointError(f"{where}: modules_to_save is set, but there is no such matrix")
     for module, array in found.items():
         if array.ndim == 1:
             raise UnsupportedModelError(
-                f"{where} has a whole {module} (modules_to_save), but only embedding and head are "
-                "taken whole: merge the adapter with PEFT, or train it without"
+                f"{where}: modules_to_save = {module} is not supported (supported: embedding and "
+                "head): merge the adapter with PEFT, or train it without"
             )
         if array.ndim != 2 or not array.size:
-            raise CheckpointError(f"{where}: the {module} it holds has shape {array.shape}")
+            raise CheckpointError(f"{where}: {module} has shape {array.shape}, expected a matrix")
         if not _is_finite(array):
-            raise CheckpointError(f"{where}: the {module} it holds is not finite")
+            raise CheckpointError(f"{where}: {module} contains NaN or infinity")
 
 
 def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: AdapterConfig) -> None:
     for module, array in biases.items():
         if config.bias == "none":
-            raise CheckpointError(f"{where}: bias is 'none', but it holds one of {module}")
+            raise CheckpointError(f"{where}: bias is 'none', but there is one of {module}")
         if array.ndim != 1 or not np.isfinite(array).all():
-            raise CheckpointError(f"{where}: the bias of {module} is no vector of finite numbers")
+            raise CheckpointError(
+                f"{where}: the bias of {module} must be a vector of finite numbers"
+            )

@@ -27,10 +27,10 @@ OTHER_OF_PAIR = {
     LORA_A: LORA_B, LORA_B: LORA_A, EMBEDDING_A: EMBEDDING_B, EMBEDDING_B: EMBEDDING_A,
 }  # fmt: skip
 BIAS_KINDS = ("none", "lora_only", "all")
-"""PEFT's ``bias``: which of the base's biases were trained with the adapter; none are here."""
+"""PEFT's ``bias``: which of the base's biases were trained; here none are."""
 
 _PREFIX = "base_model.model."
-# PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
+# PEFT leaves the adapter's name out of files; some tools keep it: lora_A.default.weight.
 _NAME = re.compile(
     rf"{re.escape(_PREFIX)}(?P<module>.+)\."
     rf"(?:(?P<matrix>{LORA_A}|{LORA_B})(?:\.[^.]+)?\.weight|(?P<vector>{MAGNITUDE})(?:\..+)?"
@@ -40,7 +40,7 @@ _NAME = re.compile(
 _WHOLE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>(?:(?!\.lora_|\.base_layer).)+)\.{WHOLE}")
 # PEFT wraps layers that have a pair, and calls their own biases base_layer.bias.
 _BIAS = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+?)(?<!\.lora_[AB])(?:\.base_layer)?\.bias")
-# How names began before transformers 4.52, when the text part of a model was a model by itself.
+# The prefix of names before transformers 4.52, when a model's text part was a model by itself.
 _BEFORE = {"language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}
 
 
@@ -50,7 +50,7 @@ def tensor_name(module: str, leaf: str) -> str:
 
 
 def parse_name(name: str) -> tuple[str, str] | None:
-    """The module and the leaf of a tensor's name, which may hold the adapter's own; else None."""
+    """The module and the leaf of a tensor's name, which may contain the adapter's; else None."""
     match = _NAME.fullmatch(name)
     if match is not None:
         leaf = match["matrix"] or match["vector"] or match["embedding"] or match["rows"]
@@ -66,12 +66,11 @@ def parse_name(name: str) -> tuple[str, str] | None:
 
 
 def parsed_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The modules and leaves of those names that have any."""
+    """The modules and leaves of all names that ``parse_name`` knows."""
     return filter(None, map(parse_name, names))
 
 
 def of_kind(tensors: Mapping[str, Float32Array], leaf: str) -> dict[str, Float32Array]:
-    """An adapter's tensors of one kind by their modules."""
     parsed = ((parse_name(name), array) for name, array in tensors.items())
     return {each[0]: array for each, array in parsed if each is not None and each[1] == leaf}
 
@@ -79,19 +78,18 @@ def of_kind(tensors: Mapping[str, Float32Array], leaf: str) -> dict[str, Float32
 def pair_shapes(
     spec: LinearSpec, rank: int, leaves: tuple[str, str] = (LORA_A, LORA_B)
 ) -> dict[str, tuple[int, int]]:
-    """The shapes of a layer's pair, by name."""
     a, b = (tensor_name(spec.name, leaf) for leaf in leaves)
     return {a: (rank, spec.in_features), b: (spec.out_features, rank)}
 
 
 def is_named(name: str, target: str) -> bool:
-    """Whether a target names a module or a parameter: its whole name or the last parts of it."""
+    """Whether a target is a module's or parameter's name, or the last parts of it."""
     return name == target or name.endswith("." + target)
 
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """A layer's tensors: scaling · b·a is added to its weight as it is stored."""
+    """A layer's tensors; scaling · b·a is added to its stored weight."""
 
     module: str
     a: Float32Array  # (r, in_features); of an embedding (r, hidden_size), PEFT's B transposed
@@ -100,7 +98,6 @@ class AdaptedLayer:
 
 
 def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer]:
-    """The layers of an adapter as ``load_adapter`` reads it."""
     for module, a in of_kind(tensors, LORA_A).items():
         b, magnitude = tensors[tensor_name(module, LORA_B)], tensor_name(module, MAGNITUDE)
         yield AdaptedLayer(module, a, b, tensors.get(magnitude))
@@ -109,14 +106,12 @@ def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer
 
 
 def bias_name(module: str) -> str:
-    """The name of a module's bias among an adapter's tensors, with a pair or without."""
     return f"{_PREFIX}{module}.bias"
 
 
 def split_biases(
     tensors: Mapping[str, Float32Array],
 ) -> tuple[dict[str, Float32Array], dict[str, Float32Array]]:
-    """An adapter's tensors without biases, and its biases by their modules."""
     pairs, biases = {}, {}
     for name, array in tensors.items():
         if match := _BIAS.fullmatch(name):

@@ -27,17 +27,17 @@ def targeted(
     ends: Sequence[LinearSpec] = (),
     routers: Sequence[RouterSpec] = (),
 ) -> list[LinearSpec]:
-    """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
+    """The layers that get an adapter, matched as in PEFT: by a whole name or its last parts.
 
-    Routers, experts, embedding and head get one where they are named; experts each by itself or by
-    the name of their ``ExpertSpec``, and all of a layer's or none.
+    Routers, experts, embedding and head must be named; experts one by one or by the name of their
+    ``ExpertSpec``, and all of a layer or none.
     """
     if target_modules == ALL_LINEAR:
         return list(linears)
     of_experts = (spec for stack in experts for spec in stack.linears)
     every = [*linears, *routers, *of_experts, *ends]
     if isinstance(target_modules, str):
-        # In which PEFT looks for modules alone.
+        # PEFT matches a pattern with modules only.
         parameters = {spec.name for spec in routers if not spec.is_module}
         modules = [spec for spec in every if spec.name not in parameters]
         names = _fitting_pattern(modules, target_modules)
@@ -58,7 +58,7 @@ def _fitting_pattern(linears: Sequence[LinearSpec], pattern: str) -> set[str]:
         raise ConfigError(f"lora.target_modules: {pattern[:80]!r} {err}") from err
     if not names:
         raise ConfigError(
-            f"lora.target_modules: no adaptable layer's whole name fits {pattern!r}; one is "
+            f"lora.target_modules: {pattern!r} matches no adaptable layer's full name, such as "
             f"{linears[0].name}"
         )
     return names
@@ -70,17 +70,16 @@ def _fitting_name(linears: Sequence[LinearSpec], target: str) -> set[str]:
         leaves = sorted({s.name.rpartition(".")[2] for s in linears})
         near = difflib.get_close_matches(target, leaves, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"this model has {', '.join(leaves)}"
-        raise ConfigError(f"lora.target_modules: no adaptable layer is called {target!r}; {hint}")
+        raise ConfigError(f"lora.target_modules: unknown layer {target!r}; {hint}")
     return names
 
 
 def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
-    """Makes sure that a layer's experts are adapted all or not at all."""
     for stack in experts:
         missing = [s.name for s in stack.linears if s.name not in names]
         if missing and len(missing) < stack.experts:
             raise ConfigError(
-                f"lora.target_modules: {missing[0]!r} is left out, but either all or none of a "
+                f"lora.target_modules: {missing[0]!r} is missing, but either all or none of a "
                 f"layer's experts can be adapted: name {stack.leaf!r}"
             )
 
@@ -88,21 +87,21 @@ def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
 def known_targets(
     targets: Sequence[str], linears: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
 ) -> list[str]:
-    """The names in a file that fit a layer, since PEFT passes over others; all if none does."""
+    """The names in a file that match a layer, since PEFT ignores others; all if none does."""
     stacks = {stack.name for stack in experts}
     known = [t for t in targets if t in stacks or any(is_named(spec.name, t) for spec in linears)]
     return known or list(targets)
 
 
 def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
-    """The linear layers of some decoder layers, numbered in their names as PEFT reads them."""
+    """The linear layers of some decoder layers, numbered as PEFT reads their names."""
     if layers is None:
         return list(linears)
     chosen = [s for s in linears if (m := _LAYER.match(s.name)) and int(m[1]) in layers]
     if not chosen:
         raise ConfigError(
-            f"lora.layers_to_transform {list(layers)} leaves no layer to adapt: they are numbered "
-            "from 0 on"
+            f"lora.layers_to_transform {list(layers)} leaves no layer to adapt: layers are "
+            "numbered from 0"
         )
     return chosen
 
@@ -111,31 +110,31 @@ def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> li
 
 
 def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
-    """Makes sure that each pattern of ranks and alphas fits an adapted layer.
+    """Checks that each pattern of ranks and alphas matches an adapted layer.
 
-    PEFT ignores one that fits none, and trains another adapter than was asked for.
+    PEFT ignores one that matches none, and so trains another adapter than intended.
     """
     names = [spec.name for spec in targets]
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in unfitting(getattr(config, key), names):
             raise ConfigError(
-                f"lora.{key}: no adapted layer fits {pattern[:80]!r}: write a name's last "
-                f"parts, or a regular expression for them; one layer is {names[0]}"
+                f"lora.{key}: {pattern[:80]!r} matches no adapted layer: use the last parts of a "
+                f"name such as {names[0]}, or a regular expression"
             )
 
 
 def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
-    """Makes sure that adapted experts can be computed in one go."""
+    """Checks that the adapted experts of a layer have one rank and one scaling."""
     for stack in stacks:
         names = [spec.name for spec in stack.linears]
         if len({(config.rank_of(name), config.alpha_of(name)) for name in names}) > 1:
             raise ConfigError(
-                "lora.rank_pattern or alpha_pattern gives the experts of "
-                f"{stack.name} unlike values: they must have the same"
+                "lora.rank_pattern or alpha_pattern: all experts of "
+                f"{stack.name} must have the same value"
             )
     if stacks and config.use_dora:
         raise ConfigError(
-            "lora.use_dora cannot adapt experts, which PEFT refuses as well: leave them out of "
+            "lora.use_dora is not supported for experts, as in PEFT: leave them out of "
             "lora.target_modules"
         )
 
@@ -143,12 +142,11 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
 def bare_parameters(
     config: LoraConfig, adapted: Collection[str], routers: Sequence[RouterSpec]
 ) -> frozenset[str]:
-    """The adapted routers that are bare parameters in transformers."""
     bare = [s.name for s in routers if s.name in adapted and not s.is_module]
     if bare and config.use_dora:
         raise ConfigError(
-            f"lora.use_dora cannot adapt {bare[0]}, a bare parameter in transformers, for which "
-            "PEFT has no DoRA: leave it out of lora.target_modules"
+            f"lora.use_dora is not supported for {bare[0]}, a bare parameter in transformers, as "
+            "in PEFT: leave it out of lora.target_modules"
         )
     return frozenset(bare)
 
@@ -159,35 +157,34 @@ def check_start(
     targets: Sequence[LinearSpec],
     stacks: Sequence[ExpertSpec],
 ) -> None:
-    """Makes sure that an adapter can begin as parts of these layers."""
     if kind in ("default", "gaussian"):
         return
     if config.use_dora:
         raise ConfigError(
-            f"lora.init_lora_weights: {kind} and lora.use_dora exclude each other: an adapter with "
-            "magnitudes cannot be saved as plain LoRA"
+            f"lora.init_lora_weights: {kind} and lora.use_dora are mutually exclusive: an adapter "
+            "with magnitudes cannot be saved as plain LoRA"
         )
     if config.trainable_token_indices:
         raise ConfigError(
-            f"lora.init_lora_weights: {kind} and lora.trainable_token_indices exclude each other: "
-            "leave one of them out"
+            f"lora.init_lora_weights: {kind} and lora.trainable_token_indices are mutually "
+            "exclusive: leave one of them out"
         )
     if stacks:
         raise ConfigError(
-            f"lora.init_lora_weights: {kind} cannot begin adapters of experts: leave them out of "
+            f"lora.init_lora_weights: {kind} is not supported for experts: leave them out of "
             "lora.target_modules"
         )
     for spec in targets:
         if config.rank_of(spec.name) > min(spec.in_features, spec.out_features):
             raise ConfigError(
-                f"lora.init_lora_weights: {kind} takes {config.rank_of(spec.name)} parts of "
+                f"lora.init_lora_weights: {kind} needs rank {config.rank_of(spec.name)} of "
                 f"{spec.name}, which has {min(spec.in_features, spec.out_features)}: lower lora.r"
             )
 
 
 # ---- PEFT's settings -------------------------------------------------------------------------
 
-# What LoraConfig and adapter_config.json say alike.
+# Fields that LoraConfig and adapter_config.json share.
 _ALIKE = (
     "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
     "modules_to_save", "ensure_weight_tying",
@@ -200,11 +197,10 @@ def peft_config(
     experts: Sequence[ExpertSpec] = (),
     within: str = "",
 ) -> AdapterConfig:
-    """The contents of adapter_config.json, the base model's name left out."""
     names = config.target_modules
     if names == ALL_LINEAR:
         leaves = {stack.leaf for stack in experts}
-        # Where experts, which are not adapted, have the same last name, the whole name is needed.
+        # If experts that are not adapted have the same last name, the whole name is needed.
         names = sorted({_shortest_name(spec, leaves) for spec in targets})
     if within and not isinstance(names, str):
         beyond = [spec.name for spec in targets if not spec.name.startswith(within)]
@@ -234,10 +230,10 @@ def lora_config(
     experts: Sequence[ExpertSpec] = (),
     routers: Sequence[RouterSpec] = (),
 ) -> LoraConfig:
-    """The settings that a model is opened with to take an adapter.
+    """The settings with which a model is opened for an adapter.
 
-    Where target modules fit experts or routers, but none of those has tensors, the layers that have
-    some are the targets: PEFT's ``all-linear`` leaves experts out.
+    If target modules match experts or routers that have no tensors, the targets are the layers that
+    do have some: PEFT's ``all-linear`` leaves experts out.
     """
     targets = adapter.target_modules
     of_experts = [spec for stack in experts for spec in stack.linears]
@@ -267,22 +263,22 @@ _SETTING = "lora.modules_to_save"
 
 
 def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """The modules that are trained whole, the embedding first; the embedding alone if tied."""
+    """The modules that are trained whole, the embedding first; only the embedding if tied."""
     names = config.modules_to_save or []
     both = (vocabulary.embedding, vocabulary.head)
     chosen = {_module(name, both) for name in names}
     if vocabulary.bias and vocabulary.head in chosen:
         raise ConfigError(
-            f"{_SETTING}: {vocabulary.head} has a bias, which PEFT would train, too, and nothing "
-            "here does: leave it out, or name it in lora.target_modules"
+            f"{_SETTING}: {vocabulary.head} has a bias, which PEFT would also train, but this is "
+            "not supported: leave it out, or name it in lora.target_modules"
         )
     if chosen and vocabulary.tied:
         if not config.ensure_weight_tying:
             raise ConfigError(
                 f"{_SETTING} names {names[0]}, and {vocabulary.head} is tied to "
                 f"{vocabulary.embedding}: set lora.ensure_weight_tying to true, which trains both "
-                "as one; without it PEFT trains two, which is not computed here: merge an adapter "
-                "that has two with PEFT"
+                "as one; two separate ones, as PEFT trains without it, are not supported: merge an "
+                "adapter that has two with PEFT"
             )
         return (vocabulary.embedding,)
     return tuple(module for module in both if module in chosen)
@@ -293,9 +289,8 @@ def _module(name: str, both: tuple[str, str]) -> str:
     if not found:
         leaf = both[0].rpartition(".")[2]
         raise ConfigError(
-            f"{_SETTING}: only {leaf} and {both[1]} are trained whole, not {name!r}: norms, "
-            "classifiers and all else stay frozen, so leave it out, or merge an adapter that has "
-            "it with PEFT"
+            f"{_SETTING}: {name!r} is not supported (supported: {leaf}, {both[1]}): leave it out, "
+            "or merge an adapter that has it with PEFT"
         )
     return found[0]
 
@@ -308,7 +303,7 @@ def check_saved(
     *,
     trains_rows: bool,
 ) -> None:
-    """Makes sure that modules can be trained whole beside all else that is trained."""
+    """Checks that modules can be trained whole together with everything else that is trained."""
     if not saved:
         return
     if twice := sorted(set(saved) & set(adapted)):
@@ -317,15 +312,15 @@ def check_saved(
         )
     if trains_rows:
         raise ConfigError(
-            f"{_SETTING} trains whole matrices, and lora.trainable_token_indices or "
-            "model.add_tokens rows of them: leave one of them out"
+            f"{_SETTING} trains whole matrices, lora.trainable_token_indices or model.add_tokens "
+            "only rows of them: leave one of them out"
         )
     if config.changes_base:
         raise ConfigError(
-            f"lora.init_lora_weights: {config.init_lora_weights} and {_SETTING} exclude each "
-            "other: begin with default"
+            f"lora.init_lora_weights: {config.init_lora_weights} and {_SETTING} are mutually "
+            "exclusive: set lora.init_lora_weights to default"
         )
     if forms.gradient != "float32":
         raise ConfigError(
-            f"{_SETTING} sums gradients up in float32 alone: set train.gradient_dtype to float32"
+            f"{_SETTING} requires gradients in float32: set train.gradient_dtype to float32"
         )

@@ -25,13 +25,12 @@ class Vocabulary:
     tied: bool  # whether the head is the embedding
     padding: int | None = None  # the row that gets no gradient where it is looked up
     new: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained in any case
-    # Whether the head has a bias, which PEFT leaves out where it trains rows of the head, and
-    # trains where it trains the head whole.
+    # Whether the head has a bias, which PEFT ignores if it trains rows of the head, and trains if
+    # it trains the whole head.
     bias: bool = False
 
     @classmethod
     def of(cls, architecture: Architecture) -> Vocabulary:
-        """A model's."""
         return cls(
             architecture.embed_name.removesuffix(".weight"),
             architecture.head_name.removesuffix(".weight"),
@@ -45,7 +44,6 @@ class Vocabulary:
 
     @property
     def head_layer(self) -> LinearSpec:
-        """The head as a layer."""
         return LinearSpec(self.head, self.rows, self.columns)
 
     @property
@@ -62,16 +60,16 @@ class Vocabulary:
         for rows in named.values():
             self._check(rows)
         if self.bias and (self.tied or self.head in named):
-            hint = f"name {self.embedding} alone, where the two are not tied"
+            hint = f"name only {self.embedding} if the two are not tied"
             raise ConfigError(
-                f"{_SETTING}: {self.head} has a bias, which PEFT leaves out where its rows are "
+                f"{_SETTING}: {self.head} has a bias, which PEFT ignores when its rows are "
                 f"trained: {'tokens cannot be added to this model' if self.new else hint}"
             )
         if self.tied and self.head in named:
             if named.get(self.embedding) != named[self.head]:  # PEFT trains two where one is named
                 raise ConfigError(
-                    f"{_SETTING}: {self.head} is tied to {self.embedding}, so that both have the "
-                    "same trained rows: name the same tokens for both, or for the embedding alone"
+                    f"{_SETTING}: {self.head} is tied to {self.embedding}, so both have the same "
+                    "trained rows: name the same tokens for both, or only those of the embedding"
                 )
             named = {self.embedding: named[self.head]}
         return {m: tuple(named[m]) for m in (self.embedding, self.head) if m in named}
@@ -96,8 +94,7 @@ class Vocabulary:
             if not modules:
                 leaf = self.embedding.rpartition(".")[2]
                 raise ConfigError(
-                    f"{_SETTING}: no matrix with a row for each token is called {name!r}; this "
-                    f"model has {leaf} and {self.head}"
+                    f"{_SETTING}: unknown matrix {name!r} (this model has {leaf} and {self.head})"
                 )
             if modules[0] in named:
                 raise ConfigError(f"{_SETTING} names {modules[0]} twice")
@@ -106,15 +103,15 @@ class Vocabulary:
 
     def _check(self, rows: Sequence[int]) -> None:
         if not rows:
-            raise ConfigError(f"{_SETTING}: a list of tokens is empty")
+            raise ConfigError(f"{_SETTING}: a list of tokens must not be empty")
         if beyond := [row for row in rows if not 0 <= row < self.rows]:
             raise ConfigError(
-                f"{_SETTING}: there is no token {beyond[0]}, since the model's vocabulary has "
-                f"{self.rows:,}"
+                f"{_SETTING}: token {beyond[0]} does not exist: the model's vocabulary has "
+                f"{self.rows:,} tokens"
             )
         if len(set(rows)) < len(rows):
             twice = next(row for i, row in enumerate(rows) if row in rows[:i])
-            raise ConfigError(f"{_SETTING}: token {twice} is there twice")
+            raise ConfigError(f"{_SETTING}: token {twice} is listed twice")
 
 
 def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
@@ -124,30 +121,29 @@ def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
 def check_ends(
     config: LoraConfig, vocabulary: Vocabulary, adapted: set[str], *, trains_rows: bool
 ) -> None:
-    """Makes sure that embedding and head can be adapted where they are."""
     ends = [name for name in (vocabulary.embedding, vocabulary.head) if name in adapted]
     if not ends:
         return
     name = ends[0]
     if config.use_dora:
         raise ConfigError(
-            f"lora.use_dora cannot adapt {name}, whose rows' norms are not computed here: "
-            "leave it out of lora.target_modules, or set lora.use_dora to false"
+            f"lora.use_dora is not supported for {name}: leave it out of lora.target_modules, or "
+            "set lora.use_dora to false"
         )
     if config.changes_base:
         raise ConfigError(
-            f"lora.init_lora_weights: {config.init_lora_weights} cannot begin an adapter of "
-            f"{name}: leave that out of lora.target_modules, or begin with default"
+            f"lora.init_lora_weights: {config.init_lora_weights} is not supported for {name}: "
+            "leave it out of lora.target_modules, or set lora.init_lora_weights to default"
         )
     if trains_rows:
         raise ConfigError(
-            f"lora.target_modules names {name}, and rows of tokens are trained "
-            "(lora.trainable_token_indices, model.add_tokens), which PEFT cannot load together: "
-            "leave one of them out"
+            f"lora.target_modules names {name} while rows of tokens are trained "
+            "(lora.trainable_token_indices, model.add_tokens); PEFT cannot load both: leave one "
+            "of them out"
         )
     if config.ensure_weight_tying and vocabulary.tied:
         raise ConfigError(
             f"lora.ensure_weight_tying and {name} in lora.target_modules: {vocabulary.head} is "
-            f"tied to {vocabulary.embedding}, and one pair for both is not computed here; leave "
-            "ensure_weight_tying false, with which PEFT adapts what is named alone"
+            f"tied to {vocabulary.embedding}, and one pair for both is not supported; set "
+            "ensure_weight_tying to false, with which PEFT adapts only what is named"
         )

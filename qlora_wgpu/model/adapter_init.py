@@ -1,4 +1,4 @@
-"""The start of an adapter that is a part of its base, computed from the files before they load."""
+"""Initial values of an adapter that is a part of its base, from files that are not loaded yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qlora_wgpu.model.checkpoint_reader import CheckpointReader
 def start_of_files(
     adapter: AdapterLayout, source: CheckpointReader, seed: int, progress: Callable[[str], None]
 ) -> tuple[Float32Array, str]:
-    """The flat adapter that a base gives, and a sentence about what it took."""
+    """The flat adapter, and a note for the user on how it was computed."""
     assert source.folder is not None
     kind = adapter.config.init_lora_weights
     began, most = time.monotonic(), 0
@@ -36,7 +36,7 @@ def start_of_files(
         most = max(most, _workspace(weight.shape, kind, rank))
     took = time.monotonic() - began
     return flat, (
-        f"the adapter begins as parts of {len(adapter.targets)} weights ({kind}), found in "
+        f"the adapter starts as parts of {len(adapter.targets)} weights ({kind}), found in "
         f"{took:,.1f} s with at most {most / MIB:,.0f} MiB of host memory; the base keeps the rest"
     )
 
@@ -44,14 +44,14 @@ def start_of_files(
 def _refuse_few_bits(folder: ModelFolder, name: str, kind: str) -> None:
     if folder[name].is_quantized:
         raise UnsupportedModelError(
-            f"lora.init_lora_weights: {kind} takes its parts from weights in floats, but "
-            f"{folder.path} holds {name} quantized: name the base that is not, which is quantized "
-            "here, or default"
+            f"lora.init_lora_weights: {kind} requires floating-point weights, but {name} in "
+            f"{folder.path} is quantized: use the unquantized base, which is quantized here, or "
+            "set lora.init_lora_weights to default"
         )
 
 
 def _workspace(shape: tuple[int, ...], kind: str, rank: int) -> int:
-    """Bytes of a weight and of what its decomposition takes beside it."""
+    """Bytes of a weight and of its decomposition."""
     rows, columns = shape
     small = min(shape)
     if kind == "pissa":  # a copy, U and Vᵀ, and LAPACK's divide and conquer

@@ -26,7 +26,7 @@ from qlora_wgpu.model.adapter_state import (
     AdapterBiases,
     read_fitting,
     read_flat,
-    warn_if_trained_otherwise,
+    warn_if_quantized_differently,
     write_flat,
 )
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -38,26 +38,26 @@ FloatArray = npt.NDArray[np.float32]
 ComputeDtype = Literal["bfloat16", "float32"]
 Progress = Callable[[str], None]
 DEFAULT = "default"
-"""PEFT's name of the adapter that a model is opened with."""
+"""PEFT's name for the adapter that a model is opened with."""
 
 
 class AdapterModel:
-    """An adapter's vectors on a device, and what is computed of them alone: no base weights.
+    """An adapter's vectors on a device, and what is computed from them: no base weights.
 
-    It is all that an optimizer step needs once the gradient is there, wherever that was computed.
+    An optimizer step needs nothing else once the gradient is known, wherever it was computed.
     """
 
-    parameters_version = 0  # grows whenever the adapter may have changed
+    parameters_version = 0  # incremented whenever the adapter may have changed
     kept_saturated = 0  # clamped values among the weights that are kept dequantized
 
     def __init__(
         self, layout: ModelPlan, device: Device, *, options: TrainingOptions | None = None
     ) -> None:
-        """Allocates nothing yet; a ``CheckpointError`` if the layout's base has no files."""
+        """Allocates nothing yet; raises a ``CheckpointError`` if the base has no files."""
         if layout.pretrained.folder is None:
             raise CheckpointError(
-                f"{layout.pretrained.name_or_path} has a config.json, but no weights: name a "
-                "whole model"
+                f"{layout.pretrained.name_or_path} has a config.json, but no weights: use a "
+                "complete model"
             )
         self.device = device
         self.folder: ModelFolder = layout.pretrained.folder
@@ -73,15 +73,15 @@ class AdapterModel:
         self.parameters_changed = False
 
     def close(self) -> None:
-        """Frees the model's memory at once, whoever still holds the model; it is of no use then.
+        """Frees the model's memory at once, even if something still refers to the model.
 
         A notebook keeps what a cell returned or where it failed. A device that was opened for this
-        model alone goes with it.
+        model only is closed, too.
         """
         self.__dict__.clear()
 
     def __enter__(self) -> Self:
-        """Closes the model in the end: ``with QLoRAModel.from_pretrained(...) as model``.
+        """Closes the model at the end: ``with QLoRAModel.from_pretrained(...) as model``.
 
         Raises:
             DeviceError: If it is closed already.
@@ -90,20 +90,18 @@ class AdapterModel:
         return self
 
     def __reduce__(self) -> Any:
-        """Refuses to be pickled or copied."""
         raise TypeError(
-            "a model stands on a GPU and cannot be pickled or copied: pass the path of its run or "
-            "adapter, and open it there with open_adapter"
+            "a model is on a GPU and cannot be pickled or copied: pass the path of its run or "
+            "adapter, and open that with open_adapter"
         )
 
     def __exit__(self, *exception: object) -> None:
-        """Closes it."""
         self.close()
 
     if not TYPE_CHECKING:  # else a checker would take any name for an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """What is not there: of a closed model, anything."""
+            """Explains that a closed model has no attributes."""
             if vars(self) or name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             raise DeviceError(
@@ -111,7 +109,6 @@ class AdapterModel:
             )
 
     def __repr__(self) -> str:
-        """Base, adapter and device in a line."""
         if not vars(self):
             return f"{type(self).__name__}(closed)"
         lora = self.adapter
@@ -129,7 +126,7 @@ class AdapterModel:
 
     @property
     def layout(self) -> ModelPlan:
-        """Base and adapter as they are laid out."""
+        """The layout of base and adapter."""
         return self.programs.plan
 
     @property
@@ -178,7 +175,7 @@ class AdapterModel:
         self.parameters_changed = True
 
     def read_stats(self) -> FloatArray:
-        """Loss sum, label tokens, gradient norm, update factor, labels predicted; waits."""
+        """Loss sum, label tokens, gradient norm, update factor, correct predictions; waits."""
         return self.read_flat(self.stats)
 
     @property
@@ -188,11 +185,11 @@ class AdapterModel:
         return self.stats.storage.buffer, self.stats.storage.nbytes
 
     def zero_stats(self) -> None:
-        """Clears the sums of loss and tokens, and what kernels have counted."""
+        """Clears the sums of loss and tokens, and the kernels' counter."""
         self.write_stats(np.zeros(STATS_LENGTH, np.float32))
 
     def write_stats(self, sums: FloatArray, saturated: int = 0) -> None:
-        """Overwrites the sums, and the count of clamped values where kernels keep one."""
+        """Overwrites the sums, and the count of clamped values if kernels keep one."""
         assert self.stats.storage is not None
         whole = np.zeros(self.stats.storage.nbytes // 4, np.float32)
         whole[:STATS_LENGTH] = sums
@@ -221,8 +218,8 @@ class AdapterModel:
     def load_adapter(self, adapter: str | PathLike[str] | Mapping[str, FloatArray]) -> None:
         """Replaces the adapter by a folder's or by named arrays.
 
-        Warns where the run of a folder quantized the base otherwise than this model does;
-        ``open_adapter`` opens both as they were trained.
+        Warns if the folder's run quantized the base differently; ``open_adapter`` opens both as
+        they were trained.
 
         Raises:
             CheckpointError: If it is damaged or does not fit this model and its LoraConfig.
@@ -235,12 +232,11 @@ class AdapterModel:
             pairs, biases = read_fitting(
                 adapter, self.adapter, self.architecture, self.name_or_path
             )
-            warn_if_trained_otherwise(adapter, self.quant)
+            warn_if_quantized_differently(adapter, self.quant)
         self.write_parameters(self.adapter.join(pairs))
         self.biases.take(biases)
 
     def _tied_copy(self, tensors: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-        """A tied head that is trained whole, which PEFT writes beside the embedding."""
         of = self.architecture
         name = tensor_name(of.embed_name.removesuffix(".weight"), WHOLE)
         if not of.tied or name not in tensors:
@@ -250,8 +246,8 @@ class AdapterModel:
     def save_adapter(self, path: str | PathLike[str]) -> None:
         """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
 
-        Warns of what PEFT computes otherwise. An adapter that began as a part of the base is
-        written as plain LoRA of twice the rank, for the base as it was.
+        Warns of what PEFT computes differently. An adapter that was initialized as a part of the
+        base is written as plain LoRA of twice the rank, for the original base.
         """
         for text in self.adapter.peft_differences:
             warnings.warn(text, stacklevel=2)
@@ -269,3 +265,5 @@ class AdapterModel:
         stacking = self.architecture.stacking if self.adapter.is_written_together else None
         bare = self.adapter.bare
         save_adapter(Path(path), tensors, config, stacking=stacking, bare=bare, metadata=told)
+
+    save_pretrained = save_adapter

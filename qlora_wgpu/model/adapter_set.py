@@ -27,7 +27,7 @@ from qlora_wgpu.model.adapter_state import (
     config_of,
     neutral_parameters,
     read_flat,
-    warn_if_trained_otherwise,
+    warn_if_quantized_differently,
     write_flat,
 )
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -40,12 +40,12 @@ class LoadedAdapter:
     """An adapter of an open model.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         path: The folder that it was read from, if any.
         config: Rank, scaling and targets.
         host_bytes: Host memory that it takes while another one is active.
-        device_bytes: Memory of the device that adapters of its shape take together; programs for
-            them come beside it when they compute something.
+        device_bytes: Device memory that adapters of its shape take together, in addition to their
+        programs.
     """
 
     name: str
@@ -58,18 +58,17 @@ class LoadedAdapter:
 class AdapterSignature:
     """What adapters of one shape share on a model: the plan, its programs, the neutral adapter.
 
-    The weights and the memory of intermediates are shared by all shapes.
+    All shapes share the weights and the memory of intermediates.
     """
 
     def __init__(self, programs: Programs) -> None:
-        """Leaves ``neutral`` on the device where that has to be computed."""
+        """Leaves ``neutral`` on the device if it had to be computed."""
         self.programs = programs
-        self.neutral = neutral_parameters(programs)  # a flat one that does nothing
+        self.neutral = neutral_parameters(programs)  # a flat adapter that changes nothing
         self._logits: dict[tuple[int, int], LogitsPrograms] = {}
 
     @property
     def adapter(self) -> AdapterLayout:
-        """The layout of the parameters."""
         return self.programs.plan.adapter
 
     def logits(self, batch: int, seq: int) -> LogitsPrograms:
@@ -84,17 +83,16 @@ class HeldAdapter:
     """An adapter of a model, on the device or not."""
 
     signature: AdapterSignature  # shared with adapters of the same shape
-    path: str | None  # the folder that it was read from
-    prompt_folder: Path  # which says how its prompts are written
+    path: str | None  # the folder that it was read from, if any
+    prompt_folder: Path  # the folder with its prompt format
     flat: FloatArray | None = None  # its parameters; None while only the device has them
     biases: Mapping[str, FloatArray] = field(default_factory=dict)  # by layers
 
 
 class AdapterSet:
-    """A model's adapters by their names, in the order in which they came."""
+    """A model's adapters by name, in the order in which they were added."""
 
     def __init__(self, held: HeldAdapter, device: Device, biases: AdapterBiases) -> None:
-        """Starts with the one that the model was opened with, which is on the device."""
         self._device = device
         self._biases = biases
         self._held = {DEFAULT: held}
@@ -102,11 +100,9 @@ class AdapterSet:
 
     @property
     def active(self) -> HeldAdapter:
-        """The one that computes."""
         return self._held[self.active_name]
 
     def told(self) -> dict[str, LoadedAdapter]:
-        """All of them, for users."""
         told = {}
         for name, held in self._held.items():
             adapter = held.signature.adapter
@@ -116,43 +112,41 @@ class AdapterSet:
         return told
 
     def named(self, name: str) -> HeldAdapter:
-        """The adapter of this name; a ``ConfigError`` if there is none."""
         if name not in self._held:
-            raise ConfigError(f"there is no adapter {name!r}, but {', '.join(self._held)}")
+            raise ConfigError(f"unknown adapter {name!r} (loaded: {', '.join(self._held)})")
         return self._held[name]
 
     def require_new(self, name: object) -> None:
-        """Refuses a name that another adapter has, or that is none."""
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"an adapter's name must be a text, got {name!r}")
+            raise ConfigError(f"an adapter's name must be a non-empty string, got {name!r}")
         if name in self._held:
             raise ConfigError(
-                f"there is an adapter {name!r} already: delete_adapter({name!r}) first, or choose "
-                "another name"
+                f"an adapter {name!r} already exists: call delete_adapter({name!r}) first, or "
+                "choose another name"
             )
 
     def read(self, folder: str | PathLike[str], name: str) -> None:
-        """Puts an adapter of a file beside the others; errors as for ``load_adapter``."""
+        """Adds an adapter from a file; errors as for ``load_adapter``."""
         plan = self.active.signature.programs.plan
         base = plan.pretrained
         of = base.architecture
         if plan.adapter.start is not None:
             raise ConfigError(
-                f"{folder}: the base of this model is without the part that its own adapter began "
-                f"as ({plan.adapter.config.init_lora_weights}), and takes no other adapter: "
-                "open the base once more for it, or that one first and this one beside it"
+                f"{folder}: this model's base lacks the part that its own adapter started as "
+                f"({plan.adapter.config.init_lora_weights}), so no other adapter can be added: "
+                "open the base again for it, or open this one first and add the other"
             )
         tensors, stored = load_adapter(Path(folder), biases=True, stacking=of.stacking)
         plan = plan.with_adapter(config_of(stored, tensors, of))
         pairs, biases = split_biases(tensors)
         shapes = plan.adapter.shapes
         refuse_other_base(folder, stored, pairs, shapes, base.name_or_path)
-        warn_if_trained_otherwise(folder, plan.quant)
+        warn_if_quantized_differently(folder, plan.quant)
         if plan.quant.scheme != "none" and started_in(folder, pairs, stored):
             warnings.warn(
-                f"{folder} was trained on a base without the part that it began as, quantized; "
-                "beside other adapters it stands on the whole one, quantized, and computes nearly "
-                "the same",
+                f"{folder} was trained on a quantized base without the part that it started as; "
+                "together with other adapters it uses the whole quantized base, with nearly the "
+                "same results",
                 stacklevel=3,
             )
         flat = plan.adapter.join(pairs)
@@ -163,7 +157,7 @@ class AdapterSet:
         self._held[name] = HeldAdapter(signature, str(folder), prompts, flat, biases)
 
     def activate(self, name: str, *, changed: bool) -> None:
-        """Puts an adapter on the device; if the active one was ``changed`` there, reads it back."""
+        """Uploads an adapter; reads the active one back first if it was ``changed``."""
         chosen, active = self._held[name], self.active
         if active.flat is None or changed:
             active.flat = read_flat(self._device, active.signature.adapter.parameters)
@@ -178,12 +172,12 @@ class AdapterSet:
         self.named(name)
         if name == self.active_name:
             raise ConfigError(
-                f"the adapter {name!r} is active: set_adapter another one before it is deleted"
+                f"the adapter {name!r} is active: call set_adapter with another one before "
+                "deleting it"
             )
         del self._held[name]
 
     def _signature_of(self, plan: ModelPlan) -> AdapterSignature:
-        """That of a layout's adapter, which gets its room on the device at once."""
         own: npt.NDArray[Any] | tuple[Any, ...] = plan.adapter.shape
         for held in self._held.values():
             if held.signature.adapter.shape == own:

@@ -1,4 +1,4 @@
-"""An adapter's values on the device, and whether an adapter from a file fits them."""
+"""An adapter's values on the device, and adapters from files that replace them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
@@ -55,10 +55,10 @@ def as_begun(
     tensors: Mapping[str, FloatArray],
     architecture: Architecture,
 ) -> tuple[LoraConfig, Mapping[str, FloatArray], AdapterConfig, Mapping[str, FloatArray] | None]:
-    """How a base is laid out to take an adapter of a file as it was trained.
+    """How a base is laid out for an adapter from a file, exactly as it was trained.
 
-    Returns:
-        The settings, the tensors, their PEFT config, and the start if that is a part of the base.
+    Returns the settings, the tensors, their PEFT config, and the initial values if these are a part
+    of the base.
     """
     pairs, _ = split_biases(tensors)
     started = started_in(folder, pairs, stored)
@@ -72,10 +72,10 @@ def as_begun(
 def config_of(
     stored: AdapterConfig, tensors: Mapping[str, FloatArray], architecture: Architecture
 ) -> LoraConfig:
-    """The settings that a base is laid out with to take an adapter of a file."""
+    """The settings with which a base is laid out for an adapter from a file."""
     adapted = {layer.module for layer in adapted_layers(tensors)}
     config = lora_config(stored, adapted, architecture.experts, architecture.routers)
-    idle = {  # which PEFT passes over
+    idle = {  # which PEFT ignores
         key: unfitting(getattr(config, key), adapted) for key in ("rank_pattern", "alpha_pattern")
     }
     if any(idle.values()):
@@ -114,7 +114,6 @@ def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-    """Overwrites a vector."""
     assert tensor.storage is not None
     if tensor.storage.on_host is not None:
         tensor.storage.on_host[:] = values
@@ -126,13 +125,13 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
 
 
 def read_flat(device: Device, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
-    """The values of a vector that may be sharded, as ``read_vector`` gives them."""
+    """The values of a vector that may be sharded; see ``read_vector``."""
     shards = [read_vector(device, shard) for shard in as_sharded(flat).shards]
     return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
 def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
-    """Overwrites a vector that may be sharded; a single shard may be padded beyond it."""
+    """Overwrites a vector that may be sharded; a single shard may be padded."""
     sharded = as_sharded(flat)
     if len(sharded.shards) == 1:
         write_vector(device, sharded.whole, values)
@@ -144,10 +143,10 @@ def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray
 def neutral_parameters(programs: Programs) -> FloatArray:
     """A flat adapter that changes nothing.
 
-    That is zeros, but for trained tokens and matrices, which are the base's own, and DoRA's
-    magnitudes, which are the norms of the base's rows. An adapter that began as a part of the base
-    is neutral as it began. A device that does not compute leaves the norms to one that does, by
-    ``norms_graph``.
+    It is zero, except for trained tokens and matrices, which are the base's own, and DoRA's
+    magnitudes, which are the norms of the base's rows. For an adapter that started as a part of the
+    base, it is these initial values. A device that does not compute leaves the norms to one that
+    does, by ``norms_graph``.
     """
     plan, device, adapter = programs.plan, programs.device, programs.plan.adapter
     if adapter.start is not None:
@@ -172,7 +171,6 @@ def neutral_parameters(programs: Programs) -> FloatArray:
 
 
 def norms_graph(plan: ModelPlan, name: str) -> tuple[Graph, Tensor]:
-    """The norms of the rows of a base's layer."""
     weight, graph = plan.modules.linears[name].weight, plan.new_graph()
     norms = graph.float_vector("norms", weight.rows)
     for row0, w in weight.shards(graph):
@@ -189,11 +187,7 @@ def read_fitting(
     architecture: Architecture,
     base: str | PathLike[str],
 ) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
-    """Reads an adapter from files for one that is laid out, without the base's weights.
-
-    Returns:
-        Its tensors without biases, and its biases by modules.
-    """
+    """Tensors, and biases by module, of an adapter from files for one that is laid out."""
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
     shapes = adapter_shapes(architecture, stored)
@@ -203,7 +197,7 @@ def read_fitting(
 
 
 def check_scaling(stored: AdapterConfig, adapter: AdapterLayout, path: str | PathLike[str]) -> None:
-    """Refuses an adapter that would be scaled otherwise than it was trained."""
+    """Refuses an adapter that would be scaled differently from its training."""
     own = adapter.peft
     keys = ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices")
     if other := [key for key in keys if getattr(stored, key) != getattr(own, key)]:
@@ -211,14 +205,14 @@ def check_scaling(stored: AdapterConfig, adapter: AdapterLayout, path: str | Pat
         opened = " and ".join(str(getattr(own, key)) for key in other)
         settings = ", ".join(f"lora.{key}={getattr(stored, key)}" for key in other)
         raise CheckpointError(
-            f"{path}: the adapter was made with {made}, but this model was opened with {opened}: "
-            f"open it with the adapter's LoraConfig (of a run: {settings})"
+            f"{path}: the adapter was trained with {made}, but this model was opened with "
+            f"{opened}: open it with the adapter's LoraConfig (of a run: {settings})"
         )
     for spec in adapter.adapted:
         if stored.scaling_of(spec.name) != own.scaling_of(spec.name):
             raise CheckpointError(
                 f"{path}: the adapter scales {spec.name} by {stored.scaling_of(spec.name):g}, but "
-                f"this model was opened to scale it by {own.scaling_of(spec.name):g}: open it "
+                f"this model was opened with a scaling of {own.scaling_of(spec.name):g}: open it "
                 "with the adapter's LoraConfig"
             )
 
@@ -229,9 +223,9 @@ def read_started(
     stored: AdapterConfig,
     adapter: AdapterLayout,
 ) -> tuple[Mapping[str, FloatArray], AdapterConfig]:
-    """An adapter's tensors and settings, without the conversion of one that began in its base.
+    """An adapter's tensors and settings; undoes the conversion of one that started as base parts.
 
-    That start has to be the one of the adapter that is laid out.
+    Its initial values must be those of the adapter that is laid out.
     """
     if adapter.start is None:
         return tensors, stored
@@ -240,8 +234,8 @@ def read_started(
     own = adapter.split(adapter.start)
     if started is None or not _same(started.start, own):
         raise CheckpointError(
-            f"{folder}: the base of this model is without the part that its own adapter began as, "
-            "which is not this one's: qlora_wgpu.open_adapter opens it as it was trained"
+            f"{folder}: this model's base lacks the part that another adapter started as: use "
+            "qlora_wgpu.open_adapter, which opens this one as it was trained"
         )
     return started.tensors, started.config
 
@@ -250,10 +244,10 @@ def _same(one: Mapping[str, FloatArray], other: Mapping[str, FloatArray]) -> boo
     return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
 
 
-def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> None:
-    """Warns whoever loads an adapter whose run quantized the base otherwise, by its config.yaml.
+def warn_if_quantized_differently(adapter: str | PathLike[str], quant: QuantConfig) -> None:
+    """Warns if an adapter's run, by its config.yaml, quantized the base differently.
 
-    A base that is opened without quantization was asked for so, and is not warned of.
+    Opening a base without quantization is deliberate and causes no warning.
     """
     run = find_run(adapter)
     if run is None or quant.scheme == "none":
@@ -261,13 +255,13 @@ def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) 
     try:
         trained = config_of_run(run).quant
     except ConfigError:
-        return  # the run's own file is damaged: nothing is known
+        return  # the run's own file is damaged
     own = quant.model_dump()
     other = [f"{key} = {v}" for key, v in trained.model_dump().items() if v != own[key]]
     if other:
         warnings.warn(
-            f"{adapter} was trained on a base quantized with {', '.join(other)}, which this model "
-            "was not opened with: qlora_wgpu.open_adapter opens it as it was trained",
+            f"{adapter} was trained on a base quantized with {', '.join(other)}, unlike this "
+            "model: use qlora_wgpu.open_adapter, which opens it as it was trained",
             stacklevel=4,
         )
 
@@ -276,35 +270,31 @@ def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) 
 
 
 class AdapterBiases:
-    """The base's biases that an adapter of a file replaces."""
+    """The base's biases that an adapter from a file replaces."""
 
     def __init__(self, programs: Programs) -> None:
-        """Replaces nothing yet."""
         self._modules, self._device = programs.plan.modules, programs.device
         self._taken: dict[str, FloatArray] = {}
         self._base: dict[str, FloatArray] = {}
 
     @property
     def kind(self) -> str:
-        """PEFT's word for what is replaced: "all", which also loads what "lora_only" means."""
+        """PEFT's ``bias`` for what is replaced: "all", which covers "lora_only"."""
         return "all" if self._taken else "none"
 
     @property
     def taken(self) -> Mapping[str, FloatArray]:
-        """What is replaced, by the names of the layers."""
         return self._taken
 
     def check(self, biases: Mapping[str, FloatArray]) -> None:
-        """Makes sure that the base has biases of these layers and sizes."""
         for name, array in biases.items():
             self._place(name, array)
 
     def tensors(self) -> dict[str, FloatArray]:
-        """What is replaced, by the names that an adapter's tensors have."""
         return {bias_name(module): array for module, array in self._taken.items()}
 
     def take(self, biases: Mapping[str, FloatArray]) -> None:
-        """Replaces the base's biases by an adapter's; those of an adapter before it go."""
+        """Replaces the base's biases by an adapter's, and restores those replaced before."""
         places = {name: self._place(name, array) for name, array in biases.items()}
         for name, own in self._base.items():
             write_vector(self._device, self._place(name, own), own)
@@ -316,7 +306,6 @@ class AdapterBiases:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Within the context, the base has its own biases."""
         taken = self._taken
         self.take({})
         try:
@@ -330,15 +319,15 @@ class AdapterBiases:
         bias = modules.norms.get(f"{name}.bias") if layer is None else layer.bias
         if bias is None or bias.columns != array.size:
             raise CheckpointError(
-                f"the adapter has a trained bias of {name} of {array.size} numbers, which this "
-                "model has not, or neither a linear layer nor a norm: open it with the model that "
-                "it was trained on, or merge it with PEFT"
+                f"the adapter has a trained bias of {name} with {array.size} numbers, which does "
+                "not fit a linear layer or norm of this model: open it with the model that it was "
+                "trained on, or merge it with PEFT"
             )
         return bias
 
 
 def base_state_dict(programs: Programs) -> dict[str, FloatArray]:
-    """Every weight by Hugging Face's name, float32."""
+    """All weights by Hugging Face's names, float32."""
     state: dict[str, FloatArray] = {}
     plan = programs.plan
     for weight in plan.weights.table:
@@ -355,7 +344,7 @@ def base_state_dict(programs: Programs) -> dict[str, FloatArray]:
 
 
 def _values(held: Held, programs: Programs) -> FloatArray:
-    """A weight as it is stored, (rows, columns); experts one below the other."""
+    """A weight, (rows, columns); experts are stacked."""
     if isinstance(held, Tensor):
         return read_vector(programs.device, held).reshape(held.rows, -1)[:, : held.columns]
     if isinstance(held, StreamedMatrix):

@@ -24,7 +24,6 @@ IntArray = npt.NDArray[np.int64]
 
 
 def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
-    """Token ids as an int64 array (batch, seq)."""
     ids = _integers("input_ids", input_ids)
     if ids.ndim != 2 or not ids.size:
         raise ShapeError(f"input_ids must have shape (batch, seq), got {ids.shape}")
@@ -37,7 +36,6 @@ def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
 
 
 def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:
-    """Labels as an int64 array of the ids' shape."""
     array = _integers("labels", labels)
     if array.shape != shape:
         raise ShapeError(f"labels must have input_ids' shape {shape}, got {array.shape}")
@@ -51,9 +49,9 @@ def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntA
 
 
 def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
-    """The mask as an int64 array of the ids' shape, all ones where there is none.
+    """The mask as an int64 array of the ids' shape, all ones if there is none.
 
-    Samples that are packed into one row are numbered in it from 1 on.
+    Examples that are packed into one row are numbered from 1.
     """
     if attention_mask is None:
         return np.ones(shape, np.int64)
@@ -62,38 +60,37 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
     if mask.shape != shape:
         raise ShapeError(f"attention_mask must have input_ids' shape {shape}, got {mask.shape}")
     if mask.min() < 0:
-        raise ShapeError("attention_mask must hold 0 for padding and numbers of samples from 1 on")
+        raise ShapeError("attention_mask must be 0 for padding, else 1 or the example's number")
     if mask.max() > 1:
         later = mask[:, 1:] < np.maximum.accumulate(mask, axis=1)[:, :-1]
         if (later & (mask[:, 1:] > 0)).any():
-            raise ShapeError("attention_mask must number the samples of a row in rising order")
+            raise ShapeError("attention_mask must number the examples of a row in ascending order")
     return mask
 
 
 def checked_weights(weights: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Weights of targets in the loss as a float32 array of the ids' shape."""
     array = np.asarray(weights, np.float32)
     if array.shape != shape:
         raise ShapeError(f"weights must have input_ids' shape {shape}, got {array.shape}")
     if not np.isfinite(array).all() or array.min() < 0:
-        raise ShapeError("weights must be finite numbers from 0 on")
+        raise ShapeError("weights must be finite and not negative")
     return array
 
 
 def _integers(name: str, value: Any) -> IntArray:
     try:
         array = np.asarray(value)
-    except ValueError:  # of NumPy, which says nothing of the argument
-        raise ShapeError(f"{name} must have rows of one length: pad the shorter ones") from None
+    except ValueError:  # NumPy's error does not name the argument
+        raise ShapeError(f"{name} must have rows of equal length: pad the shorter ones") from None
     if array.dtype.kind not in "iu":
         raise ShapeError(f"{name} must be integers, got {array.dtype}")
     return array.astype(np.int64)
 
 
 def shifted_targets(labels: IntArray, mask: IntArray | None = None) -> IntArray:
-    """Each row's labels moved one to the left: position t predicts the label of t + 1.
+    """Each row's labels shifted left by one: position t predicts the label of t + 1.
 
-    Where ``mask`` numbers several samples in a row, none predicts another's first token.
+    If ``mask`` numbers several examples in a row, none predicts the next one's first token.
     """
     targets = np.full_like(labels, IGNORE_INDEX)
     targets[:, :-1] = labels[:, 1:]
@@ -103,13 +100,13 @@ def shifted_targets(labels: IntArray, mask: IntArray | None = None) -> IntArray:
 
 
 def segments(mask: IntArray) -> IntArray:
-    """(batch, seq): 0 for padding, else one more than where the token's sample begins."""
+    """(batch, seq): 0 for padding, else 1 + the position at which the token's example begins."""
     first = np.maximum.accumulate(_begins(mask) * np.arange(mask.shape[1]), axis=1)
     return np.where(mask > 0, first + 1, 0)
 
 
 def _begins(mask: IntArray) -> npt.NDArray[np.bool_]:
-    """Marks beginnings of samples: numbers rise within a row, and padding may stand within one."""
+    """Marks the first tokens of examples; there may be padding between examples of a row."""
     before = np.zeros_like(mask)
     before[:, 1:] = np.maximum.accumulate(mask, axis=1)[:, :-1]
     begins: npt.NDArray[np.bool_] = mask > before
@@ -117,7 +114,7 @@ def _begins(mask: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def positions(mask: IntArray) -> IntArray:
-    """Positions (batch, seq): from 0 in each row, and again in each packed sample after its first.
+    """Positions (batch, seq), starting at 0 in each row and each packed example.
 
     Padding counts, as in Hugging Face's models.
     """
@@ -126,10 +123,9 @@ def positions(mask: IntArray) -> IntArray:
 
 
 def sample_lengths(mask: IntArray) -> IntArray:
-    """(batch, seq): how many positions each token's sample takes; 1 for padding.
+    """(batch, seq): the number of positions of each token's example; 1 for padding.
 
-    A sample's length is its last token's position and one: what follows in its row, be it padding
-    or another sample, does not count.
+    Whatever follows an example in its row, padding or another example, does not count.
     """
     rows, segment = np.arange(len(mask))[:, None], segments(mask)
     lengths = np.zeros((len(mask), mask.shape[1] + 1), np.int64)
@@ -148,7 +144,7 @@ def write_batch(
     past: int | IntArray = 0,
     **inputs: Any,
 ) -> None:
-    """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
+    """Writes a micro-batch to a device; arguments as for ``encode_batch``."""
     data = encode_batch(batch, ids, mask, targets, past=past, **inputs)
     device.write(batch.storage.buffer, data)
     for weight, rows_of in batch.embedded.items():
@@ -176,9 +172,9 @@ def encode_batch(
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
-    The mask has 0 for padding, else the number of the sample. ``rows`` are listed as label rows
-    instead of those with a target. ``past`` are the tokens that came before, kept in the batch's
-    cache, and ``places`` which of its texts the rows are of, (batch, 1) if they differ.
+    The mask is 0 for padding, else the number of the example. ``rows`` replace the rows with a
+    target as label rows. ``past`` is the number of earlier tokens in the batch's KV cache, and
+    ``places`` the sequences of the cache that the rows belong to, (batch, 1) if they differ.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -210,7 +206,7 @@ def encode_batch(
         samples = PreferenceInputs(policy.shares, policy.advantages)
     if batch.samples is not None:
         if samples is None:
-            raise ShapeError("an objective over answers needs the batch's samples")
+            raise ShapeError("an objective over answers requires the batch's samples")
         of_rows, table = encode_samples(samples, segments(mask), np.asarray(rows))
         info[INFO_SAMPLES] = len(table)
         put(batch.info.offset, info, np.uint32)

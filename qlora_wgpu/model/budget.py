@@ -1,4 +1,4 @@
-"""The cheapest offload plan with which a training step, or inference, keeps a memory budget."""
+"""The cheapest offload plan with which a training step, or inference, fits a memory budget."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.steps import PlannedStep, StepOptions
 
-LINK = 5e9  # bytes a second between host and device, measured for uploads to a GPU
-_REMATERIALIZED = "what norms and gated units make is made again in the backward"
+LINK = 5e9  # bytes per second between host and device, measured for uploads to a GPU
+_REMATERIALIZED = "outputs of norms and gated units are recomputed in the backward pass"
 IN_BUFFERS = "intermediates lie in buffers instead of textures, which is slower here"
 _SINGULAR = {"the input embedding", "lm_head"}
 
@@ -30,44 +30,42 @@ class Fit:
     """A planned step within a budget."""
 
     layout: ModelPlan
-    options: StepOptions  # the step's; checkpointing may be on that was not asked for
+    options: StepOptions  # the step's; checkpointing may have been turned on
     memory: Counter[str]  # bytes on the device by kind
     host_memory: Counter[str]  # bytes of what is offloaded, by kind
-    moved: int  # bytes between host and device in an optimizer step
-    work: tuple[int, int]  # floating-point operations of a micro-batch, and bytes of memory traffic
+    moved: int  # bytes transferred between host and device per optimizer step
+    work: tuple[int, int]  # floating-point operations and bytes of memory traffic per micro-batch
 
     @property
     def offload(self) -> OffloadPlan:
-        """What is offloaded to host memory."""
         return self.layout.offload
 
     @property
     def seconds(self) -> float:
-        """How long the transfers of an optimizer step take, if nothing hides them."""
+        """How long an optimizer step's transfers take if nothing overlaps with them."""
         return self.moved / LINK
 
     @property
     def total(self) -> int:
-        """Bytes on the device."""
         return sum(self.memory.values())
 
     def in_words(self) -> str:
-        """What is recomputed, what waits in host memory and what that costs, for a sentence."""
+        """A sentence on what is recomputed, what is offloaded and what that costs."""
         again = self._again_in_words()
         words = waiting_in_words(self.offload, self.layout.num_layers)
         if not words:
-            return again or "nothing is recomputed, and nothing waits in host memory"
+            return again or "nothing is recomputed or offloaded"
         waiting, mapped = sum(self.host_memory.values()), self.layout.placement.mapped_bytes
         on_disk = f", {mapped / MIB:,.0f} MiB on disk" if mapped else ""
         return (
             f"{words} in host memory ({waiting / MIB:,.0f} MiB{on_disk}); {self.moved / 1e9:,.2g} "
-            f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+            f"GB per step are transferred, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
             + (again and f"; {again}")
         )
 
     @property
     def recomputed(self) -> str:
-        """Which layers are recomputed, where any are: for a table, and a sentence."""
+        """Which layers are recomputed, if any are: for a table, and a sentence."""
         layers, kept = self.layout.num_layers, self.offload.kept_layers
         return f"{layers - kept} of {layers} layers" if kept else "layers"
 
@@ -77,7 +75,7 @@ class Fit:
             together = offload.layers_per_segment
             few = "" if together == 1 else f", {together} at a time"
             verb = "is" if offload.kept_layers == self.layout.num_layers - 1 > 0 else "are"
-            parts.append(f"{self.recomputed} {verb} recomputed in the backward{few}")
+            parts.append(f"{self.recomputed} {verb} recomputed in the backward pass{few}")
         if offload.remakes:
             parts.append(_REMATERIALIZED)
         if offload.in_buffers:
@@ -86,18 +84,18 @@ class Fit:
 
 
 def waiting_in_words(offload: OffloadPlan, layers: int) -> str:
-    """What is offloaded of a model with so many layers, and the verb; empty for nothing."""
+    """What is offloaded of a model with ``layers`` layers, and the verb; empty for nothing."""
     named = [sentence for _, sentence in offload.in_words(layers)]
     if not named:
         return ""
     listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-    return f"{listed} {'waits' if len(named) == 1 and named[0] in _SINGULAR else 'wait'}"
+    return f"{listed} {'is' if len(named) == 1 and named[0] in _SINGULAR else 'are'} kept"
 
 
 def planned(
     layout: ModelPlan, options: StepOptions, accumulation: int, step: PlannedStep | None = None
 ) -> Fit:
-    """A model's step, or the one that is given, with the memory it takes and the bytes it moves."""
+    """A model's step, or the given one, with the memory it takes and the bytes it transfers."""
     step = step or layout.step(options)
     moved = accumulation * (step.plan.host_transfer_bytes + step.batch.embedded_bytes)
     if layout.offload.host_moments:
@@ -119,23 +117,22 @@ class Candidate:
 
     offload: OffloadPlan
     options: StepOptions
-    seconds: float  # of an optimizer step, more than without offloading
+    seconds: float  # added to an optimizer step by offloading
     total: int  # bytes on the device
 
     @property
     def cost(self) -> tuple[float, int]:
-        """What candidates are compared by."""
         return self.seconds, self.total
 
     @property
     def kind(self) -> Kind:
-        """The same for candidates that differ only in how many layers they stream or keep."""
+        """Equal for candidates that differ only in how many layers they stream or keep."""
         kept = min(self.offload.kept_layers, 1)
         return replace(self.offload, streamed_layers=0, kept_layers=kept), self.options
 
 
 class Overhead:
-    """What a run takes beside its step: exact for planned candidates, estimated for others."""
+    """A run's memory besides its step: exact for planned candidates, estimated for others."""
 
     def __init__(self, beside: Beside | None, plain: Fit) -> None:
         self._beside = beside
@@ -144,7 +141,6 @@ class Overhead:
         self._plain = self.taken(plain) - plain.total
 
     def taken(self, found: Fit) -> int:
-        """Bytes of all of a run."""
         if self._beside is None:
             return found.total
         key = found.offload, found.options
@@ -153,19 +149,18 @@ class Overhead:
         return found.total + self._exact[key]
 
     def note(self, candidate: Candidate, found: Fit) -> None:
-        """Learns the error of an estimate: the largest of any candidate of its kind counts."""
+        """Records the error of an estimate: the largest of any candidate of its kind counts."""
         wrong = self.taken(found) - candidate.total
         self._noted[candidate.kind] = max(wrong, self._noted.get(candidate.kind, wrong))
 
-    def reckoned(self, candidate: Candidate) -> int:
-        """An estimate of the bytes of all of a run."""
+    def estimate(self, candidate: Candidate) -> int:
         return candidate.total + self._noted.get(candidate.kind, self._plain)
 
 
 def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[int]:
     """How the bytes on the device change when the last 0, 1, 2, … layers are streamed.
 
-    ``layers`` are the bytes of each where it is streamed, ``staying`` where it stays, ``blocks``
+    ``layers`` are each layer's bytes if it is streamed, ``staying`` if it is resident, ``blocks``
     those of a streamed head, which shares the layers' buffers.
     """
     without, saved, more = _stream_bytes(blocks), 0, [0]
@@ -176,14 +171,13 @@ def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[
 
 
 def _stream_bytes(groups: list[int]) -> int:
-    """Bytes of the buffers that weight groups share."""
     return min(len(groups), NUM_BUFFERS) * max(groups, default=0)
 
 
 # ---- training --------------------------------------------------------------------------------
 
-# How many layers are recomputed at once, and whether cheap outputs are rematerialized. With several
-# layers that saves more than it does with one, at a price that is next to nothing.
+# How many layers are recomputed at once, and whether cheap outputs are rematerialized: with several
+# layers that saves more than with one, at almost no cost.
 _RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
 _KEPT = ((1, False), (1, True))
 
@@ -198,27 +192,27 @@ def fit_to_budget(
     bytes_per_second: float = 5e11,
     beside: Beside | None = None,
 ) -> Fit:
-    """Lays a model out so that its longest training step keeps a budget, in the cheapest way.
+    """Lays a model out in the cheapest way with which its longest training step fits a budget.
 
-    A budget of None is as much as it takes, ``accumulation`` the micro-batches of an optimizer
-    step. About how fast the device computes, and reads and writes its memory, weighs recomputation
-    against traffic. ``beside`` tells what the run takes beside a step that is planned so.
+    A budget of None is unlimited; ``accumulation`` is the number of micro-batches per optimizer
+    step. The device's approximate speed weighs recomputation against transfers. The last argument
+    gives the run's memory besides a step that is planned this way.
     """
     rates = flops_per_second, bytes_per_second
     return Search(layout, options, accumulation, rates).within(budget, beside)
 
 
 def _mib(nbytes: int) -> str:
-    """Rounded up, so that what is said to be enough is."""
+    """Rounded up, so that the reported amount suffices."""
     return f"{-(-nbytes // MIB):,} MiB"
 
 
 class Search:
-    """Looks for the cheapest plan within budgets; each plan is made once.
+    """Searches for the cheapest plan within budgets; each plan is made once.
 
     A step is planned before it runs, so its memory is known. The few ways of recomputing layers are
-    traced, with the head on the device and, where nothing cheaper is enough, streamed. What the
-    other measures save is estimated, and the chosen candidate is planned to be sure.
+    traced, with the head on the device and, if nothing cheaper suffices, streamed. What the other
+    measures save is estimated, and the chosen candidate is planned to verify it.
     """
 
     def __init__(
@@ -228,27 +222,27 @@ class Search:
         accumulation: int = 1,
         rates: tuple[float, float] = (1e13, 5e11),
     ) -> None:
-        """Plans the longest step of a model that is all on the device.
+        """Plans the longest step of a model that is entirely on the device.
 
-        ``rates`` are the operations, and the bytes of memory traffic, of the device in a second.
+        ``rates`` are the device's operations, and bytes of memory traffic, per second.
         """
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
         self._fits: dict[Kind, Fit] = {}
         self._plain = self._planned(layout.offload, options)
-        # Textures are given up first, wherever there are any.
+        # Textures, if there are any, are given up first.
         self._in_buffers = layout.profile.in_textures
 
     @cached_property
     def _streamed(self) -> tuple[list[int], list[int]]:
-        """Bytes of each layer, and of each block of the head, where they are streamed."""
+        """Bytes of each layer, and of each block of the head, if they are streamed."""
         head = self._layout.head_options[-1]
         every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
         layout = self._layout.changed(offload=every)
         return layout.placement.group_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
-        """The cheapest way that keeps a budget; arguments as for ``fit_to_budget``."""
+        """The cheapest plan that fits a budget; arguments as for ``fit_to_budget``."""
         plain = self._plain
         if budget is None:
             return plain
@@ -259,23 +253,23 @@ class Search:
             found = self._planned(candidate.offload, candidate.options)
             if more.taken(found) <= budget:
                 return self._grown(found, budget, more)
-            more.note(candidate, found)  # the overhead differs from candidate to candidate
+            more.note(candidate, found)  # candidates differ in their overhead
         least = self.least(beside)
         if (taken := more.taken(least)) <= budget:
             return least
         there = f"{budget / MIB:,.1f}".removesuffix(".0")
         raise OutOfMemoryError(
-            f"training takes at least {_mib(taken)} of device memory, {_mib(taken - budget)} more "
-            f"than the {there} MiB there are, even with all that can wait in host memory: lower "
+            f"training needs at least {_mib(taken)} of device memory, {_mib(taken - budget)} more "
+            f"than the {there} MiB available, even with everything possible offloaded: lower "
             "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
             "device.memory"
         )
 
     def least(self, beside: Beside | None = None) -> Fit:
-        """The plan that takes the least memory, whatever it costs.
+        """The plan that takes the minimum of memory, whatever it costs.
 
-        Candidates are planned in the order of their estimates, until no estimate that is left is
-        below the least that was planned.
+        Candidates are planned in the order of their estimates, until no remaining estimate is below
+        the smallest plan.
         """
         more = Overhead(beside, self._plain)
         candidates = [
@@ -285,8 +279,8 @@ class Search:
             for several in self._with_weights(self._traced(*base))
         ]
         least: Fit = self._plain
-        for candidate in sorted(candidates, key=more.reckoned):
-            if more.reckoned(candidate) >= more.taken(least):
+        for candidate in sorted(candidates, key=more.estimate):
+            if more.estimate(candidate) >= more.taken(least):
                 break
             found = self._planned(candidate.offload, candidate.options)
             least = min(least, found, key=more.taken)
@@ -303,31 +297,31 @@ class Search:
         return self._fits[key]
 
     def _cheapest(self, budget: int, more: Overhead) -> Candidate | None:
-        """The cheapest candidate estimated to keep a budget, with as few streamed layers as do."""
+        """The cheapest candidate that is estimated to fit a budget, with as few streamed layers."""
         best: Candidate | None = None
         for streamed in self._layout.head_options:
             for base in self._bases(streamed=streamed):
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue
                 for several in self._with_weights(self._traced(*base)):
-                    fitting = (each for each in several if more.reckoned(each) <= budget)
+                    fitting = (each for each in several if more.estimate(each) <= budget)
                     plain = next(fitting, several[0])
                     for candidate in (plain, self._keeping(plain, base, budget, more)):
-                        fits = more.reckoned(candidate) <= budget
+                        fits = more.estimate(candidate) <= budget
                         if fits and (best is None or candidate.cost < best.cost):
                             best = candidate
         return best
 
     def _may_keep(self, offload: OffloadPlan, options: StepOptions) -> bool:
-        """Whether a plan recomputes layers one by one though that was not asked for."""
+        """Whether a plan recomputes layers one by one though the step does not require it."""
         asked = options.checkpointing and not self._options.checkpointing
         return asked and offload.layers_per_segment == 1 and not offload.offload_layer_inputs
 
     def _keeping(self, candidate: Candidate, base: Kind, budget: int, more: Overhead) -> Candidate:
-        """A candidate with as many layers kept, instead of recomputed, as have room.
+        """A candidate with as many layers kept, instead of recomputed, as fit.
 
-        The first one is estimated to take nothing, since it is there while no other is recomputed,
-        and all further ones to take the same.
+        The first one is estimated to take nothing, since it is live only while no other is
+        recomputed, and all further ones to take the same.
         """
         layers = self._layout.num_layers
         if layers == 1 or not self._may_keep(*base):
@@ -335,7 +329,7 @@ class Search:
         none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
         nbytes = -(-(all_of_them.total - none.total) // (layers - 1))
         some = replace(candidate, offload=replace(candidate.offload, kept_layers=1))
-        room = budget - more.reckoned(some)
+        room = budget - more.estimate(some)
         if nbytes <= 0 or room < 0:
             return candidate
         kept = min(1 + room // nbytes, layers - 1)
@@ -347,7 +341,6 @@ class Search:
         )
 
     def _grown(self, found: Fit, budget: int, more: Overhead) -> Fit:
-        """The same plan with further layers kept that have room after all."""
         offload, options = found.offload, found.options
         while self._may_keep(offload, options) and (
             offload.kept_layers < self._layout.num_layers - 1
@@ -360,9 +353,8 @@ class Search:
         return found
 
     def _bases(self, *, streamed: bool) -> Iterator[Kind]:
-        """Every combination of what has to be traced; those that cost less come first."""
         embedding = streamed and self._layout.tied
-        # Where layers are kept, GPUs rematerialize cheap outputs as a matter of course.
+        # If layers are kept, GPUs always rematerialize cheap outputs.
         plain = _KEPT[:1] if self._layout.profile.remakes else _KEPT
         for offloaded in (False, True):
             for checkpointing in dict.fromkeys((self._options.checkpointing, True)):
@@ -377,7 +369,7 @@ class Search:
                     yield base, options
 
     def _least_seconds(self, offload: OffloadPlan, options: StepOptions) -> float:
-        """What a plan costs at least, as far as is known without making it."""
+        """A lower bound of a plan's cost, known without making it."""
         without = replace(offload, offload_layer_inputs=False)
         if offload.offload_layer_inputs and (without, options) in self._fits:
             return self._traced(without, options).seconds
@@ -389,7 +381,7 @@ class Search:
         return 0.0
 
     def _traced(self, offload: OffloadPlan, options: StepOptions) -> Candidate:
-        """A candidate that is planned; it costs its transfers and its recomputation."""
+        """A planned candidate, whose cost is its transfers and its recomputation."""
         found = self._planned(offload, options)
         more = zip(found.work, self._plain.work, self._rates, strict=True)
         computing = sum(max(own - asked, 0) / rate for own, asked, rate in more)
@@ -399,7 +391,7 @@ class Search:
     def _with_weights(self, base: Candidate) -> Iterator[list[Candidate]]:
         """A candidate with the embedding and the moments on the device or the host.
 
-        Each of these comes with the last 0, 1, 2, … layers streamed.
+        Each comes with the last 0, 1, 2, … layers streamed.
         """
         layout, (layers, blocks) = self._layout, self._streamed
         rows = base.options.batch * base.options.seq
@@ -411,7 +403,7 @@ class Search:
         for embedding in (False, True) if layout.embedding_bytes else (False,):
             for on_host in (False, True) if layout.adapter.forms.updates else (False,):
                 passing = rows * layout.embedded_row_bytes if embedding else 0
-                # The rows, and their numbers, which the lookup reads.
+                # The rows, and their indices, which the lookup reads.
                 taken = buffer_bytes(passing) + buffer_bytes(4 * rows)
                 saved = buffer_bytes(layout.embedding_bytes) - taken if embedding else 0
                 moved = self._accumulation * passing
@@ -440,10 +432,10 @@ PlansOf = Callable[[ModelPlan], Sequence[Plan]]
 
 
 def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -> ModelPlan:
-    """Lays a model out so that its inference keeps a budget.
+    """Lays a model out so that its inference fits a budget.
 
-    Textures are given up before anything is offloaded; then the input embedding is, of which few
-    rows are read; then the weights of as few layers as will do; then the head.
+    Textures are given up before anything is offloaded; then the input embedding is offloaded, of
+    which few rows are read; then the weights of as few layers as necessary; then the head.
     """
     if (least := _total(layout, plans_of)) <= budget:
         return layout
@@ -463,15 +455,15 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
             return fitted
     there = max(budget, 0)  # inputs and the like may have taken more than all of it
     raise OutOfMemoryError(
-        f"this takes at least {least / MIB:,.0f} MiB of device memory, "
-        f"{(least - there) / MIB:,.0f} MiB more than the {there / MIB:,.0f} MiB there are, even "
-        "with all that can wait in host memory: ask for shorter texts, or raise device.memory "
+        f"this needs at least {least / MIB:,.0f} MiB of device memory, "
+        f"{(least - there) / MIB:,.0f} MiB more than the {there / MIB:,.0f} MiB available, even "
+        "with everything possible offloaded: use shorter sequences, or raise device.memory "
         "(--memory)"
     )
 
 
 def reading_memory(plans: Sequence[Plan], layout: ModelPlan | None = None) -> Counter[str]:
-    """Bytes on the device by kind of programs that share slots and run in turn."""
+    """Bytes on the device by kind, for programs that share slots and run in turn."""
     if layout is not None and layout.dequantize_plan is not None:
         whole = reading_memory([layout.dequantize_plan, *plans])
         whole["uniforms"] -= layout.dequantize_plan.uniform_bytes  # which do not stay
@@ -491,9 +483,9 @@ def _total(layout: ModelPlan, plans_of: PlansOf) -> int:
 
 
 def _fewest(layers: list[int], all_streamed: int, budget: int) -> int:
-    """The fewest layers that have to be streamed; all where not even that is enough.
+    """The minimum number of layers that have to be streamed; all if not even that suffices.
 
-    Each of the others adds its bytes to what is taken if all are streamed.
+    Each of the others adds its bytes to the memory taken if all are streamed.
     """
     room, count = budget - all_streamed, len(layers)
     for nbytes in layers:  # the last ones are streamed

@@ -1,4 +1,4 @@
-"""Reads weights from a model's files by their modules' names, in the form that the device takes."""
+"""Reads weights from a model's files by module name, in the device's form."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 
 def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> str:
-    """The name of a model's tensor in its files."""
     return with_prefixes(folder, architecture.stored_prefixes, name)
 
 
 def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str) -> str:
-    """The name as it is, or with the beginning that its files have instead."""
+    """The name, with its prefix replaced by that of the files if they have another one."""
     if name not in folder:
         for own, other in prefixes:
             if name.startswith(own) and other + name.removeprefix(own) in folder:
@@ -49,7 +48,7 @@ def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name
 
 
 def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> str:
-    """The name of the embedding's tensor, which of a tied matrix may be the head's."""
+    """The name of the embedding's tensor, which may be the head's if they are tied."""
     name, head_name = architecture.embed_name, architecture.head_name
     if folder is None:
         return name
@@ -57,16 +56,16 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
     if stored_name(folder, architecture, name) in folder:
         if not has_head and not architecture.tied:
             raise CheckpointError(
-                f"{folder.path}: the weights have no tensor {head_name!r}, and {name} is not "
-                "taken for it, because config.json does not say tie_word_embeddings = true"
+                f"{folder.path}: the tensor {head_name!r} is missing, and {name} cannot replace it "
+                "because config.json does not set tie_word_embeddings to true"
             )
         return name
     if not has_head:
         return name
     if not architecture.tied:
         raise CheckpointError(
-            f"{folder.path}: the weights lack {name}, and {head_name} is not taken for "
-            "it, because config.json does not say tie_word_embeddings = true"
+            f"{folder.path}: the tensor {name} is missing, and {head_name} cannot replace it "
+            "because config.json does not set tie_word_embeddings to true"
         )
     return head_name
 
@@ -76,26 +75,23 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
 
 @dataclass
 class Requantization:
-    """Quantizes weights to NF4 and measures how far they move."""
+    """Quantizes weights to NF4 and measures how much they change."""
 
     count: int = 0  # weights so far
-    moved: float = 0.0  # sum of the squares of their changes
-    whole: float = 0.0  # sum of their own squares
+    moved: float = 0.0  # sum of the squared changes
+    whole: float = 0.0  # sum of the squared weights
 
     def since(self, before: Requantization) -> Requantization:
-        """What was added since an earlier state."""
         return Requantization(
             self.count - before.count, self.moved - before.moved, self.whole - before.whole
         )
 
     def add(self, other: Requantization) -> None:
-        """Counts what was quantized elsewhere."""
         self.count += other.count
         self.moved += other.moved
         self.whole += other.whole
 
     def quantize(self, weight: npt.NDArray[np.float32], quant: QuantConfig) -> QuantizedWeight:
-        """A weight in NF4; errors as for ``quantize_nf4``."""
         quantized = quantize_nf4(weight, quant.blocksize, quant.double_quant)
         difference = (quantized.dequantize() - weight).reshape(-1)
         self.count += 1
@@ -105,16 +101,16 @@ class Requantization:
 
     @property
     def relative_rms(self) -> float:
-        """Root of the mean square of all movements, relative to that of the weights."""
+        """Root mean square of all changes, relative to that of the weights."""
         return math.sqrt(self.moved / self.whole) if self.whole else 0.0
 
     def warn(self) -> None:
-        """Says once how far all of them moved, if there were any."""
         if self.count:
             warnings.warn(
-                f"{self.count} linear layers are stored in a form that no kernel reads, and were "
-                f"quantized anew to NF4: their weights moved by {100 * self.relative_rms:.2g} % "
-                "(root mean square, of theirs), so this adapter belongs to NF4 weights",
+                f"{self.count} linear layers are stored in a format that no kernel supports and "
+                f"were quantized again to NF4, which changed their weights by "
+                f"{100 * self.relative_rms:.2g} % (relative RMS): this adapter belongs to NF4 "
+                "weights",
                 stacklevel=2,
             )
             self.count = 0
@@ -127,19 +123,18 @@ class CheckpointReader:
     """The files of a model, or none for a plan."""
 
     def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
-        """Reads nothing yet; ``quant`` is for layers that are not quantized in the files."""
         self.folder = folder
-        self.prefixes: tuple[tuple[str, str], ...] = ()  # of names here, and in the files
-        # How many rows the files have of matrices that get more; the new ones start as their mean.
+        self.prefixes: tuple[tuple[str, str], ...] = ()  # of names here and in the files
+        # Rows in the files of matrices that get more rows; the new ones start as their mean.
         self.stored_rows: dict[str, int] = {}
         self.requantization = Requantization()
         self._quant = quant
-        self.changed: frozenset[str] = frozenset()  # weights of which an adapter takes a part
+        self.changed: frozenset[str] = frozenset()  # weights that an adapter takes a part of
         self._parts: dict[str, tuple[FloatArray, FloatArray, float]] = {}
         self._parts_hash = ""
 
     def remove_initial_adapter(self, adapter: AdapterLayout) -> None:
-        """From now on weights are what the start of an adapter leaves of them."""
+        """From now on, weights are read without the initial part of an adapter."""
         assert adapter.start is not None
         for spec in adapter.targets:
             a, b = (adapter.place(spec.name, leaf).view(adapter.start) for leaf in (LORA_A, LORA_B))
@@ -148,15 +143,13 @@ class CheckpointReader:
         self._parts_hash = hashlib.sha256(adapter.start.data).hexdigest()
 
     def stored(self, name: str) -> str:
-        """The name of a tensor in the files."""
         return name if self.folder is None else with_prefixes(self.folder, self.prefixes, name)
 
     def find(self, name: str) -> StoredWeight | None:
-        """A weight as the files hold it; None without files."""
         return None if self.folder is None else self.folder.find(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        """A tensor in float32, checked to be of this shape."""
+        """A tensor in float32, whose shape is checked."""
         folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
         missing = 0 if rows is None else max(shape[0] - rows, 0)
         own = (shape[0] - missing, *shape[1:]) if missing else shape
@@ -169,7 +162,7 @@ class CheckpointReader:
         return array
 
     def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
-        """Whether a file holds a matrix as the device takes it."""
+        """Whether a file has a matrix in the device's form."""
         return (
             name not in self.stored_rows
             and name not in self.changed
@@ -180,17 +173,17 @@ class CheckpointReader:
         )
 
     def loading_bytes(self, name: str, rows: int, columns: int, dtype: str) -> int:
-        """Bytes of host memory that ``read_bits`` takes for a moment."""
+        """Bytes of host memory that ``read_bits`` takes temporarily."""
         if self.is_as_stored(name, columns, dtype):
             return 0
         nbytes = rows * matrix("", 1, columns, dtype).nbytes
         read = 4 * rows * columns
-        more = read if name in self.stored_rows else 0  # its own rows beside the whole
+        more = read if name in self.stored_rows else 0  # its own rows in addition to the whole
         taken_as_read = dtype == "float32" and columns % ROW_UNIT == 0
         return read + max(0 if taken_as_read else nbytes, more)
 
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """A matrix as the device takes it, without a copy if its file holds it so."""
+        """A matrix in the device's form, without a copy if its file has that form."""
         if self.is_as_stored(name, shape[1], dtype):
             bits = self._folder[self.stored(name)].bfloat16()
             _check_shape(self._folder, name, bits.shape, shape)
@@ -198,7 +191,6 @@ class CheckpointReader:
         return bits_of(name, self.read(name, shape), dtype)
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        """A quantized matrix: as its file holds it, or quantized here."""
         stored = self._folder[self.stored(name)]
         quantized = stored.quantized()
         if quantized is not None:
@@ -210,15 +202,14 @@ class CheckpointReader:
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
-        """Refuses files with a bias of a layer that is to have none."""
         if self.folder is not None and self.find(f"{layer}.bias") is not None:
             raise CheckpointError(
-                f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
+                f"{self.folder.path}: the weights contain {layer}.bias, but config.json says that "
                 "this layer has no bias"
             )
 
     def made_from(self, dtype: str) -> Any:
-        """What decides the bytes of layers that are quantized here; None where nobody can tell."""
+        """Everything that decides the bytes of layers quantized here; None if that is unknown."""
         identity = None if self.folder is None else self.folder.identity
         if identity is None:
             return None
@@ -232,7 +223,6 @@ class CheckpointReader:
 
 
 def mean_row(matrix: FloatArray) -> FloatArray:
-    """The mean of a matrix's rows, which rows of new tokens begin as."""
     mean: FloatArray = matrix.mean(axis=0, dtype=np.float64).astype(np.float32)
     return mean
 
@@ -241,8 +231,8 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
     """A matrix in an element type, its rows padded."""
     if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
         raise CheckpointError(
-            f"{name} holds weights that are larger than matrix units take "
-            f"({LARGEST_FLOAT16:,.0f} in float16): use "
+            f"{name} contains weights that are too large for matrix units "
+            f"(at most {LARGEST_FLOAT16:,.0f} in float16): use "
             "train.compute_dtype: float32 or device.backend: wgpu"
         )
     return stored_bits(pad_rows(array), dtype)
@@ -251,7 +241,6 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
 def keep_originals(
     trained: TrainableTokens | None, bits: npt.NDArray[Any], columns: int, dtype: str
 ) -> None:
-    """Notes what a matrix holds in the place of its trained rows: their initial values."""
     if trained is not None:
         own = np.ascontiguousarray(bits[list(trained.indices)])
         floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)
@@ -263,5 +252,5 @@ def _check_shape(
 ) -> None:
     if tuple(shape) != expected:
         raise CheckpointError(
-            f"{folder.path}: {name} has shape {tuple(shape)}, but config.json asks for {expected}"
+            f"{folder.path}: {name} has shape {tuple(shape)}, expected {expected} by config.json"
         )

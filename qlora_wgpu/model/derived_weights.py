@@ -14,24 +14,24 @@ from qlora_wgpu.ops.modules import ExpertMatrix, Matrix
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 
 KIND = "dequantized weights"
-"""What they are counted as in the memory plan."""
+"""Their kind in the memory plan."""
 
 # ---- dequantized -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DequantizedWeights:
-    """Keeps quantized matrices dequantized beside their codes; the bits are those of every step.
+    """Keeps quantized matrices dequantized in addition to their codes, bit-identical to a step's.
 
-    Layers of one input lie one below the other, so that kernels can make one product of them.
+    Layers of one input are stacked, so that kernels can compute them as one product.
     """
 
     dtype: str  # element type of the operands
     max_binding: int  # the largest binding, in bytes
-    textures: bool  # whether they lie in textures
+    textures: bool  # whether they are in textures
 
     def within(self, modules: Modules, groups: Iterable[Sequence[str]]) -> Modules:
-        """The same modules, with memory for the operands of what is not streamed."""
+        """The same modules, with memory for the operands of those that are not streamed."""
         linears, experts = dict(modules.linears), dict(modules.experts)
         for names in groups:
             staying = [name for name in names if stays(linears[name].weight)]
@@ -70,7 +70,6 @@ class DequantizedWeights:
 
 
 def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
-    """Whether a matrix is quantized and always on the device."""
     if not isinstance(weight, QuantizedMatrix):
         return False
     storage = weight.codes.storage
@@ -78,7 +77,6 @@ def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
 
 
 def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:
-    """The quantized matrices of a model that are always on the device."""
     of_layers = [layer.weight for layer in modules.linears.values()]
     yield from filter(stays, of_layers)
     of_experts = [layer.weight for layer in modules.experts.values()]
@@ -86,12 +84,12 @@ def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:
 
 
 def kept_bytes(modules: Modules, dtype: str) -> int:
-    """Bytes, but for alignment, of all that can be kept dequantized."""
+    """Bytes, without alignment, of everything that can be kept dequantized."""
     return sum(matrix("", w.experts * w.rows, w.columns, dtype).nbytes for w in quantized(modules))
 
 
 def fill(g: Graph, modules: Modules) -> None:
-    """Adds the launches that make what is kept; they are to run once, and first."""
+    """Adds the launches that dequantize; they must run once, before all others."""
     for weight in quantized(modules):
         weight.fill(g)
 
@@ -99,12 +97,12 @@ def fill(g: Graph, modules: Modules) -> None:
 # ---- packed ----------------------------------------------------------------------------------
 
 _MOST_DENSE = 4 << 30  # bytes of linear layers that are kept dequantized
-_CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
+_CODE_BYTES = 0.625  # per weight as codes, with its part of a float32 scale
 
 
 @dataclass(frozen=True)
 class CopySizes:
-    """The packed weights of a model, before they are made."""
+    """The packed weights of a model, before they are created."""
 
     dense: bool  # whether quantized weights are packed dequantized, which is faster
     nbytes: int  # of all of them, estimated
@@ -112,9 +110,9 @@ class CopySizes:
 
 
 def packed_sizes(head: int, weights: int, item_size: int) -> CopySizes:
-    """Dequantized where the machine has room for that, else as codes.
+    """Dequantized if the machine has enough memory, else as codes.
 
-    What other programs take of its memory must not matter: a text's last digits depend on this.
+    Memory of other programs must not matter: the last digits of logits depend on this choice.
     """
     most = (machine_bytes() or 0) // SPARE_SHARE
     numbers, codes = item_size * weights, int(_CODE_BYTES * weights)

@@ -1,4 +1,4 @@
-"""The memory of a training run from config.json alone, and which copies of weights have room."""
+"""The memory of a training run by config.json alone, and which copies of weights fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ KeepDequantized = bool | Literal["auto"]
 
 
 def with_kept(plan: ModelPlan, *, kept: bool = True) -> ModelPlan:
-    """The same model, of which nothing is loaded yet, with dequantized weights or without."""
     return plan.changed(offload=replace(plan.offload, dequantized=kept))
 
 
@@ -32,10 +31,10 @@ def laid_out_for(
     budget: int | None,
     beside: int = 0,
 ) -> ModelPlan:
-    """The model with weights that are kept dequantized, where that is asked for.
+    """The model with weights kept dequantized, if requested.
 
-    ``"auto"`` keeps them on a software GPU whose memory has no bound, if there is room: main memory
-    is plentiful, and dequantizing was measured to cost much there. No result depends on it.
+    ``"auto"`` keeps them on a software GPU without a memory limit, if they fit: main memory is
+    plentiful, and dequantizing is expensive there. No result depends on it.
     """
     nbytes = plan.dequantized_bytes
     if asked is True:
@@ -46,16 +45,16 @@ def laid_out_for(
 
 
 def has_room(nbytes: int) -> bool:
-    """Whether so many bytes are free, and leave the machine most of its memory."""
+    """Whether this many bytes are free and leave the machine most of its memory."""
     there, free = machine_bytes(), available_bytes()
     return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)
 
 
 def copied_bytes(plan: ModelPlan, budget: int | None) -> int:
-    """Estimated bytes of the packed weights that generation gets; 0 where it gets none.
+    """Estimated bytes of the packed weights for generation; 0 if there are none.
 
-    Products with packed weights sum in another order, so that logits differ in their last digits:
-    whether there are any must not depend on what other programs take at the moment.
+    Products with packed weights sum in another order, so logits differ in their last digits:
+    whether there are any must not depend on other programs' memory.
     """
     if budget is not None or not plan.profile.textures:
         return 0
@@ -63,17 +62,16 @@ def copied_bytes(plan: ModelPlan, budget: int | None) -> int:
 
 
 def are_copied(plan: ModelPlan, budget: int | None) -> bool:
-    """Whether generation gets packed weights; an error if what is not made yet has no room."""
-    wanted, free = copied_bytes(plan, budget), available_bytes()
-    missing = wanted - plan.packed_weights.nbytes
-    if wanted and free is not None and missing > free:
+    """Whether generation uses packed weights; an error if those still missing do not fit."""
+    needed, free = copied_bytes(plan, budget), available_bytes()
+    missing = needed - plan.packed_weights.nbytes
+    if needed and free is not None and missing > free:
         raise OutOfMemoryError(
-            f"texts of this model read copies of its weights, which take {missing / MIB:,.0f} MiB "
-            f"of memory, and {free / MIB:,.0f} MiB are free: end other programs, or set "
-            "device.memory, with which texts do without copies and may differ in the last digits "
-            "of their logits"
+            f"generation with this model needs {missing / MIB:,.0f} MiB of memory for copies of "
+            f"its weights, but only {free / MIB:,.0f} MiB are free: close other programs, or set "
+            "device.memory, which skips the copies; logits may then differ in their last digits"
         )
-    return wanted > 0
+    return needed > 0
 
 
 def plan_training_memory(
@@ -92,8 +90,8 @@ def plan_training_memory(
 ) -> Counter[str]:
     """Bytes on the device by kind while training on batches of (batch_size, seq).
 
-    It is the sum of the very plan that training runs, so the two cannot disagree but for what
-    shorter batches and sample texts add (a few per cent).
+    Computed from the plan that training runs, so the two differ only by shorter batches and samples
+    (a few percent).
     """
     plan = ModelPlan(
         Pretrained.from_config(config),

@@ -1,4 +1,4 @@
-"""A model laid out for a device, without its bytes: it is planned first, and loaded later."""
+"""A model laid out for a device without its bytes: planned first, loaded later."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ from qlora_wgpu.ops.tensor import copied
 
 @dataclass(frozen=True)
 class TokenGraphs:
-    """The graphs that compute and choose the next tokens of texts."""
+    """The graphs that compute and sample the next tokens of sequences."""
 
     batch: BatchBuffers  # the inputs of the hidden states
-    next: BatchBuffers  # the inputs of the choice
-    choices: SamplerState  # the sampling settings, and the chosen tokens
+    next: BatchBuffers  # the inputs of sampling
+    choices: SamplerState  # the sampling settings, and the sampled tokens
     hidden: Graph
-    head: Graph  # the logits and the choice
-    kept: Tensor | None  # a copy of the logits, where they are asked for
+    head: Graph  # logits and sampling
+    kept: Tensor | None  # a copy of the logits, if requested
 
     @property
     def apart(self) -> bool:
-        """Whether they may run while a prompt pauses: new tokens, where there are other texts."""
+        """Whether they may run while a prefill pauses: decoding, if there are other sequences."""
         cache = self.batch.cache
         return self.batch.decodes and cache is not None and cache.texts > 1
 
 
 class ModelPlan:
-    """Weights, adapter and sums of a model as kernels see them, laid out for one device profile.
+    """Weights, adapter and sums of a model, laid out for one device profile.
 
-    Steps are traced once for their options, before or after the weights are read; the model that
-    is loaded from a layout replays the very plans whose memory was told.
+    Steps are traced once for their options, before or after the weights are read; a loaded model
+    replays the same plans whose memory was reported.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class ModelPlan:
         forms: AdapterDtypes = FLOAT32,
         keep: bool = False,
     ) -> None:
-        """Lays everything out; no weight is read."""
         self.pretrained = pretrained
         self.quant = quant
         self.compute_dtype = compute_dtype
@@ -94,8 +93,8 @@ class ModelPlan:
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
             raise OutOfMemoryError(
-                f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
-                f"planned, only of {VOCABULARY_TRACED:,}"
+                f"config.json: vocab_size = {architecture.vocab_size:,} is not supported (at most "
+                f"{VOCABULARY_TRACED:,})"
             )
         self.adapter = self._laid_out(lora, forms)
         self.weights = WeightLayout(
@@ -112,11 +111,11 @@ class ModelPlan:
         )
         self.modules = self.weights.lay_out(architecture, self.adapter)
         self.placement = self.weights.placement
-        # Loss, tokens, gradient norm and update factor; and how many values were clamped to the
-        # range of their type, where kernels have such a type.
+        # Loss, tokens, gradient norm and update factor; and the number of values clamped to the
+        # range of their type, if kernels have such a type.
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
-        self.began = ""  # how the adapter's start was found in the base, if it was
-        # The packed weights that new tokens read, where their cache asks for them: of all linear
+        self.began = ""  # how the adapter was initialized from the base, if it was
+        # The packed weights that decoding reads, if its KV cache asks for them: those of all linear
         # layers, without experts, and of the head.
         weights = sum(spec.out_features * spec.in_features for spec in architecture.linears)
         head = architecture.vocab_size * self.embedded_row_bytes
@@ -125,7 +124,7 @@ class ModelPlan:
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def changed(self, **changes: Any) -> ModelPlan:
-        """The same, of which nothing is loaded yet, with another profile, offload plan or forms."""
+        """The same, not loaded yet, with another profile, offload plan or element types."""
         same = {n: getattr(self, n) for n in ("profile", "max_binding", "offload", "keep")}
         given = {**same, "forms": self.adapter.forms, **changes}
         lora = self.adapter.config
@@ -137,18 +136,18 @@ class ModelPlan:
         return AdapterLayout.of(self.pretrained.architecture, lora, forms, self.max_binding)
 
     def with_adapter(self, lora: LoraConfig) -> ModelPlan:
-        """The same weights, loaded or not, with another adapter; steps are traced anew."""
+        """The same weights, loaded or not, with another adapter; steps are traced again."""
         other = copy(self)
         if self.adapter.trained_rows or lora.trainable_token_indices:
             raise ConfigError(
                 "an adapter with trained rows of the embedding (lora.trainable_token_indices or "
-                "model.add_tokens) stands alone on its base: open it by itself"
+                "model.add_tokens) cannot be loaded together with others: open it by itself"
             )
         other.adapter = other._laid_out(lora, self.adapter.forms)
         if self.adapter.trained_whole or other.adapter.trained_whole:
             raise ConfigError(
-                "an adapter with a whole embedding or head (lora.modules_to_save) stands alone on "
-                "its base: open it by itself"
+                "an adapter with a whole embedding or head (lora.modules_to_save) cannot be loaded "
+                "together with others: open it by itself"
             )
         loras, of_experts = other.adapter.loras, other.adapter.expert_loras
         head = loras.get(self.pretrained.architecture.head.name)
@@ -160,11 +159,10 @@ class ModelPlan:
     def new_graph(
         self, staging: StagingBuffers | None = None, *, sized: bool = False, kept: bool = False
     ) -> Graph:
-        """An empty graph for this element type and profile."""
         staging = staging or self._staging
         if not self.offload.offload_layer_inputs:
             staging = None
-        # Of layers that are recomputed, rematerialization would save next to nothing.
+        # In layers that are recomputed, rematerialization would save almost nothing.
         remakes = self.offload.remakes or (kept and self.profile.remakes)
         recomputation = CheckpointPolicy(
             self.offload.layers_per_segment, self.offload.kept_layers, staging, remakes
@@ -178,7 +176,7 @@ class ModelPlan:
         )  # fmt: skip
 
     def step(self, options: StepOptions) -> PlannedStep:
-        """A step's plan, traced the first time that its options are asked for."""
+        """A step's plan, traced on the first call with its options."""
         if options not in self._steps:
             graph = self.new_graph(kept=self._keeps_layers(options))
             base, modules = self.pretrained, self.modules
@@ -186,9 +184,9 @@ class ModelPlan:
         return self._steps[options]
 
     def sized(self, options: StepOptions) -> PlannedStep:
-        """A step for its sizes alone, which is traced faster, and cannot run.
+        """A step for its sizes only: it is traced faster and cannot run.
 
-        It gets staging buffers of its own: those of steps that run have the size of the largest.
+        It has its own staging buffers: those of steps that run have the size of the largest.
         """
         if options in self._steps and not self.offload.offload_layer_inputs:
             return self._steps[options]
@@ -196,54 +194,53 @@ class ModelPlan:
         return trace_step(graph, self.pretrained, self.modules, options, self.stats)
 
     def _keeps_layers(self, options: StepOptions) -> bool:
-        """Whether a step keeps what some layers make for their backward."""
         return not options.checkpointing or self.offload.kept_layers > 0
 
     def total(self, options: StepOptions) -> int | None:
-        """Bytes on the device of a step, by ``sized``; None where kernels cannot count them."""
+        """Bytes on the device of a step, by ``sized``; None if kernels cannot count them."""
         try:
             return sum(self.memory(options, self.sized(options).plan).values())
         except OutOfMemoryError:
             return None
 
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
-        """The hidden states of a batch, and from them the logits of a few rows at a time."""
+        """Graphs of a batch's hidden states, and of the logits of a few rows at a time."""
         first, second = self.new_graph(), self.new_graph()
         if batch.cache is not None:
-            # No sum is split by the number of rows: a text does not depend on those beside it.
+            # No sum is split by the number of rows: a sequence does not depend on its neighbours.
             first.profile = replace(self.profile, least_workgroups=0)
         if batch.cache is not None and batch.cache.packs_weights:
             batch.cache.packed_weights = self.packed_weights
         base, modules = self.pretrained, self.modules
-        if not batch.decodes:  # a text's prompt has written them before its new tokens
+        if not batch.decodes:  # the prefill has written them before decoding
             write_trained(first, modules)
         config = base.architecture.config
         hidden = base.family.forward(first, config, modules, batch, checkpointing=False)
         hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
-        count = batch.batch  # with a cache, the next token of each text
+        count = batch.batch  # with a cache, the next token of each sequence
         if batch.cache is None:
             count = rows_of_a_text(second, modules.head, batch.rows)
         head = head_of(base.architecture, modules)
         return first, second, logits_of_rows(second, hidden, head, batch, 0, count)
 
     def token_graphs(
-        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
+        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, keep_logits: bool = False
     ) -> TokenGraphs:
-        """The hidden states of some of a cache's texts, and from them their next tokens.
+        """Graphs of hidden states and next tokens of some of a cache's sequences.
 
-        With ``told`` there is a copy of the logits that the tokens are chosen by.
+        With ``keep_logits`` there is a copy of the logits that tokens are sampled from.
         """
         batch = make_batch_buffers(texts, length, CacheView(cache))
-        # After a prompt, as after a new token, the choice reads one token of each text.
+        # After prefill as in decoding, sampling reads one token of each sequence.
         following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
         first, second, logits = self.logits_graphs(batch)
-        kept = copied(second, logits) if told else None
+        kept = copied(second, logits) if keep_logits else None
         choices = make_choices(texts, seen)
         choose(second, logits, following, choices)
         return TokenGraphs(batch, following, choices, first, second, kept)
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
-        """Bytes on the device by kind while steps with these options, or this plan, train."""
+        """Bytes on the device by kind while training with these options, or this plan."""
         plan = plan or self.step(options).plan
         memory = plan.bytes_by_kind()
         memory["uniforms"] = plan.uniform_bytes
@@ -259,7 +256,7 @@ class ModelPlan:
         return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
-        """Bytes of host memory by kind that such steps, or this plan, offload."""
+        """Bytes of host memory by kind that these steps, or this plan, offload."""
         plan = plan or self.step(options).plan
         memory = self.placement.host_bytes()
         memory["layer inputs"] = plan.offloaded_bytes
@@ -273,7 +270,6 @@ class ModelPlan:
 
     @cached_property
     def dequantize_plan(self) -> Plan | None:
-        """What makes the weights that are kept dequantized, once, before anything else runs."""
         if not self.offload.dequantized:
             return None
         graph = self.new_graph()
@@ -281,7 +277,7 @@ class ModelPlan:
         return compile_plan(graph) if graph.launches else None
 
     def make_room_for_counts(self) -> None:
-        """Gives the sums room for the counts of clamped values that other devices send."""
+        """Makes room for the counts of clamped values that other devices send."""
         self.stats, self.saturated = make_sums(counts=True)
 
     def load(
@@ -291,7 +287,7 @@ class ModelPlan:
         *,
         seed: int = 0,
     ) -> None:
-        """Reads the weights and uploads them, one after another; to be called once."""
+        """Reads and uploads the weights one after another; may be called only once."""
         if self.adapter.config.changes_base:
             self.began = self.weights.begin(self.adapter, seed, progress)
         self.placement.load(self.weights.table, device, progress)
@@ -300,56 +296,50 @@ class ModelPlan:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
         return self.pretrained.architecture.num_layers
 
     @property
     def head_options(self) -> tuple[bool, ...]:
-        """What ``streamed_head`` may be; a head that is trained whole stays on the device."""
+        """The allowed values of ``streamed_head``; a head that is trained whole stays resident."""
         of = self.pretrained.architecture
         module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
         return (False,) if module in self.adapter.trained_whole else (False, True)
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding."""
         return self.pretrained.architecture.tied
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may be offloaded by itself; else 0."""
+        """Bytes of the input embedding if it may be offloaded by itself; else 0."""
         of = self.pretrained.architecture
         stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
         return 0 if stays else of.vocab_size * self.embedded_row_bytes
 
     @property
     def embedded_row_bytes(self) -> int:
-        """Bytes of a row of the embedding."""
         return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
 
     @property
     def moments_passing(self) -> int:
-        """Bytes of the buffers that moments pass through, if they are in host memory."""
         moments = self.adapter.moments
         return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
 
     @property
     def weight_dtype(self) -> str:
-        """Element type of frozen weights that products read."""
         return self.profile.weight_dtype(self.compute_dtype)
 
     @property
     def dequantized_bytes(self) -> int:
-        """Estimated bytes of quantized matrices if they were kept dequantized as well.
+        """Estimated bytes of quantized matrices if they were also kept dequantized.
 
-        Streamed ones are left out; 0 where they are kept so already.
+        Streamed ones are left out; 0 if they are already kept so.
         """
         if self.offload.dequantized:
             return 0
         return kept_bytes(self.modules, self.weight_dtype)
 
     def weights_on_host(self) -> Counter[str]:
-        """Bytes of host memory by kind that weights take, and their transfers."""
         memory = self.placement.host_bytes()
         memory["transfers"] = self.placement.stream.device_bytes
         return +memory

@@ -1,4 +1,4 @@
-"""What of a model and of its steps is on the device, and what is offloaded to host memory."""
+"""Which parts of a model and of its steps are on the device, and which are offloaded."""
 
 from __future__ import annotations
 
@@ -7,43 +7,41 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """Measures that change memory and speed, and nothing that is computed."""
+    """Measures that change memory and speed, but no result."""
 
-    # Whether the host looks up the input embedding, and writes its rows with each micro-batch. A
-    # tied embedding does so where the head is streamed.
+    # Whether the host looks up the input embedding and writes its rows with each micro-batch; it
+    # also does for a tied embedding if the head is streamed.
     host_embedding: bool = False
-    # Whether the layers' inputs, which checkpointing keeps for the backward, are in host memory.
+    # Whether the layers' inputs, which checkpointing keeps for the backward pass, are offloaded.
     offload_layer_inputs: bool = False
-    # How many layers are recomputed at once; only the first one's input is kept.
+    # How many layers are recomputed at once; only the input of the first is kept.
     layers_per_segment: int = 1
-    # Whether the optimizer's moments are in host memory, and pass through the device in each step's
-    # update.
+    # Whether the optimizer's moments are in host memory and pass through the device in each update.
     host_moments: bool = False
     # How many layers, counted from the last, have their linear weights streamed.
     streamed_layers: int = 0
     # Whether ``lm_head`` is streamed in blocks of the vocabulary, so that neither it nor the logits
-    # of all tokens are on the device.
+    # of the whole vocabulary are on the device.
     streamed_head: bool = False
-    # Whether outputs of norms, gated units and activations are rematerialized in the backward. On
-    # GPUs (``Profile.remakes``) they are in any case where layers are not recomputed.
+    # Whether outputs of norms, gated units and activations are rematerialized in the backward pass;
+    # on GPUs (``Profile.remakes``) they always are in layers that are not recomputed.
     remakes: bool = False
-    # Whether quantized matrices that stay on the device are kept dequantized beside their codes.
-    # That takes memory instead of saving it: no step dequantizes them anew.
+    # Whether resident quantized matrices are also kept dequantized, which takes memory instead of
+    # saving it: no step has to dequantize them.
     dequantized: bool = False
-    # Whether intermediates that would all lie in textures (``Profile.in_textures``) lie in buffers
-    # if they fit a binding, where sums take one place instead of two. They do so as well where
-    # anything else saves memory.
+    # Whether intermediates that would all be in textures (``Profile.in_textures``) are in buffers
+    # if they fit a binding, where sums take one slot instead of two. They also are if any other
+    # measure saves memory.
     in_buffers: bool = False
-    # How many layers, counted from the last, are kept where the others are recomputed.
+    # How many layers, counted from the last, are kept if the others are recomputed.
     kept_layers: int = 0
 
     @property
     def saves_memory(self) -> bool:
-        """Whether anything is done to save memory."""
         return replace(self, kept_layers=0, dequantized=False) != RESIDENT
 
     def in_words(self, layers: int) -> list[tuple[str, str]]:
-        """What is offloaded of a model of so many layers: for a table, and for a sentence."""
+        """What is offloaded of a model with ``layers`` layers: for a table, and for a sentence."""
         some = f"{self.streamed_layers} of {layers} layers"
         kinds = (
             (self.host_embedding, "embedding", "the input embedding"),
@@ -56,7 +54,7 @@ class OffloadPlan:
 
     @classmethod
     def least(cls, num_layers: int) -> OffloadPlan:
-        """Everything offloaded that can be, for a step whose layers are recomputed."""
+        """Everything possible offloaded, for a step whose layers are recomputed."""
         return cls(True, True, 1, True, num_layers, True, True)
 
 

@@ -1,4 +1,4 @@
-"""A base model's folder with what its config.json means, and the form that each weight takes."""
+"""A base model's folder, its architecture by config.json, and each weight's format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
+from qlora_wgpu.checkpoint.quantized import PlannedFormats
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import QuantConfig
@@ -28,7 +28,7 @@ _ROWS = 4096  # compared at a time
 
 
 def has_own_head(folder: ModelFolder, architecture: Architecture) -> bool:
-    """Whether a head differs from the embedding in the files; transformers uses both then."""
+    """Whether the files have a head other than the embedding; transformers then uses both."""
     names = architecture.embed_name, architecture.head_name
     embedding, head = (stored_name(folder, architecture, name) for name in names)
     one, other = folder.find(embedding), folder.find(head)
@@ -45,7 +45,7 @@ def _equal(one: StoredWeight, other: StoredWeight) -> bool:
 
 
 def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None:
-    """Refuses a config.json that asks for larger shapes than the files' headers have.
+    """Refuses a config.json with larger shapes than the files' headers.
 
     Smaller shapes are checked when the tensors are read.
     """
@@ -58,12 +58,11 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
         shape = weight.shape
         if len(shape) != len(expected) or any(map(lt, shape, expected)):
             raise CheckpointError(
-                f"{folder.path}: {stored} has shape {shape}, but config.json asks for {expected}"
+                f"{folder.path}: {stored} has shape {shape}, expected {expected} by config.json"
             )
 
 
 def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a base by Hugging Face's name, with its shape in files."""
     size = (architecture.vocab_size, architecture.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
     if not architecture.tied:
@@ -79,10 +78,10 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 class QuantizationPolicy:
-    """Chooses between quantized forms and floats, layer by layer.
+    """Chooses the quantized format, or floats, of each layer.
 
-    A folder that is quantized decides for each of its layers: what it keeps in 16 bits was kept so
-    on purpose. The scheme quantizes a folder that is not.
+    A quantized folder decides for each of its layers: what it keeps in 16 bits is so on purpose.
+    The scheme quantizes a folder that is not.
     """
 
     def __init__(
@@ -91,14 +90,13 @@ class QuantizationPolicy:
         folder: ModelFolder | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Looks at what the folder holds."""
         self._scheme, self._own = quant.scheme, nf4_format(quant.blocksize, quant.double_quant)
         self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
         self._planned = PlannedFormats(plan) if isinstance(plan, Mapping) else None
 
     def of(self, names: Sequence[str], columns: int) -> WeightFormat | None:
-        """The quantized format of a layer, or of the layers of several experts; None for floats."""
+        """The quantized format of a layer, or of several experts' layers; None for floats."""
         if self._scheme == "none":
             return None
         if self._planned is not None:
@@ -114,10 +112,10 @@ class QuantizationPolicy:
 
 
 def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[str]:
-    """How many linear layers a quantized folder has in each format, by its name.
+    """The number of linear layers of a quantized folder in each format, by name.
 
-    Of the experts of a layer the first tells for all. Layers in floats, or in a form that no kernel
-    has, are left out.
+    A layer's first expert stands for all. Layers in floats, or in a format that no kernel supports,
+    are left out.
     """
     counts: Counter[str] = Counter()
     if not folder.is_quantized:
@@ -131,7 +129,6 @@ def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[s
 
 
 def planned_formats(config: Mapping[str, Any], architecture: Architecture) -> list[str]:
-    """The names of the formats that a config.json says its linear layers have."""
     plan = config.get("quantization_config")
     if not isinstance(plan, Mapping):
         return []
@@ -141,7 +138,7 @@ def planned_formats(config: Mapping[str, Any], architecture: Architecture) -> li
 
 
 def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]:
-    """The linear layers that a quantized folder keeps as floats; none of one that is not."""
+    """The linear layers that a quantized folder keeps as floats; none if it is not quantized."""
     if not folder.is_quantized:
         return []
     return [
@@ -155,18 +152,17 @@ def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]
 class Pretrained:
     """A base model before anything of it is on a device."""
 
-    name_or_path: str  # how it was named
+    name_or_path: str  # as the user named it
     config: Mapping[str, Any]  # the contents of config.json
     family: Family  # the code that computes it
     architecture: Architecture  # the architecture that the family reads in config.json
-    folder: ModelFolder | None = None  # the open files; None where only config.json is known
-    notes: tuple[str, ...] = ()  # what might surprise the user about the files
+    folder: ModelFolder | None = None  # the open files; None if only config.json is known
+    notes: tuple[str, ...] = ()  # notes for the user about the files
     # The formats in which linear layers are quantized already, "Q4_K, Q6_K"; empty for floats.
     stored_as: str = ""
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Pretrained:
-        """Opens a Hugging Face folder or a model of the hub."""
         folder = ModelFolder.open(str(path))
         pretrained = cls.from_folder(folder, str(path))
         check_stored_shapes(folder, pretrained.architecture)
@@ -174,7 +170,6 @@ class Pretrained:
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:
-        """A folder that is open already."""
         family = find_family(folder.config)
         architecture = family.read(folder.config)
         notes = list(folder.notes)
@@ -185,18 +180,16 @@ class Pretrained:
         if kept := kept_in_floats(folder, architecture):
             notes.append(
                 f"{len(kept)} of {len(architecture.every_linear)} linear layers are stored as "
-                f"floats beside others that are quantized, and stay so ({kept[0]} is the first)"
+                f"floats and stay so, while the others are quantized ({kept[0]} is the first)"
             )
         if architecture.tied and has_own_head(folder, architecture):
             architecture = replace(architecture, tied=False)
             notes.append(
-                f"config.json ties the head to the embedding, but the files hold another "
+                f"config.json ties the head to the embedding, but the files contain another "
                 f"{architecture.head_name}, which is used, as in transformers"
             )
         if more := sum(name.startswith("mtp.") for name in folder.names()):
-            notes.append(
-                f"{more} tensors of layers that predict further tokens (mtp.*) are not used"
-            )
+            notes.append(f"{more} tensors of multi-token prediction layers (mtp.*) are ignored")
         stored_as = ", ".join(sorted(formats))
         return cls(
             name_or_path, folder.config, family, architecture, folder, tuple(notes), stored_as
@@ -204,7 +197,6 @@ class Pretrained:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:
-        """A model of which only config.json is there, for plans."""
         family = find_family(config)
         architecture = family.read(config)
         stored_as = ", ".join(planned_formats(config, architecture))
@@ -215,16 +207,15 @@ class Pretrained:
         return replace(self, architecture=self.architecture.resized(rows, new_tokens))
 
     def without_new(self) -> Pretrained:
-        """The same base without added tokens, so that only what an adapter names is trained."""
+        """The same base without added tokens, so that only an adapter's own rows are trained."""
         return replace(self, architecture=replace(self.architecture, new_tokens=()))
 
     def for_adapter(self, stored: AdapterConfig, tensors: Mapping[str, Float32Array]) -> Pretrained:
-        """The same base with the tokens that an adapter of a file has added to its own."""
         rows = rows_for(self.architecture, stored, tensors)
         return self if rows == self.architecture.vocab_size else self.resized(rows)
 
     def scheme(self, quant: QuantConfig) -> str:
-        """How linear layers lie on the device, in a few words: what is asked for, or stored."""
+        """The format of linear layers in a few words: the requested scheme, or the stored one."""
         if quant.scheme == "none" or self.stored_as in ("", "NF4"):
             return quant.scheme
         return self.stored_as

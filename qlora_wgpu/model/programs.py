@@ -1,4 +1,4 @@
-"""A model's programs on its device, each made once: for losses, logits and new tokens."""
+"""A model's programs on its device, each created once: for losses, logits and new tokens."""
 
 from __future__ import annotations
 
@@ -30,34 +30,33 @@ from qlora_wgpu.ops.sampling import (
 
 
 class Choice(NamedTuple):
-    """How the next token of a text is chosen."""
+    """How the next token of a sequence is sampled."""
 
     settings: Settings
     seed: int
-    step: int  # tokens that it got before
+    step: int  # tokens generated before
 
 
 @dataclass(frozen=True)
 class DecodePrograms:
-    """Hidden states of a batch with a cache, and from them each text's next token."""
+    """Hidden states of a batch with a KV cache, and each sequence's next token."""
 
     device: Device
     batch: BatchBuffers  # the inputs of the hidden states
-    next: BatchBuffers  # the inputs of the choice, a token of each text; ``batch`` in decoding
+    next: BatchBuffers  # the inputs of sampling, a token per sequence; ``batch`` in decoding
     hidden: Program
-    head: Program  # logits and the choice
-    choices: SamplerState  # the sampling settings, and the chosen tokens
+    head: Program  # logits and sampling
+    choices: SamplerState  # the sampling settings, and the sampled tokens
     vocab: int  # size of the vocabulary
-    kept: Tensor | None = None  # the logits that tokens are chosen by, where they are asked for
+    kept: Tensor | None = None  # the logits that tokens are sampled from, if requested
 
     def logits(self) -> npt.NDArray[np.float32]:
-        """(rows, vocab_size) of the last run, of programs that keep them."""
+        """(rows, vocab_size) of the last run, for programs that keep them."""
         assert self.kept is not None
         values = np.frombuffer(self.head.read(self.kept), np.float32)
         return values.reshape(self.kept.rows, -1)[:, : self.vocab]
 
     def _note_seen(self, place: int, ids: Sequence[int], settings: Settings) -> None:
-        """Says which tokens a text has, and which are biased."""
         seen = self.choices.seen
         assert seen.storage is not None
         words = seen_words(ids, self.vocab, settings.logit_bias)
@@ -65,7 +64,7 @@ class DecodePrograms:
 
     @property
     def most_ahead(self) -> int:
-        """How many tokens of each text it can compute before the host looks at them."""
+        """How many tokens of each sequence it can compute before the host reads them."""
         of_host = self.batch.angles or self.batch.embedded
         return 1 if of_host or not self.batch.decodes else DECODE_STEPS_AHEAD
 
@@ -77,11 +76,10 @@ class DecodePrograms:
         choices: Sequence[Choice],
         count: int = 1,
     ) -> list[list[int]]:
-        """The tokens after new ones; ``NONE`` where a logit is not finite, and others after it.
+        """The next tokens; ``NONE`` if a logit is not finite, and arbitrary ones after that.
 
-        ``ids``, checked, the number of tokens before them and the texts' places in the cache are
-        (texts, 1). ``steps`` are tokens that each text got before; each gets ``count`` of them, at
-        most ``most_ahead``.
+        ``ids``, checked, ``past`` (the number of tokens before them) and ``places`` (in the cache)
+        are (sequences, 1). Each sequence gets ``count`` tokens, at most ``most_ahead``.
         """
         first = past.reshape(-1)
         ones, rows = np.ones_like(ids), np.arange(len(ids))
@@ -91,7 +89,6 @@ class DecodePrograms:
         return self._chosen((first[:, None] + np.arange(count)) % DECODE_STEPS_AHEAD)
 
     def write_prefill_inputs(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
-        """Writes prompts for ``hidden``, which keeps their keys and values."""
         count, length = self.batch.batch, self.batch.seq
         ids, mask = np.zeros((2, count, length), np.int64)
         for row, prompt in enumerate(prompts):
@@ -106,7 +103,7 @@ class DecodePrograms:
         places: Sequence[int],
         choices: Sequence[Choice],
     ) -> list[int]:
-        """The tokens after prompts that were computed; ``NONE`` as of ``run``."""
+        """The first tokens after prefilled prompts; ``NONE`` as for ``run``."""
         none = np.zeros((len(prompts), 1), np.int64)
         at, rows = np.array(places)[:, None], np.arange(len(prompts))
         write_batch(self.device, self.next, none, np.ones_like(none), rows=rows, places=at)
@@ -117,7 +114,6 @@ class DecodePrograms:
         return [each[0] for each in self._chosen(none)]
 
     def _write_choices(self, choices: Sequence[Choice], first: IntArray | int) -> None:
-        """Writes what tokens are chosen by, their steps counted from the first positions."""
         own = self.choices.settings.storage
         assert own is not None
         settings, seeds, steps = zip(*choices, strict=True)
@@ -125,7 +121,7 @@ class DecodePrograms:
         self.device.write(own.buffer, encode_choices(settings, seeds, counted))
 
     def _chosen(self, at: IntArray) -> list[list[int]]:
-        """The tokens of each text, (texts, ·), ``at`` their places among the steps ahead."""
+        """The tokens of each sequence; ``at`` are their places among the steps ahead."""
         chosen = self.choices.chosen.storage
         assert chosen is not None
         raw = np.frombuffer(self.device.read(chosen.buffer, chosen.nbytes), np.uint32)
@@ -137,7 +133,7 @@ class DecodePrograms:
 
 @dataclass(frozen=True)
 class LogitsPrograms:
-    """Hidden states of a batch, and from them the logits of a few rows at a time."""
+    """Hidden states of a batch, and the logits of a few rows at a time."""
 
     device: Device
     batch: BatchBuffers
@@ -154,7 +150,7 @@ class LogitsPrograms:
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
-        Ids and mask are checked; ``past`` tokens came before, kept in the batch's cache.
+        Ids and mask are checked; ``past`` tokens are already in the batch's cache.
         """
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
@@ -175,7 +171,6 @@ class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
     def __init__(self, plan: ModelPlan, device: Device, beside: Programs | None = None) -> None:
-        """Makes none yet."""
         self.plan = plan
         self.device = device
         self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
@@ -183,24 +178,22 @@ class Programs:
 
     @property
     def traffic(self) -> OffloadEngine:
-        """The transfers between host and device while they run."""
         return self._pool.traffic
 
     def from_graph(
         self, graph: Graph, outputs: tuple[Tensor, ...] = (), *, apart: bool = False
     ) -> Program:
-        """Plans a graph and makes it ready; ``outputs`` can be read after a run."""
+        """Plans a graph and creates its program; ``outputs`` can be read after a run."""
         with self.device.in_turn:
             return Program(self.device, compile_plan(graph, outputs, apart=apart), self._pool)
 
     def fill_kept(self) -> None:
-        """Dequantizes the weights that are kept so; their codes are there by now."""
+        """Dequantizes the weights that are kept so; their codes must be uploaded already."""
         if self.plan.dequantize_plan is not None:
             with self.device.in_turn:
                 Program(self.device, self.plan.dequantize_plan, self._pool).run()
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
-        """A step's inputs and its program."""
         with self.device.in_turn:
             if options not in self._steps:
                 planned = self.plan.step(options)
@@ -209,11 +202,11 @@ class Programs:
             return self._steps[options]
 
     def tokens(
-        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
+        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, keep_logits: bool = False
     ) -> DecodePrograms:
-        """New programs for so many tokens of some of a cache's texts, which choose the next."""
+        """New programs that compute ``length`` tokens of some of a cache's sequences and sample."""
         with self.device.in_turn:
-            graphs = self.plan.token_graphs(texts, length, cache, seen, told=told)
+            graphs = self.plan.token_graphs(texts, length, cache, seen, keep_logits=keep_logits)
             self._fill_strips()
             kept, apart = graphs.kept, graphs.apart
             first = self.from_graph(graphs.hidden, apart=apart)
@@ -224,7 +217,6 @@ class Programs:
             )  # fmt: skip
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
-        """New programs for a batch, which may carry a cache of keys and values."""
         with self.device.in_turn:
             hidden, graph, logits = self.plan.logits_graphs(batch)
             self._fill_strips()
@@ -233,7 +225,6 @@ class Programs:
             return LogitsPrograms(self.device, batch, first, head, logits)
 
     def _fill_strips(self) -> None:
-        """Packs the weights that traced graphs read, and that are not packed yet."""
         if self.plan.packed_weights.needs_fill:
             graph = self.plan.new_graph()
             self.plan.packed_weights.fill(graph)

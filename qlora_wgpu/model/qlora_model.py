@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +29,7 @@ from qlora_wgpu.model.adapter_state import as_begun, base_state_dict
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out_for
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
-from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
 from qlora_wgpu.model.steps import (
     LossSums,
     PolicyInputs,
@@ -113,8 +114,8 @@ class QLoRAModel(AdapterModel):
             seed: Seed of the adapter's start.
             gradient_checkpointing: Whether layers are recomputed in the backward.
             gradient_dtype: What the adapter's gradient is summed in.
-            keep_dequantized: Whether quantized weights are kept dequantized on the device beside
-                their codes, which takes memory and makes steps faster, with the same bits;
+            keep_dequantized: Whether quantized weights are also kept dequantized on the device,
+                which takes memory and makes steps faster, with bit-identical results;
                 ``"auto"`` does so on a software GPU where they, with the copies that texts read
                 there, take a third of the machine's memory at most and the device has no bound.
             progress: Called with each tensor's name before it is read.
@@ -122,7 +123,7 @@ class QLoRAModel(AdapterModel):
         Raises:
             ConfigError: If both ``lora`` and ``adapter`` are given, or a setting does not fit.
             CheckpointError: If the folder or one of its files is missing or damaged.
-            UnsupportedModelError: If the model asks for something that is not computed here.
+            UnsupportedModelError: If the model, or something in its config.json, is not supported.
             DeviceError: If there is no usable GPU.
             OutOfMemoryError: If the device has no room.
         """
@@ -304,7 +305,7 @@ class QLoRAModel(AdapterModel):
     ) -> FloatArray:
         """The summed log probability of the labels of ``count`` samples, float32; waits.
 
-        Arguments beside it are those of ``accumulate``.
+        The other arguments are those of ``accumulate``.
         """
         options = self.options.step("sums", *ids.shape)
         sums = self.layout.step(options).sums
@@ -374,6 +375,28 @@ class QLoRAModel(AdapterModel):
         return self._adapters.active_name
 
     @property
+    def active_adapters(self) -> list[str]:
+        """The active adapter's name in a list, as in PEFT."""
+        return [self.active_adapter]
+
+    @property
+    def peft_config(self) -> dict[str, LoraConfig]:
+        """The ``LoraConfig`` of each adapter, by name."""
+        return {name: adapter.config for name, adapter in self.adapters.items()}
+
+    def get_nb_trainable_parameters(self) -> tuple[int, int]:
+        """The number of trained parameters, and of all parameters including the base's."""
+        trained = self.adapter.num_parameters
+        base = sum(map(math.prod, tensor_shapes(self.architecture).values()))
+        return trained, trained + base
+
+    def print_trainable_parameters(self) -> None:
+        """Prints the number and share of trained parameters, as PEFT does."""
+        trained, total = self.get_nb_trainable_parameters()
+        share = 100 * trained / total
+        print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {share:.4f}")
+
+    @property
     def adapters(self) -> dict[str, LoadedAdapter]:
         """All adapters by their names, in the order in which they came."""
         return self._adapters.told()
@@ -383,11 +406,11 @@ class QLoRAModel(AdapterModel):
         adapter: str | PathLike[str] | Mapping[str, FloatArray],
         name: str | None = None,
     ) -> None:
-        """Replaces the active adapter, or with a name, puts another one beside those there are.
+        """Replaces the active adapter or, with a name, adds another one.
 
         One with a name may have another rank, other targets and biases; the base is not read
-        again. It waits until ``set_adapter`` names it. Warns where the run of a folder quantized
-        the base otherwise than this model does.
+        again. It waits until ``set_adapter`` names it. Warns if the folder's run quantized the
+        base differently from this model.
 
         Args:
             adapter: Folder of a PEFT adapter, or without a name, its tensors by PEFT's names.
@@ -474,14 +497,14 @@ class QLoRAModel(AdapterModel):
 def _config_of_folder(
     adapter: str | PathLike[str], lora: LoraConfig | None, base: Pretrained
 ) -> tuple[LoraConfig, Pretrained, Mapping[str, FloatArray] | None]:
-    """The settings of an adapter's folder, where none are given beside it.
+    """The settings of an adapter's folder, if no others are given.
 
     Returns:
         The settings, the base for them, and the adapter's start if that is a part of the base.
     """
     if lora is not None:
         raise ConfigError(
-            "lora and adapter exclude each other: the adapter's folder says its rank and modules"
+            "lora and adapter are mutually exclusive: the adapter's folder has its own settings"
         )
     stacking = base.architecture.stacking
     tensors, stored = load_adapter(Path(adapter), biases=True, stacking=stacking)

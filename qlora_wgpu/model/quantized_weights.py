@@ -1,4 +1,4 @@
-"""Quantized weights within a model: the vectors of their codes and scales, and their bytes."""
+"""Quantized weights of a model: the vectors of their codes and scales, and their bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.ops.quantized import EXPERT_WORDS, QuantizedMatrix, pair_values
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
-# What follows the codes' values in ``maps``: those of the scales' codes, and an offset or a factor.
+# Behind the codes' values in ``maps``: those of the scales' codes, and an offset or a factor.
 _SCALE_VALUES = 257
 
 
@@ -26,10 +26,9 @@ def lay_out(
     keep: Callable[[str, int], Storage],
     codebook: Tensor | None,
 ) -> tuple[QuantizedMatrix, dict[str, Storage]]:
-    """A matrix, or those of several experts one below the other, without bytes.
+    """A matrix, or several experts' stacked matrices, without bytes.
 
-    Returns:
-        The matrix, and the storages that are to be filled with ``device_arrays`` of its parts.
+    Returns the matrix, and the storages for the ``device_arrays`` of its parts.
     """
     storages: dict[str, Storage] = {}
 
@@ -64,7 +63,6 @@ def lay_out(
 
 
 def quantized_matrix(name: str, quantized: QuantizedWeight, *, textures: bool) -> QuantizedMatrix:
-    """A quantized matrix with its bytes, to be allocated with the plan that uses it."""
     form, codebook = quantized.format, None
     if textures and fits_words(form, quantized.shape[1]):
         codebook = codebook_tensor(form, Storage)
@@ -80,16 +78,16 @@ def quantized_matrix(name: str, quantized: QuantizedWeight, *, textures: bool) -
 
 
 def codebook_tensor(form: WeightFormat, keep: Callable[..., Storage]) -> Tensor:
-    """The values of all pairs of codes, for matrices that are read from textures."""
+    """The values of all pairs of codes, for matrices read from textures."""
     pairs = pair_values(form.quant_map)
     storage = keep("codebook", "base", pairs.nbytes, pairs, texture=True)
     return vector("codebook", pairs.size, "float32", storage)
 
 
 def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
-    """The arrays to upload of a quantized matrix; bytes are padded to whole 32-bit words.
+    """A quantized matrix's arrays to upload; bytes are padded to whole 32-bit words.
 
-    What needs no padding is not copied, even from a mapped file.
+    Arrays that need no padding are not copied, even from a mapped file.
     """
 
     def padded_words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -118,11 +116,10 @@ def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
 def stacked_arrays(
     stored: Sequence[QuantizedWeight], name: str, folder: object
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that are uploaded of one matrix, or of several one below the other."""
     if len(stored) == 1:
         return device_arrays(stored[0])
     if len({q.format.key for q in stored}) > 1:
-        raise CheckpointError(f"{folder}: the experts of {name} differ in how they are quantized")
+        raise CheckpointError(f"{folder}: the experts of {name} have different quantized formats")
     arrays = [device_arrays(q) for q in stored]
     return {
         leaf: np.concatenate([_whole_windows(each[leaf]) for each in arrays]) for leaf in arrays[0]
@@ -135,6 +132,6 @@ def words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _whole_windows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array padded so that a binding may begin behind it."""
+    """An array padded so that a binding may begin after it."""
     flat = array.reshape(-1)
     return np.pad(flat, (0, -flat.nbytes % (4 * EXPERT_WORDS) // flat.itemsize))

@@ -1,4 +1,4 @@
-"""A step: its options, what it traces, and where its inputs are written."""
+"""A step: its options, its trace and its inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ StepKind = Literal["train", "loss", "sums", "divergence", "logps"]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """One step's shape and what is computed; equal options make equal programs."""
+    """One step's shape and what it computes; equal options give equal programs."""
 
     # ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for the log
     # probability of each sample's answer, ``"divergence"`` for how far that is from the
@@ -36,7 +36,7 @@ class StepOptions:
     kind: StepKind
     batch: int  # sequences
     seq: int  # tokens of each, padding included
-    checkpointing: bool = False  # whether layers are recomputed in the backward
+    checkpointing: bool = False  # whether layers are recomputed in the backward pass
     objective: Objective = PLAIN  # the loss that is minimized
     noise: float = 0.0  # NEFTune's α
     # Factor of the loss that balances experts; None leaves it to config.json.
@@ -52,15 +52,15 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a model's training steps, whatever their shape."""
+    """Options of a model's training steps of any shape."""
 
-    checkpointing: bool = False  # whether layers are recomputed in the backward
+    checkpointing: bool = False  # whether layers are recomputed in the backward pass
     objective: Objective = PLAIN  # the loss that is minimized
     noise: float = 0.0  # NEFTune's α
     router_aux_loss_coef: float | None = None  # as in ``StepOptions``
 
     def step(self, kind: StepKind, batch: int, seq: int) -> StepOptions:
-        """A step of this kind; the loss is that of training for preferences, else the plain one."""
+        """A step of this kind; evaluation uses a preference objective, or else the plain loss."""
         if kind == "train":
             return StepOptions(kind, batch, seq, **vars(self))
         if kind == "logps" or (kind == "loss" and self.objective.preference is not None):
@@ -74,22 +74,21 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class PreferenceInputs:
-    """What is known of a micro-batch's samples besides their tokens, in the order of their rows.
+    """A micro-batch's per-sample inputs, in the order of their rows.
 
     Pairs are neighbours, chosen before rejected, and every sample has a label.
     """
 
     references: FloatArray  # the reference's summed log probability of each answer
-    # What the objective reads of each: with DPO 1 where the answer's first token is not predicted,
-    # since no prompt is before it; with ORPO what the losses of the chosen answer and its prompt
-    # are multiplied by; with KTO 1 where it is desirable.
+    # Per sample: for DPO, 1 if the answer's first token is not predicted because there is no prompt
+    # before it; for ORPO, the factor of the losses of the chosen answer and its prompt; for KTO, 1
+    # if the answer is desirable.
     numbers: FloatArray
-    # (batch, seq), the targets of prompts that have a loss; None for none.
+    # (batch, seq), the targets of prompts that the loss is taken on; None for none.
     prompts: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def plain(cls, count: int) -> PreferenceInputs:
-        """Samples of which nothing is known."""
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
 
 
@@ -112,18 +111,18 @@ class PolicyInputs:
 def encode_samples(
     samples: PreferenceInputs, segments: IntArray, rows: npt.NDArray[np.integer[Any]]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Encodes samples as kernels read them.
+    """Encodes samples for kernels.
 
-    ``segments`` (batch, seq) has 0 for padding, else one more than where the token's sample begins;
-    ``rows`` are the label rows, rising. Returns for each label row twice its sample's number, one
-    more where it is the prompt's, and the table (samples, 4) of ``SampleBuffers``.
+    ``segments`` (batch, seq) is 0 for padding, else 1 + the position at which the token's sample
+    begins; ``rows`` are the label rows, ascending. Returns for each label row twice its sample's
+    number, plus one if it is the prompt's, and the table (samples, 4) of ``SampleBuffers``.
     """
     seq = segments.shape[1]
     places = rows // seq * (seq + 1) + segments.reshape(-1)[rows]
     begins = np.flatnonzero(np.diff(places, prepend=-1))
     count = len(samples.references)
     if len(begins) != count or len(samples.numbers) != count:
-        raise ShapeError(f"{len(begins)} samples have a label, but {count} are told of")
+        raise ShapeError(f"expected {count} samples with labels, got {len(begins)}")
     numbers = np.repeat(np.arange(count), np.diff(begins, append=len(rows)))
     of_rows = 2 * numbers
     if samples.prompts is not None:
@@ -140,7 +139,7 @@ class LossSums(NamedTuple):
 
     loss: float  # the loss, in nats
     tokens: int  # the label tokens
-    correct: int  # those whose logit is the largest, or as large as it
+    correct: int  # those whose logit is the largest, ties included
 
 
 # ---- tracing ---------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ class LossSums(NamedTuple):
 class PlannedStep:
     """A traced step."""
 
-    batch: BatchBuffers  # where its inputs are written
+    batch: BatchBuffers  # its inputs
     plan: Plan
     sums: Tensor | None = None  # the result of a step of kind ``sums``
 
@@ -158,7 +157,6 @@ class PlannedStep:
 def trace_step(
     graph: Graph, base: Pretrained, modules: Modules, options: StepOptions, stats: Tensor
 ) -> PlannedStep:
-    """Traces a step over a base's weights, which adds to ``stats``, and plans it."""
     trains, of = options.kind == "train", base.architecture
     coefficient = of.balance_coefficient(options.router_aux_loss_coef)
     batch = make_batch_buffers(
@@ -201,7 +199,6 @@ def trace_step(
 
 
 def write_trained(g: Graph, modules: Modules) -> None:
-    """Puts the rows and matrices that are trained into those that a forward reads."""
     for weight in dict.fromkeys((modules.embedding, modules.head)):
         if isinstance(weight, DenseMatrix) and weight.trained is not None:
             overwrite(g, weight.trained, weight.resident)
@@ -224,7 +221,7 @@ def head_of(architecture: Architecture, modules: Modules, temperature: float = 1
 
 
 def make_sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:
-    """What micro-batches are summed into, and what kernels count in, read back as one."""
+    """The sums over micro-batches and the kernels' counter, read back together."""
     nbytes = SATURATED_OFFSET + 16 if counts else 4 * STATS_LENGTH
     storage = Storage("stats", "inputs", nbytes)
     saturated = vector("saturated", 4, "uint32", storage, SATURATED_OFFSET) if counts else None

@@ -1,4 +1,4 @@
-"""A layer's weights as one run of bytes, and a cache on disk of layers that are quantized here."""
+"""A layer's weights as one run of bytes, and a disk cache of layers that are quantized here."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ Fill = Callable[[Storage, npt.NDArray[Any]], None]
 
 @dataclass(eq=False)
 class FlatLayer:
-    """A layer's storages, one behind the other."""
+    """A layer's storages, one after the other."""
 
     number: int
-    group: WeightGroup | None  # that they are streamed with; None where they stay on the device
+    group: WeightGroup | None  # for streaming; None if they stay on the device
     parts: list[tuple[int, Storage]] = field(default_factory=list)  # where each begins
-    together: Storage | None = None  # the larger storage that those which stay share, so far
+    together: Storage | None = None  # the storage that those which stay share
     nbytes: int = 0  # of all, gaps included
-    copied: int = 0  # bytes in host memory where the rest is mapped from the model's files
-    as_stored: bool = True  # whether the files hold nearly all of it as the device takes it
+    copied: int = 0  # bytes in host memory if the rest is mapped from the model's files
+    as_stored: bool = True  # whether nearly all of it is stored in the device's form
 
     def storage(self, label: str, nbytes: int, most: int = 0) -> Storage:
-        """Adds a storage at its end; those that stay share larger ones of ``most`` bytes."""
+        """Appends a storage; those that stay share larger ones of ``most`` bytes."""
         begin = self.nbytes
         if self.group is not None:
             storage = self.group.storage(label, nbytes)
@@ -57,24 +57,20 @@ class FlatLayer:
         return storage
 
     def _together(self, nbytes: int, most: int) -> Storage:
-        """A storage with room for so many bytes more."""
         if self.together is None or self.together.nbytes + nbytes > most:
             self.together = Storage(f"layer {self.number}", "base", 0)
         return self.together
 
     @cached_property
     def begins(self) -> dict[Storage, int]:
-        """Where each storage begins, once all are there."""
         return {storage: begin for begin, storage in self.parts}
 
     @property
     def table(self) -> list[tuple[int, str, int]]:
-        """Where each storage begins, its label and its length."""
         return [(begin, storage.label, storage.nbytes) for begin, storage in self.parts]
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device, if it stays there."""
         if self.group is not None:
             return 0
         wholes = dict.fromkeys(storage.whole for _, storage in self.parts)
@@ -82,13 +78,12 @@ class FlatLayer:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that it takes without a file of its own."""
         if self.group is None:
             return 0
         return self.copied if self.as_stored else self.nbytes
 
     def fill(self, image: npt.NDArray[np.uint8], fill: Fill) -> None:
-        """Takes its bytes from an image, mapped or in memory; ``fill`` takes those that stay."""
+        """Fills it from an image, mapped or in memory; ``fill`` uploads what stays."""
         if self.group is not None:
             self.group.chunks = {0: image}
             return
@@ -100,43 +95,42 @@ VERSION = 3  # of the files
 _MAGIC = b"qlorawgp"
 _HEADER = 4096  # bytes before an image, so that it begins with a page
 _KEPT = 4  # models
-_LEFT_FREE = 1024 * MIB  # of the disk
+_LEFT_FREE = 1024 * MIB  # on the disk
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600
 
 
 @dataclass(frozen=True)
 class KeptLayer:
-    """A layer as a file has it."""
+    """A layer read from the cache."""
 
     data: npt.NDArray[np.uint8]  # its image
-    requantized: Requantization  # how far its weights moved that were quantized anew
+    requantized: Requantization  # how much its requantized weights changed
 
 
 class WeightCache:
     """A model's folder in the cache.
 
-    It lies under a hash of what the weights were made from and how they are laid out, and has a
-    file for each layer: a header, then the layer's image. A file counts where its hash is right;
-    else the layer is quantized again and its file replaced.
+    It is named by a hash of the weights' source and layout, and has a file for each layer: a
+    header, then the layer's image. If a file's hash is wrong, the layer is quantized again and the
+    file replaced.
     """
 
     def __init__(self, made_from: Any, images: Iterable[FlatLayer]) -> None:
-        """Reads nothing yet; ``made_from``, as JSON takes it, decides the bytes of all layers."""
+        """``made_from``, serializable as JSON, decides the bytes of all layers."""
         tables = [(image.number, image.table) for image in images]
         about = json.dumps([VERSION, __version__, made_from, tables], sort_keys=True)
         self.folder = cache_path("weights", hashlib.sha256(about.encode()).hexdigest()[:32])
-        self.problem = ""  # why nothing more is written to it
+        self.problem = ""  # why nothing more is written
 
     @property
     def is_there(self) -> bool:
-        """Whether anything is kept."""
         return is_own(self.folder)
 
     def make_room(self, images: Iterable[FlatLayer]) -> bool:
-        """Whether the disk has room for those of these layers that are not there.
+        """Whether the disk has room for those of these layers that are missing.
 
-        The models used least recently are deleted for it. Without room, ``problem`` says so.
+        Deletes the models used least recently to make room. If there is none, ``problem`` says so.
         """
         missing = [i for i in images if not exists(self._path(i))]
         needed = sum(_HEADER + image.nbytes for image in missing)
@@ -150,13 +144,13 @@ class WeightCache:
             return False
         if missing and needed + _LEFT_FREE > free:
             self._fail(
-                f"they take {needed / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are free, of which "
-                f"{_LEFT_FREE / MIB:,.0f} stay free"
+                f"{needed / MIB:,.0f} MiB are needed, {free / MIB:,.0f} MiB are free, and "
+                f"{_LEFT_FREE / MIB:,.0f} MiB must stay free"
             )
         return not self.problem
 
     def read(self, image: FlatLayer) -> KeptLayer | None:
-        """A layer, mapped; None where it is not there, damaged or another one."""
+        """A layer, mapped; None if it is missing, damaged or another one."""
         path = self._path(image)
         if not is_own(path):
             return None
@@ -175,7 +169,7 @@ class WeightCache:
         return KeptLayer(mapped, moved) if is_whole else None
 
     def write(self, image: FlatLayer, layer: KeptLayer) -> npt.NDArray[np.uint8] | None:
-        """Keeps a layer and maps its bytes; None where that fails, and ``problem`` says why."""
+        """Writes a layer and maps its bytes; None if that fails, and ``problem`` says why."""
         if self.problem:
             return None
         digest = sha256(layer.data).hexdigest()
@@ -203,19 +197,17 @@ class WeightCache:
         return self.folder / f"layer-{image.number:04}.bin"
 
     def _name(self, image: FlatLayer) -> str:
-        """What a layer's file says that it is of, wherever it lies."""
         return f"{self.folder.name}/{image.number}"
 
     def _fail(self, reason: str) -> None:
         self.problem = (
-            f"the weights that are quantized here are not kept in {self.folder.parent} ({reason}), "
-            "so they wait in host memory and the next run quantizes them again: make room there, "
-            "or name another folder in XDG_CACHE_HOME"
+            f"the quantized weights cannot be cached in {self.folder.parent} ({reason}), so they "
+            "stay in host memory and the next run quantizes them again: free disk space, or set "
+            "XDG_CACHE_HOME to another folder"
         )
 
 
 def _content(start: bytes) -> bytes:
-    """The header's JSON."""
     length = int.from_bytes(start[8:16], "little")
     if start[:8] != _MAGIC or length > len(start) - 16:
         raise ValueError
@@ -223,7 +215,7 @@ def _content(start: bytes) -> bytes:
 
 
 def _forget_oldest(cache: Path) -> None:
-    """Deletes all models but those used last, and what killed writers left."""
+    """Deletes all but the models used last, and files left by killed writers."""
     folders = [path for path in cache.iterdir() if is_dir(path)]
     for folder in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_KEPT]:
         shutil.rmtree(folder, ignore_errors=True)

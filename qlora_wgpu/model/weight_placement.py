@@ -27,7 +27,7 @@ from qlora_wgpu.ops.logits import block_rows
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, HostEmbedding, StreamedMatrix
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 
-_LEAST_KEPT = 64 * MIB  # less is quantized in a second
+_LEAST_KEPT = 64 * MIB  # less than that is quantized within a second
 
 Progress = Callable[[str], None]
 Held = Tensor | HostEmbedding | StreamedMatrix | DenseMatrix | DenseExperts | QuantizedMatrix
@@ -36,27 +36,26 @@ Filled = tuple[Storage, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A row of a model's table: a tensor of the base, or several that are one on the device."""
+    """A row of a model's table: one tensor of the base, or several that are one on the device."""
 
     name: str  # shown before it is read
-    parts: Sequence[tuple[str, tuple[int, ...]]]  # the tensors by Hugging Face's names, and shapes
-    held: Held  # what ops see of it
+    parts: Sequence[tuple[str, tuple[int, ...]]]  # the tensors' names (Hugging Face's) and shapes
+    held: Held  # its form for ops
     read: Callable[[CheckpointReader], Iterable[Filled]]
     layer: FlatLayer | None = None  # the layer whose storages it is among
-    offset: float = 0.0  # added to what the files hold
+    offset: float = 0.0  # added to the stored values
 
 
 class WeightPlacement:
     """Memory for weights, and the order in which it is filled.
 
-    They are read layer by layer, one after another, so that host memory stays near one tensor.
-    Layers that are quantized here are cached on disk where they are streamed.
+    Weights are read one after another, layer by layer, so that host memory stays near one tensor.
+    Layers that are quantized here and streamed are cached on disk.
     """
 
     def __init__(
         self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
     ) -> None:
-        """Has nothing yet."""
         self.stream = WeightStream()
         self.waiting: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
         self._reader = reader
@@ -68,7 +67,6 @@ class WeightPlacement:
         self._being_made: tuple[FlatLayer, npt.NDArray[np.uint8]] | None = None
 
     def layer_of(self, module: str) -> FlatLayer | None:
-        """The layer that a module belongs to; None outside of layers."""
         number = layer_number(module)
         if number is None:
             return None
@@ -79,9 +77,9 @@ class WeightPlacement:
         return self._layers[number]
 
     def storage(self, module: str, label: str, nbytes: int, most: int = 0) -> Storage:
-        """Memory for a part of a module, which may be streamed with its layer of the model.
+        """Memory for a part of a module, which may be streamed with its layer.
 
-        Otherwise its neighbours in the layer share a storage of ``most`` bytes with it.
+        Otherwise it shares a storage of ``most`` bytes with its neighbours in the layer.
         """
         layer = self.layer_of(module)
         if layer is None:
@@ -89,17 +87,14 @@ class WeightPlacement:
         return layer.storage(label, nbytes, most)
 
     def dense_storage(self, name: str, nbytes: int) -> Storage:
-        """Memory for a matrix that is not quantized."""
         if self._textures:  # a texture cannot be a window of a buffer
             return Storage(name, "base", nbytes, texture=True)
         return self.storage(name, name, nbytes)
 
     def dense_layer_of(self, name: str) -> FlatLayer | None:
-        """The layer whose storages a matrix that is not quantized is among."""
         return None if self._textures else self.layer_of(name)
 
     def expect_load(self, nbytes: int) -> None:
-        """Notes how much host memory the reading of one weight takes for a moment."""
         self._largest_load = max(self._largest_load, nbytes)
 
     # -- reading -------------------------------------------------------------------------------
@@ -110,9 +105,9 @@ class WeightPlacement:
         device: Device,
         progress: Progress = lambda name: None,
     ) -> None:
-        """Reads and uploads all weights; an ``OutOfMemoryError`` if something has no room."""
+        """Reads and uploads all weights; raises an ``OutOfMemoryError`` if one does not fit."""
         self._device = device
-        # Layer by layer, so that what a file is to hold is complete before the next one begins.
+        # Layer by layer, so that one layer's file is complete before the next one begins.
         rows = sorted(table, key=lambda each: -1 if each.layer is None else each.layer.number)
         for layer, weights in groupby(rows, lambda each: each.layer):
             if layer is None or layer.as_stored or self._cache is None:
@@ -128,7 +123,7 @@ class WeightPlacement:
                 self._fill(storage, data)
 
     def _fill(self, storage: Storage, data: npt.NDArray[Any]) -> None:
-        """Gives a storage its bytes: on the device, in its group, or in what is to be kept."""
+        """Gives a storage its bytes: on the device, in its group, or in the layer's image."""
         if self._being_made is not None:
             layer, made = self._being_made
             if (begin := layer.begins.get(storage)) is not None:
@@ -148,7 +143,7 @@ class WeightPlacement:
     def _load_layer(
         self, layer: FlatLayer, weights: list[Weight], cache: WeightCache, progress: Progress
     ) -> None:
-        """Takes a layer from the cache on disk, or quantizes it and puts it there."""
+        """Reads a layer from the disk cache, or quantizes it and writes it there."""
         moved = self._reader.requantization
         kept = cache.read(layer)
         if kept is not None:
@@ -172,23 +167,21 @@ class WeightPlacement:
         layer.fill(made if mapped is None else mapped, self._upload)
 
     def _require_room(self, first: FlatLayer, cache: WeightCache) -> None:
-        """Refuses layers that have room neither on the disk nor in host memory."""
+        """Refuses layers that fit neither on the disk nor in host memory."""
         rest = [layer for layer in self._made_here if layer.number > first.number]
         needed, room = sum(layer.host_bytes for layer in rest), available_bytes()
         if room is not None and needed > room:
             raise OutOfMemoryError(
-                f"{cache.problem}; for that, too, {needed / MIB:,.0f} MiB of host memory are "
-                f"needed, and {room / MIB:,.0f} MiB are free"
+                f"{cache.problem}; host memory has only {room / MIB:,.0f} MiB free of the "
+                f"{needed / MIB:,.0f} MiB needed"
             )
 
     @property
     def _made_here(self) -> list[FlatLayer]:
-        """Layers that are quantized here, since the model's files have them otherwise."""
         return [layer for layer in self._layers.values() if not layer.as_stored]
 
     @cached_property
     def _cache(self) -> WeightCache | None:
-        """The cache of layers that are quantized here; None where it is not used."""
         if sum(layer.nbytes for layer in self._made_here) < _LEAST_KEPT:
             return None
         made_from = self._reader.made_from(self._kept_as) if self._kept_as else None
@@ -199,7 +192,7 @@ class WeightPlacement:
 
     @cached_property
     def _is_kept(self) -> bool:
-        """Whether layers that are quantized here have room on the disk, where some are streamed."""
+        """Whether the streamed layers that are quantized here fit on the disk, if there are any."""
         if self._cache is None or not self._groups:
             return False
         return self._cache.make_room(self._made_here)
@@ -213,34 +206,30 @@ class WeightPlacement:
 
     @property
     def group_bytes(self) -> list[int]:
-        """Bytes of each layer's weight group."""
         return [group.nbytes for group in self._groups]
 
     @property
     def layer_bytes(self) -> list[int]:
-        """Bytes on the device of each layer's weights that could be streamed, but stay."""
+        """Bytes on the device of each layer's resident weights that could be streamed."""
         return [layer.device_bytes for layer in self._layers.values()]
 
     @property
     def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of a streamed head."""
         layers = self._groups
         return [each.nbytes for each in self.stream.groups if each not in layers]
 
     @property
     def problem(self) -> str:
-        """Why layers are not cached on disk, where they should be; else empty."""
+        """Why layers that should be cached on disk are not; else empty."""
         return "" if self._cache is None else self._cache.problem
 
     @property
     def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken for a moment while weights are read."""
         if not self._is_kept:
             return self._largest_load
         return self._largest_load + max((each.nbytes for each in self._made_here), default=0)
 
     def host_bytes(self) -> Counter[str]:
-        """Bytes by kind of the weights that stay in host memory."""
         waiting = self.waiting.items()
         memory = Counter({kind: each.nbytes for kind, each in waiting if not each.as_stored})
         memory["streamed weights"] = self._streamed_bytes
@@ -248,25 +237,22 @@ class WeightPlacement:
 
     @property
     def _streamed_bytes(self) -> int:
-        """Bytes of host memory that the streamed layers take."""
         layers = (i for i in self._layers.values() if i.as_stored or not self._is_kept)
         return sum(layer.host_bytes for layer in layers)
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the weights that are read from files whenever they are needed."""
+        """Bytes of the weights that are read from files on demand."""
         mapped = sum(each.nbytes for each in self.waiting.values() if each.as_stored)
         return mapped + sum(self.group_bytes) - self._streamed_bytes
 
 
 def layer_number(module: str) -> int | None:
-    """The number of the layer that a module belongs to, by its name; None outside of layers."""
     found = re.search(r"\.(\d+)\.", module)
     return None if found is None else int(found[1])
 
 
 def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """``(first row, count)`` of pieces of so many rows, and of what is left."""
     for row0 in range(0, rows, most):
         yield row0, min(most, rows - row0)
 
@@ -274,9 +260,9 @@ def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
 def streamed_matrix(
     name: str, host: HostEmbedding, stream: WeightStream, max_binding: int, block: int
 ) -> StreamedMatrix:
-    """A matrix in blocks of so many rows at most, each a weight group of the stream.
+    """A matrix in blocks of at most ``block`` rows, each a weight group of the stream.
 
-    The stream's last group should not be in use with the first block.
+    The stream's last group should not be in use together with the first block.
     """
     row_bytes = matrix("", 1, host.columns, host.dtype).nbytes
     blocks: list[tuple[int, Tensor]] = []
@@ -288,7 +274,7 @@ def streamed_matrix(
 
 
 def fill(streamed: StreamedMatrix, values: npt.NDArray[Any]) -> None:
-    """Gives a streamed matrix its rows (rows, padded columns), of which it keeps views."""
+    """Gives a streamed matrix views of its rows (rows, padded columns)."""
     streamed.host.values = values
     for row0, block in streamed.blocks:
         assert block.storage is not None and block.storage.group is not None

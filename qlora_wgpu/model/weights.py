@@ -1,7 +1,6 @@
-"""A base's weights as one table: what each is on the device, where it lies, and how it is read.
+"""A base's weights as one table: each one's form, memory and how it is read.
 
-The same table serves a model that is only planned and one that is loaded; loading, memory and the
-state dict are loops over it.
+Planned and loaded models use the same table; loading, memory and the state dict are loops over it.
 """
 
 from __future__ import annotations
@@ -66,27 +65,29 @@ from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 from qlora_wgpu.quant import WeightFormat
 
 Shape = tuple[int, int]
-_COPIED = ("maps", "nested_absmax")  # the parts of a quantized matrix that are no file's own bytes
+_COPIED = (
+    "maps",
+    "nested_absmax",
+)  # the parts of a quantized matrix that are never mapped from files
 
 
 @dataclass(eq=False)
 class WeightLayout:
-    """Builds the table, and a model's modules from it; without a folder, shapes and bytes only."""
+    """Builds the table and a model's modules; without a folder, only shapes and sizes."""
 
     quant: QuantConfig
     dtype: str  # of matmul operands
     max_binding: int  # the largest binding, in bytes
     folder: ModelFolder | None = None
     _: KW_ONLY
-    weight_dtype: str = ""  # of frozen weights that products read, where it is another one
-    textures: bool = False  # whether matrices lie in textures
+    weight_dtype: str = ""  # of frozen weights that products read, if another one
+    textures: bool = False  # whether matrices are in textures
     head_block: int = 1 << 30  # rows of a block of the head
     config: Mapping[str, Any] | None = None
     offload: OffloadPlan = RESIDENT
     keep: bool = False  # whether streamed layers that are quantized here are cached on disk
 
     def __post_init__(self) -> None:
-        """Has an empty table."""
         self.table: list[Weight] = []
         self.weight_dtype = self.weight_dtype or self.dtype
         self._policy = QuantizationPolicy(self.quant, self.folder, self.config)
@@ -94,7 +95,7 @@ class WeightLayout:
         self._codebooks: dict[bytes, Tensor] = {}
 
     def lay_out(self, architecture: Architecture, adapter: AdapterLayout) -> Modules:
-        """The modules without their bytes, with the adapter's pairs on their layers."""
+        """The modules without their bytes, with the adapter's pairs."""
         of = architecture
         if adapter.config.changes_base:
             self._reader.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
@@ -145,9 +146,9 @@ class WeightLayout:
         return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
 
     def begin(self, adapter: AdapterLayout, seed: int, progress: Progress) -> str:
-        """Computes the adapter's start from the weights before they load; returns a sentence on it.
+        """Initializes the adapter from the weights before they load; returns a note on it.
 
-        A start that the adapter has already is kept.
+        Initial values that the adapter already has are kept.
         """
         told = ""
         if adapter.start is None:
@@ -160,7 +161,6 @@ class WeightLayout:
     def _ends(
         self, of: Architecture, adapter: AdapterLayout
     ) -> tuple[Matrix | HostEmbedding, Matrix]:
-        """The embedding and the head, which may be one matrix."""
         vocab, hidden, tied = of.vocab_size, of.hidden_size, of.tied
         name = stored_embedding(self._reader.folder, of)
         head_name = name if tied else of.head_name
@@ -174,8 +174,8 @@ class WeightLayout:
         if self.offload.streamed_head:
             if head_module in whole:
                 raise ConfigError(
-                    f"lora.modules_to_save trains {head_name} whole, which cannot wait in host "
-                    "memory: leave it out, or raise device.memory"
+                    f"lora.modules_to_save trains the whole {head_name}, which cannot be "
+                    "offloaded: leave it out, or raise device.memory"
                 )
             host = HostEmbedding(vocab, hidden, self.weight_dtype, trained=rows.get(head_module))
             head = self._streamed_head(head_name, as_head, host)
@@ -193,7 +193,6 @@ class WeightLayout:
         return self._dense(name, vocab, hidden, self.dtype, own, matrix, called=of.embed_name), head
 
     def _form(self, names: Sequence[str], columns: int) -> WeightFormat | None:
-        """The quantized format of some tensors that are one matrix; None for floats."""
         return self._policy.of([self._reader.stored(name) for name in names], columns)
 
     def _experts(self, stack: ExpertSpec, adapter: AdapterLayout) -> ExpertLinear:
@@ -212,7 +211,7 @@ class WeightLayout:
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name), bias)
 
     def _norm(self, name: str, shape: tuple[int, ...], offset: float = 0.0) -> Tensor:
-        """A norm: a row, or a matrix of one for each head; or a number. All in whole units."""
+        """A norm: a row, a matrix with a row for each head, or a number; padded to whole units."""
         parts = stored_parts(name, shape)
         rows, columns = math.prod(shape[:-1]), shape[-1] if shape else 1
         storage = Storage(name, "norms", 4 * rows * padded(columns))
@@ -228,7 +227,7 @@ class WeightLayout:
         return held
 
     def _biases(self, specs: list[LinearSpec]) -> dict[str, Tensor]:
-        """Biases of layers of one input, in one storage, each where a binding may begin."""
+        """Biases of layers of one input, in one storage, aligned for bindings."""
         begins = [0]
         for spec in specs:
             begins.append(begins[-1] + round_up(padded(spec.out_features), ALIGNMENT // 4))
@@ -261,9 +260,9 @@ class WeightLayout:
         whole: SavedModule | None = None,
         called: str = "",
     ) -> DenseMatrix:
-        """A matrix that stays, or is streamed with its layer, in shards that fit a binding.
+        """A matrix, resident or streamed with its layer, in shards that fit a binding.
 
-        ``trained`` and ``whole`` are told the initial values of what they replace.
+        ``trained`` and ``whole`` receive the initial values of what they replace.
         """
         dtype = dtype or self.weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
@@ -292,7 +291,7 @@ class WeightLayout:
         return held
 
     def _dense_experts(self, name: str, shape: Shape, names: list[str]) -> DenseExperts:
-        """The matrices of all experts, as many together as fit a binding."""
+        """The matrices of all experts, stacked as far as a binding allows."""
         dtype, (rows, columns) = self.weight_dtype, shape
         one = matrix("", rows, columns, dtype).nbytes
         most = max(self.max_binding // one, 1)
@@ -319,7 +318,6 @@ class WeightLayout:
     def _quantized(
         self, name: str, shape: Shape, form: WeightFormat, names: Sequence[str]
     ) -> QuantizedMatrix:
-        """One matrix, or the matrices of all ``names`` one below the other."""
         codebook, key = None, form.quant_map.tobytes()
         if self.textures and fits_words(form, shape[1]):
             if key not in self._codebooks:
@@ -348,13 +346,12 @@ class WeightLayout:
         return held
 
     def _host_table(self, name: str, rows: int, columns: int) -> HostEmbedding:
-        """A further table in host memory; one that its file has in bfloat16 stays so."""
+        """A further table in host memory; one stored in bfloat16 stays so."""
         stays = self._reader.is_as_stored(name, columns, "bfloat16")
         held = HostEmbedding(rows, columns, "bfloat16" if stays else self.dtype)
         return self._host(name, name, name, held)
 
     def _streamed_head(self, name: str, called: str, host: HostEmbedding) -> StreamedMatrix:
-        """A head whose blocks are streamed."""
         stream, most = self.placement.stream, self.max_binding
         held = streamed_matrix(name, host, stream, most, self.head_block)
         self._host("lm_head", name, called, host, held)
@@ -364,7 +361,7 @@ class WeightLayout:
         self, kind: str, name: str, called: str, held: HostEmbedding,
         streamed: StreamedMatrix | None = None,
     ) -> HostEmbedding:  # fmt: skip
-        """A matrix in host memory, of which the host looks rows up or whose blocks are streamed."""
+        """A matrix in host memory, whose rows the host looks up or whose blocks are streamed."""
         shape = held.rows, held.columns
 
         def read(reader: CheckpointReader) -> Iterator[Filled]:
@@ -376,7 +373,7 @@ class WeightLayout:
 
         self.placement.waiting[kind] = held
         held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)
-        if not held.as_stored:  # what its reading takes beside its own bytes
+        if not held.as_stored:  # memory for reading it, besides its own bytes
             taken = self._reader.loading_bytes(name, *shape, held.dtype)
             self.placement.expect_load(taken - held.nbytes)
         self.table.append(Weight(name, [(called, shape)], streamed or held, read))
@@ -384,6 +381,6 @@ class WeightLayout:
 
 
 def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:
-    """Groups neighbours of one module with equally many inputs, as q, k and v are."""
+    """Groups neighbours of one module with the same number of inputs, such as q, k and v."""
     for _, some in groupby(specs, lambda s: (s.name.rpartition(".")[0], s.in_features)):
         yield list(some)

@@ -1,4 +1,4 @@
-"""Causal attention with grouped keys, exact both ways, and of new tokens to a kept cache."""
+"""Causal attention with grouped keys, forward and backward, and decoding with a KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from qlora_wgpu.ops.tensor import converted
 def append(
     g: Graph, pair: tuple[Tensor, Tensor], layer: tuple[Tensor, Tensor], batch: BatchBuffers
 ) -> None:
-    """Stores keys and values of new tokens behind the earlier ones of their texts."""
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
         raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")
@@ -43,13 +42,13 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a new token of each text to what is stored of it, itself included.
+    """Attention of each sequence's new token to its cached tokens, itself included.
 
-    keys and values are (texts · capacity, kv_heads · head_dim); the batch says which text each row
-    is of, and how many of its tokens came before. The rest is as for ``attention``.
+    keys and values are (sequences · capacity, kv_heads · head_dim); the batch has each row's
+    sequence and its number of earlier tokens. The rest is as for ``attention``.
     """
     if batch.cache is None or not batch.decodes or q.rows != batch.rows:
-        raise GraphError(f"kv_cache: {q} is not one token of each text")
+        raise GraphError(f"kv_cache: {q} is not one token per sequence")
     heads, capacity = q.columns // head_dim, batch.cache.capacity
     unit = 4 if head_dim % 4 == 0 else 2
     units, cut = head_dim // unit, row_constants(g)
@@ -102,10 +101,10 @@ def attention(
 ) -> Tensor:
     """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head; an operand.
 
-    k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query sees ``window``
-    keys, itself among them, or all earlier ones. With a softcap scores s become softcap · tanh(s /
-    softcap); sinks, float32 (heads), frozen, are a logit of each head that takes its share and has
-    no value.
+    k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query attends to
+    ``window`` keys, including its own, or to all earlier ones. With a softcap, scores s become
+    softcap · tanh(s / softcap); sinks, float32 (heads), frozen, are a logit of each head without a
+    value.
     """
     _check(q, k, v, head_dim)
     if batch.cache is not None:
@@ -139,7 +138,6 @@ def attention(
 def _stored(
     g: Graph, k: Tensor, v: Tensor, batch: BatchBuffers, cache: CacheView
 ) -> tuple[Tensor, Tensor]:
-    """All keys and values so far, k and v stored behind them unless an earlier layer did so."""
     layer = cache.stored(k)
     if layer is None:
         most_texture = g.max_binding if g.profile.textures else 0

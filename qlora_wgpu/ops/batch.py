@@ -35,7 +35,7 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class HostRows:
-    """A row for each token, which the host writes with a micro-batch."""
+    """A row per token, written by the host with each micro-batch."""
 
     table: Tensor  # angles, float32 (batch · seq · rotary_dim) of (cos, sin); or a matrix's rows
     rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
@@ -43,31 +43,31 @@ class HostRows:
 
 @dataclass
 class RouterSums:
-    """The routers' choices that a forward sums up while it is traced, for the balance loss."""
+    """The sums of the routers' choices in a forward pass, for the load-balancing loss."""
 
-    sums: Tensor | None = None  # (2, experts) float32, of the layers with a router so far
-    top_k: int = 0  # experts of each token
+    sums: Tensor | None = None  # (2, experts) float32, over the layers traced so far
+    top_k: int = 0  # experts per token
 
 
 @dataclass(frozen=True)
 class SampleBuffers:
-    """The samples of a micro-batch, where an objective asks for them."""
+    """The samples of a micro-batch, for objectives over answers."""
 
     # uint32 (4 · capacity): first label row, one past the last, the reference's summed log
-    # probability and a number of the objective's as bits of float32.
+    # probability and a parameter of the objective, both as bits of float32.
     table: Tensor
-    # uint32 (batch · seq), of each label row twice its sample's number, plus one where it is not
-    # the answer's.
+    # uint32 (batch · seq): for each label row twice its sample's number, plus one if it belongs to
+    # the prompt.
     of_rows: Tensor
-    capacity: int  # most samples of a micro-batch
+    capacity: int  # maximum number of samples per micro-batch
 
 
 @dataclass(frozen=True)
 class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
 
-    Angles that depend on the samples' lengths and rows of host embeddings, which few models need,
-    have buffers of their own.
+    Angles that depend on samples' lengths, and rows of host embeddings, which few models need, have
+    separate buffers.
     """
 
     batch: int  # sequences
@@ -77,19 +77,18 @@ class BatchBuffers:
     targets: Tensor  # int32 (batch · seq), the label of the token that follows
     label_rows: Tensor  # uint32 (batch · seq), the rows that have a target, in front
     positions: Tensor  # uint32 (batch · seq)
-    # uint32 (batch · seq), 0 for padding, else one more than where the token's sample begins in its
-    # row.
+    # uint32 (batch · seq): 0 for padding, else 1 + the position at which the token's sample begins.
     segments: Tensor
     info: Tensor  # uint32: label rows, whether dropout is on, the micro-batch's random key, samples
-    cache: CacheView | None = None  # where keys and values are kept while text is generated
+    cache: CacheView | None = None  # the KV cache in generation
     noise: float = 0.0  # NEFTune's α: how much noise the embedding of training batches gets
-    # float32 (batch · seq), of the label rows in their order; None where all are one.
+    # float32 (batch · seq), in the order of the label rows; None if all are one.
     weights: Tensor | None = None
-    # Where the routers' choices are summed up, if they are.
+    # Sums of the routers' choices, if requested.
     routers: RouterSums | None = field(default=None, compare=False)
-    # uint32 (batch · seq), with a cache: which of its texts each row is of.
+    # uint32 (batch · seq), with a cache: each row's sequence.
     places: Tensor | None = None
-    drops: bool = False  # whether it may have dropout, as training batches may
+    drops: bool = False  # whether dropout is possible, as in training batches
     samples: SampleBuffers | None = None  # for objectives over whole answers
     # float32 (4 · batch · seq), of each label row in their order, for objectives over completions:
     # its label's log probability when it was sampled, and by the reference; its weight; and its
@@ -105,26 +104,24 @@ class BatchBuffers:
 
     @property
     def decodes(self) -> bool:
-        """Whether each row is a new token of a text whose earlier ones are in the cache."""
+        """Whether each row is a new token of a cached sequence."""
         return self.cache is not None and self.seq == 1
 
     @property
     def packed_weights(self) -> PackedWeightCache | None:
-        """The packed weights that new tokens read, if they do."""
         return None if self.cache is None else self.cache.packed_weights
 
     @property
     def texts(self) -> dict[str, Tensor | None]:
-        """Which text each row is of, and where in it, by the kernels' names."""
+        """Each row's sequence and position in it, by the kernels' names."""
         return {"positions": self.positions, "places": self.places}
 
     @property
     def span(self) -> int:
-        """Positions that its tokens may have."""
         return self.seq if self.cache is None else self.cache.capacity
 
     def angles_of(self, rotation: Rotation) -> HostRows:
-        """Room for a rotation's angles, which is written with the batch from now on."""
+        """Space for a rotation's angles, written with each batch from now on."""
         if rotation not in self.angles:
             length = self.rows * rotation.rotary_dim
             self.angles[rotation] = HostRows(
@@ -134,7 +131,7 @@ class BatchBuffers:
         return self.angles[rotation]
 
     def rows_of(self, weight: HostEmbedding) -> HostRows:
-        """Room for the tokens' rows of a matrix, which are written with the batch from now on."""
+        """Space for the tokens' rows of a matrix, written with each batch from now on."""
         if weight not in self.embedded:
             rows = matrix("embedded rows", self.rows, weight.columns, weight.dtype)
             rows.storage = Storage("embedded rows", "inputs", rows.nbytes)
@@ -143,7 +140,6 @@ class BatchBuffers:
 
     @property
     def embedded_bytes(self) -> int:
-        """Bytes of the rows that the host looks up."""
         return sum(rows.table.nbytes for rows in self.embedded.values())
 
     def _row_numbers(self) -> Tensor:
@@ -164,7 +160,6 @@ def make_batch_buffers(
     sampled: bool = False,
     completions: bool = False,
 ) -> BatchBuffers:
-    """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None

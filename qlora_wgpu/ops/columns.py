@@ -1,4 +1,4 @@
-"""Columns of matrices taken apart and put together, for layers that compute several things."""
+"""Splitting and joining columns of matrices, for fused layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _taken(g: Graph, kernel: str, x: Tensor, y: Tensor, params: dict[str, int]) 
     return y
 
 
-_MOST = 3  # parts of a group that a launch takes
+_MOST = 3  # parts of a group per launch
 
 
 def group_columns(
@@ -43,11 +43,11 @@ def group_columns(
     *,
     float32: bool = False,
 ) -> Tensor:
-    """Takes neighbouring parts of every group of columns, and puts like parts together.
+    """Takes neighbouring parts of every group of columns, and joins equal parts.
 
-    With x as (rows, groups, group), the first part of all groups, x[:, :, first : first +
-    widths[0]], comes before what follows it in each, and so on: (rows, groups · sum of widths), an
-    operand or float32, of one, two or three widths.
+    With x as (rows, groups, group), the result has the first part of all groups, x[:, :, first :
+    first + widths[0]], then the next part of all, and so on: (rows, groups · sum of widths), an
+    operand or float32, for one, two or three widths.
     """
     count = sum(widths)
     few = 1 <= len(widths) <= _MOST and all(width > 0 for width in widths)
@@ -66,34 +66,29 @@ def group_columns(
 
 @dataclass(frozen=True)
 class HeadPart:
-    """Some columns of every head, and where they come from.
+    """Some columns of every head, and their source.
 
-    In DeepSeek-V2 (2024, section 2.1), a head's query and key have a part that is rotated, which
-    all keys of a token share, and one that is not; its value may be shorter than both.
+    In DeepSeek-V2 (2024, section 2.1), a head's query and key have a rotated part, which all keys
+    of a token share, and one without rotation; values may be shorter than both.
     """
 
     x: Tensor  # (rows, columns) of any type
-    group: int  # columns of x for each head; 0 where all heads share the same
-    first: int  # the first column that is taken of each
-    width: int  # how many are taken
+    group: int  # columns of x per head; 0 if all heads share them
+    first: int  # the first column taken of each
+    width: int  # number of columns taken
 
     def fits(self, heads: int) -> bool:
-        """Whether x has such columns for so many heads."""
         room = self.group or self.x.columns
         own = self.group * heads == self.x.columns if self.group else True
         return own and self.first >= 0 and self.width > 0 and self.first + self.width <= room
 
 
 def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
-    """Puts heads together from one or two parts, and zeros behind them.
-
-    Returns:
-        (rows, heads · head_dim) operand.
-    """
+    """Heads composed of one or two parts, padded with zeros: operand (rows, heads · head_dim)."""
     width = sum(part.width for part in parts)
     whole = all(part.fits(heads) and part.x.rows == parts[0].x.rows for part in parts)
     if not 1 <= len(parts) <= 2 or not whole or width > head_dim:
-        raise GraphError(f"head_parts: {list(parts)} make no {heads} heads of {head_dim}")
+        raise GraphError(f"head_parts: {list(parts)} do not fit {heads} heads of {head_dim}")
     rows = parts[0].x.rows
     y = g.operand(f"heads of {parts[0].x.name}", rows, heads * head_dim)
     params, tensors = {"rows": rows, "head_dim": head_dim}, dict[str, Tensor | None](y=y)

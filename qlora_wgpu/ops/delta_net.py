@@ -1,4 +1,4 @@
-"""Gated delta nets (Yang et al., 2024) and short convolutions, exact forward and backward."""
+"""Gated delta nets (Yang et al., 2024) and short convolutions, forward and backward."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def gated_delta_rule(
 ) -> Tensor:
     """o_t = S_tᵀ · q_t of each value head's state S, (key_dim, value_dim); an operand like v.
 
-    S_t = exp(decay_t) · S_{t-1} + k_t ⊗ beta_t · (v_t - (exp(decay_t) · S_{t-1})ᵀ · k_t). It begins
-    with zeros at every sample; padding leaves it as it is, and has zeros for o. q and k are first
-    divided by √(Σx² + 1e-6) over each head, q by √key_dim besides. All of it is float32 within.
+    S_t = exp(decay_t) · S_{t-1} + k_t ⊗ beta_t · (v_t - (exp(decay_t) · S_{t-1})ᵀ · k_t). It is
+    zero at the start of every sample; padding does not change it and has zeros for o. q and k are
+    first divided by √(Σx² + 1e-6) over each head, q also by √key_dim. All of it is float32 inside.
 
-    Tokens are taken in chunks of 16, 32 or 64, whose updates are one triangular system (the WY
-    form); results differ in rounding alone. Nothing is kept for the backward but the arguments. On
-    the way the forward has 8 · chunk + 32 bytes for a token of a value head, the backward 20 ·
-    chunk + 8 · key_dim · (value_dim / chunk + 1) + 8 · value_dim + 64, of as many heads at once as
-    a binding has room for.
+    Tokens are processed in chunks of 16, 32 or 64, whose updates are one triangular system (the WY
+    form); results differ only in rounding. Only the arguments are kept for the backward pass. The
+    forward needs 8 · chunk + 32 temporary bytes per token and value head, the backward 20 · chunk +
+    8 · key_dim · (value_dim / chunk + 1) + 8 · value_dim + 64, for as many heads at once as fit a
+    binding.
 
     q and k are (rows, num_key_heads · key_dim), at most 512 of them, v (rows, num_value_heads ·
-    value_dim), operands; decay, logarithms that are zero at most, and beta, between 0 and 1, are
-    (rows, num_value_heads) float32. A key head serves num_value_heads / num_key_heads neighbours.
-    Where text is generated, the state after the last token is kept in the batch's cache, and a new
+    value_dim), operands; decay, logarithms ≤ 0, and beta, between 0 and 1, are (rows,
+    num_value_heads) float32. num_value_heads / num_key_heads neighbouring value heads share a key
+    head. In generation, the state after the last token is kept in the batch's cache, and each new
     token updates it.
     """
     keys, values = (num_key_heads, key_dim), (num_value_heads, value_dim)
@@ -97,7 +97,7 @@ def gated_delta_gates(
     """decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b), in float32.
 
     a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) float32, frozen.
-    decay is the logarithm of what is kept of the state.
+    decay is the logarithm of the fraction of the state that is kept.
     """
     if a.shape != b.shape or {a_log.columns, dt_bias.columns} != {a.columns}:
         raise GraphError(f"gated_delta_gates: {a}, {b}, {a_log} and {dt_bias} do not fit")
@@ -131,8 +131,8 @@ def short_conv(
     """C · conv(B · v) of x = [B | C | v], operands, within each sample.
 
     conv(u)[t] = bias + Σ_k weight[:, k] · u[t - taps + 1 + k], channel by channel, weight (hidden,
-    taps) float32, hidden a multiple of 8. Where text is generated, the products of the last tokens
-    are kept in the batch's cache.
+    taps) float32, hidden a multiple of 8. In generation, the products of the last tokens are kept
+    in the batch's cache.
     """
     hidden, _ = weight.shape
     wrong = hidden % 8 or x.columns != 3 * hidden or x.rows != batch.rows
@@ -152,7 +152,7 @@ def convolve(
     constants: dict[str, Constant],
     backward: str,
 ) -> None:
-    """Adds a short convolution of x, gated or not, into y, and notes its backward."""
+    """Launches a short convolution of x, gated or not, into y, and records its VJP."""
     weight, bias = frozen
     channels, taps = weight.shape
     tensors = {"x": x, "weight": weight, "bias": bias}
@@ -161,10 +161,10 @@ def convolve(
         state = batch.cache.next_state(taps, channels)
         _keep(g, x, state, batch, shape, constants)
         if batch.decodes:
-            # Without gates all that is needed of x is in the state.
+            # Without gates, the state has everything that is needed of x.
             read = tensors if constants["GATED"] else {**tensors, "x": None}
             step = {**read, "y": y, "state": state, **batch.texts}
-            sizes = {**shape, "stride": x.units(8)}  # given even where x is not bound
+            sizes = {**shape, "stride": x.units(8)}  # required even if x is not bound
             g.launch("short_conv/step.wgsl", x.rows * channels // 8, step, sizes, constants)
             return
     units, params = x.rows * channels // 8, {"seq": batch.seq, **shape}
@@ -187,7 +187,6 @@ def _keep(
     shape: dict[str, int],
     constants: dict[str, Constant],
 ) -> None:
-    """Keeps what later tokens need of the last ones."""
     tensors = {"segments": batch.segments, **batch.texts, "x": x, "state": state}
     units = x.rows * shape["hidden"]
     g.launch(
@@ -201,7 +200,7 @@ def causal_conv(
 ) -> Tensor:
     """silu(conv(x)) within each sample; see ``short_conv``.
 
-    Where text is generated, the last tokens' x are kept in the batch's cache.
+    In generation, the last tokens' x are kept in the batch's cache.
     """
     channels, taps = weight.shape
     wrong = channels % 8 or x.columns != channels or x.rows != batch.rows

@@ -1,8 +1,8 @@
 """DoRA (Liu et al., 2024): y = m ⊙ z / ‖W + s·B·A‖ with z = x·Wᵀ + s·(x·Aᵀ)·Bᵀ, a norm per output.
 
-As in PEFT the norm counts as a constant in the backward: dz = m / ‖·‖ ⊙ dy, dm = Σ dy ⊙ z / ‖·‖.
-With dropout, z is made of what is kept of x, and x·Wᵀ of the rest is added as it is
-(``ops/linear.py``).
+As in PEFT, the norm is a constant in the backward pass: dz = m / ‖·‖ ⊙ dy, dm = Σ dy ⊙ z / ‖·‖.
+With dropout, z is computed from the kept part of x, and x·Wᵀ of the dropped part is added without
+scaling (``ops/linear.py``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from qlora_wgpu.ops.tensor import summed
 def norm(
     g: Graph, w: Tensor, lora: Lora, out: Tensor, row0: int, scaling: float, *, plain: bool = False
 ) -> None:
-    """Puts 1 / ‖W + scaling · B·A‖ of a shard of rows into a vector, or with ``plain`` the norm.
+    """Writes 1 / ‖W + scaling · B·A‖ of a shard of rows into ``out``, or with ``plain`` the norm.
 
-    The shard is of any type and has rows ``row0`` and on of the matrix; ``out`` is (out_features)
-    float32.
+    The shard, of any type, starts at row ``row0`` of the matrix; ``out`` is (out_features) float32.
     """
     if w.columns != lora.a.columns or row0 + w.rows > out.columns:
         raise GraphError(f"dora: {w} from row {row0} on, {lora.a} and {out} do not fit")
@@ -43,7 +42,7 @@ def apply(
     *,
     float32: bool,
 ) -> Tensor:
-    """m ⊙ z / ‖·‖ + bias (+ residual), float32 or an operand; ``inverse`` is that of ``norm``."""
+    """m ⊙ z / ‖·‖ + bias (+ residual), float32 or an operand; ``inverse`` is from ``norm``."""
     magnitude, gradient = lora.magnitude, lora.grad_magnitude
     if magnitude is None or gradient is None:
         raise GraphError("dora: the adapter has no magnitudes")

@@ -1,7 +1,7 @@
-"""The linear layers of a mixture's experts, each with its adapter, over rows routed to them.
+"""The linear layers of experts, each with its adapter, over the rows routed to them.
 
-The mathematics is that of ``ops/linear.py``; each tile of rows meets its expert's matrices, and an
-expert's gradients are sums over its rows.
+The mathematics is that of ``ops/linear.py``; each tile of rows is multiplied with its expert's
+matrices, and an expert's gradients are sums over its rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
     weights = routing.weights
     count = routing.tiles.count
     if factors.shape != (1, count):
-        raise GraphError(f"with_factors: {factors} is not a number for each of {count} experts")
+        raise GraphError(f"with_factors: {factors} must have a number for each of {count} experts")
     params = {"top_k": routing.top_k}
     shared = {"slots": routing.slots, "tile_experts": routing.tiles.experts, "factors": factors}
 
@@ -47,7 +47,6 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
 def expert_linear(
     g: Graph, x: Tensor, layer: ExpertLinear, routing: Routing, batch: BatchBuffers
 ) -> Tensor:
-    """Applies each expert's layer to its rows."""
     weight, lora, tiles = layer.weight, layer.lora, routing.tiles
     if x.rows != routing.rows or x.columns != weight.columns:
         raise GraphError(
@@ -59,7 +58,7 @@ def expert_linear(
     y, few = g.operand(layer.name, x.rows, weight.rows), batch.decodes
     term = linear.forward_term(g, x, lora, batch, tiles, few=few)
     label = "few_rows/forward" if few else "gemm/forward"
-    # New tokens meet codes where possible.
+    # New tokens are multiplied with codes if possible.
     codes = rows_of(g, [weight]) if few and isinstance(weight, QuantizedMatrix) else None
     for first, count, w in weight.expert_shards(g) if codes is None else [(0, tiles.count, codes)]:
         here = replace(tiles, first=first, count=count)

@@ -1,4 +1,4 @@
-"""Fusion rules: one kernel in place of several launches that ops trace one by one."""
+"""Fusion rules: one kernel instead of several launches that ops trace separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qlora_wgpu.kernels.common import row_constants
 _CAST = "tensor/convert.wgsl"
 _STRIPS, _ROPE = "few_rows/strips.wgsl", "rope/rotate_units.wgsl"
 _RANKS = 8  # of a workgroup of rms_norm/down.wgsl
-_MOST_RANKS = 64  # beyond them products of few rows are split otherwise
+_MOST_RANKS = 64  # for more, products of few rows are split differently
 
 
 def _tail(g: Graph, *paths: str) -> list[Launch] | None:
@@ -23,7 +23,7 @@ def _tail(g: Graph, *paths: str) -> list[Launch] | None:
 
 
 def _norm_of_parts(g: Graph, uses: Uses) -> None:
-    """The sum of a product's parts, and RMSNorm of it, forward or backward."""
+    """The sum of a product's parts and its RMSNorm, forward or backward."""
     for name, path in (("x", "rms_norm/forward.wgsl"), ("dy", "rms_norm/backward.wgsl")):
         if (last := _tail(g, "tensor/sum_parts.wgsl", path)) is None:
             continue
@@ -47,7 +47,7 @@ def _norm_of_parts(g: Graph, uses: Uses) -> None:
 
 
 def _cast_beside(g: Graph, uses: Uses) -> None:
-    """A cast to the operands' type, done by the launch that wrote the float32 matrix last."""
+    """A cast to the operands' type, by the launch that last wrote the float32 matrix."""
     if (last := _tail(g, _CAST)) is None:
         return
     x, y = last[0].tensors["x"], last[0].tensors["y"]
@@ -68,7 +68,7 @@ def _cast_beside(g: Graph, uses: Uses) -> None:
 
 
 def _norm_and_down(g: Graph, uses: Uses) -> None:
-    """RMSNorm and the product of its output with a LoRA A, for new tokens."""
+    """RMSNorm and the product of its output with LoRA's A, in decoding."""
     if len(g.launches) < 2 or g.launches[-1].label != "lora/down":
         return
     norm, down = g.launches[-2:]
@@ -92,7 +92,7 @@ def _norm_and_down(g: Graph, uses: Uses) -> None:
 
 
 def _product_and_glu(g: Graph, uses: Uses) -> None:
-    """A product with packed weights that makes gate and up, and the gated unit of them."""
+    """A product with packed weights for gate and up, and their gated unit."""
     if (last := _tail(g, _STRIPS, "glu/forward.wgsl")) is None:
         return
     product, glu = last
@@ -118,7 +118,7 @@ def _product_and_glu(g: Graph, uses: Uses) -> None:
 
 
 def _rope_and_append(g: Graph, uses: Uses) -> None:
-    """RoPE of new tokens and the append to the KV cache, with the product or the norms before."""
+    """RoPE of new tokens and the append to the KV cache, with the preceding product or norms."""
     append = g.launches[-1]
     if append.path != "kv_cache/append.wgsl" or "places" not in append.tensors:
         return
@@ -172,7 +172,7 @@ def _rope_and_append(g: Graph, uses: Uses) -> None:
 
 
 def _within_product(g: Graph, bound: Mapping[str, Tensor], rope: Launch, append: Launch) -> bool:
-    """The same within the product with packed weights that made q, k and v, if heads are whole."""
+    """The same within the product with packed weights for q, k and v, if heads are whole."""
     last = _tail(g, _STRIPS)
     if last is None or [last[0].tensors.get(n) for n in ("y", "y1", "y2")] != [
         bound[name] for name in "qkv"
@@ -205,7 +205,7 @@ def _within_product(g: Graph, bound: Mapping[str, Tensor], rope: Launch, append:
 
 
 def _take_norms(g: Graph, tensors: dict[str, Tensor]) -> float:
-    """Takes in the norms of queries and keys, if they came last; returns their epsilon."""
+    """Fuses the norms of queries and keys, if they came last; returns their epsilon."""
     last = _tail(g, "qk_norm/forward.wgsl", "qk_norm/forward.wgsl")
     if last is None or [each.tensors["y"] for each in last] != [tensors["q"], tensors["k"]]:
         return 0.0

@@ -1,9 +1,9 @@
-"""Keys and values of earlier tokens, kept on the device while text is generated.
+"""The KV cache: keys and values of earlier tokens, kept on the device in generation.
 
-A cache has room for several texts, each in a *place* of its own, of any length up to its capacity.
-A batch with a cache is either one text's prompt, whose attention is the ordinary one and whose keys
-and values are stored, or a new token of each of some texts, which attends to what is stored of its
-own. No gradient passes.
+A cache has room for several sequences, each in its own *place*, of any length up to its capacity. A
+batch with a cache is either a prefill, with ordinary attention whose keys and values are stored,
+or a new token of each of several sequences, which attends to the stored ones of its sequence. There
+are no gradients.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from qlora_wgpu.ops.quantized import PackedWeightCache
 
 @dataclass
 class KVCache:
-    """Room for texts; its tensors are made by the first batch that is traced with it."""
+    """The cache; its tensors are created by the first batch that is traced with it."""
 
-    capacity: int  # most tokens of a text
-    texts: int = 1  # how many there is room for, their keys one below the other
-    # Whether new tokens read packed weights (``ops/quantized.py``), where the profile's kernels
-    # gain by them.
+    capacity: int  # maximum number of tokens per sequence
+    texts: int = 1  # maximum number of sequences, whose keys are stacked
+    # The packed weights that decoding reads (``ops/quantized.py``), if they are faster with the
+    # profile's kernels.
     packs_weights: bool = False
-    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of each
-    # What convolutions keep of the last tokens, and linear attention of all.
+    layers: list[tuple[Tensor, Tensor]] = field(
+        default_factory=list
+    )  # keys and values of each layer
+    # States of convolutions and of linear attention.
     states: list[Tensor] = field(default_factory=list)
-    # DoRA's norms by layer: prompts write them, new tokens read them.
+    # DoRA's norms by layer, written in prefill and read in decoding.
     norms: dict[str, Tensor] = field(default_factory=dict)
 
 
 class CacheView:
-    """A cache as one batch is traced with it, layer after layer."""
+    """A cache while a batch is traced with it, layer by layer."""
 
     def __init__(self, cache: KVCache) -> None:
-        """Begins at the first layer."""
         self.capacity = cache.capacity
         self.texts = cache.texts
         self.packed_weights: PackedWeightCache | None = None
@@ -46,7 +47,6 @@ class CacheView:
         self._next_state = 0
 
     def next_layer(self, dtype: str, columns: int, most_texture: int = 0) -> tuple[Tensor, Tensor]:
-        """The keys and values of the next layer."""
         if self._next == len(self._cache.layers):
             pair = tuple(
                 _kept(name, self.texts * self.capacity, columns, dtype, most_texture)
@@ -60,22 +60,20 @@ class CacheView:
         return layer
 
     def stored(self, keys: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The keys and values of the layer that these new keys were stored in; None if in none."""
+        """The keys and values of the layer that stored these new keys; None if none did."""
         return self._stored.get(keys)
 
     def note_stored(self, keys: Tensor, layer: tuple[Tensor, Tensor]) -> None:
-        """Notes which layer new keys were stored in, for layers that share them."""
         self._stored[keys] = layer
 
     def norm(self, name: str, length: int) -> Tensor:
-        """The float32 vector of that name."""
         if name not in self._cache.norms:
             storage = Storage(name, "kv cache", 4 * length)
             self._cache.norms[name] = vector(name, length, "float32", storage)
         return self._cache.norms[name]
 
     def next_state(self, rows: int, columns: int) -> Tensor:
-        """What the next op keeps of a text's tokens, (rows, columns) of each, float32."""
+        """The next op's state, float32 (rows, columns) per sequence."""
         rows *= self.texts
         if self._next_state == len(self._cache.states):
             self._cache.states.append(_kept("state", rows, columns, "float32"))

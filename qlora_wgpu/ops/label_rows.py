@@ -1,4 +1,4 @@
-"""A batch's label rows: gathered, weighted, taken in chunks, and put back."""
+"""A batch's label rows: gather, weight and scatter, in chunks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 
 def gather(g: Graph, x: Tensor, count: int, first: int, batch: BatchBuffers) -> Tensor:
-    """The label rows ``first`` to ``first + count`` of x, in front; zeros where there are none."""
+    """The label rows ``first`` to ``first + count`` of x; zeros if there are fewer."""
     y = matrix(f"{x.name} rows", count, x.columns, x.dtype)
     words = row_words(x)
     g.launch(
@@ -22,7 +22,7 @@ def gather(g: Graph, x: Tensor, count: int, first: int, batch: BatchBuffers) -> 
 
 
 def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: BatchBuffers) -> None:
-    """Puts rows where ``gather`` took them from, and leaves the others of y alone."""
+    """The inverse of ``gather``; other rows of y stay unchanged."""
     g.launch(
         "rows/scatter.wgsl",
         x.rows * x.units(4),
@@ -39,10 +39,10 @@ def transposed(
     factors: Tensor | None = None,
     columns: tuple[int, int] | None = None,
 ) -> Tensor:
-    """A chunk of the label rows as columns: zeros where there are none, whatever is in x.
+    """A chunk of the label rows as columns: zeros if there are fewer, whatever is in x.
 
     x (count, columns) has the label rows from ``first`` on; each is multiplied by its factor, if
-    there are any. ``columns`` says the first that is taken and how many; all by default.
+    given. ``columns`` is the first one and their number; all by default.
     """
     column0, count = columns or (0, x.columns)
     y = matrix(f"{x.name} transposed", count, x.rows, x.dtype)
@@ -56,7 +56,6 @@ def transposed(
 
 
 def row_words(x: Tensor) -> int:
-    """The stride of a matrix in words of 16 bytes."""
     return x.stride * ITEM_SIZE[x.dtype] // TEXEL
 
 
@@ -65,12 +64,12 @@ def weighted_total(
 ) -> Tensor:
     """Adds the weighted losses, the sum of the weights and the weighted hits to ``stats``.
 
-    A gradient is linear in its row's weight. So the head makes it without one, in the pass in which
-    it finds the losses, and the rows of d hidden are multiplied afterwards (``scale_label_rows``)
-    by the factors that this returns: a weight may depend on all of the batch's losses, and the head
-    is computed once all the same. Elements 0, 1 and 4 of stats are added to. With ``confidence``
-    each weight is multiplied by the probability of the row's label, too, through which no gradient
-    passes (TRL's ``loss_type: dft``).
+    A gradient is linear in its row's weight. So the head computes it without weights, in the same
+    pass as the losses, and the rows of d hidden are scaled afterwards (``scale_label_rows``) by the
+    factors that this returns: weights may depend on all of the batch's losses, and the head is
+    still computed only once. Adds to elements 0, 1 and 4 of stats. With ``confidence`` each weight
+    is also multiplied by the probability of the row's label, as a constant (TRL's ``loss_type:
+    dft``).
     """
     factors = g.float_vector("factors of label rows", batch.rows)
     g.launch(

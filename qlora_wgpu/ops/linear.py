@@ -40,7 +40,7 @@ from qlora_wgpu.ops.quantized import (
 )
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, one_below_the_other, summed
 
-_RANKS = 8  # that the kernels of a group's adapters take at once
+_RANKS = 8  # processed at once by the kernels of a group's adapters
 
 
 def linear(
@@ -53,9 +53,9 @@ def linear(
     multiplier: float = 1.0,
     float32: bool = False,
 ) -> Tensor:
-    """Applies a layer: float32 with a residual (rows, out_features) or if asked, else an operand.
+    """Applies a layer: float32 with a residual (rows, out_features) or on request, else an operand.
 
-    ``multiplier`` is a factor of all but the residual; a layer with a bias takes 1 alone.
+    ``multiplier`` is a factor of everything but the residual; a layer with a bias requires 1.
     """
     _check(x, layer, residual, multiplier)
     lora, float32 = layer.lora, float32 or residual is not None
@@ -64,13 +64,13 @@ def linear(
     product = _Product((layer,), lora, batch, multiplier, layer.bias, (), residual)
     if lora is None or lora.magnitude is None:
         return product.add(g, x, [float32])[0]
-    # DoRA scales what the layer makes before bias and residual are added.
+    # DoRA scales the output before bias and residual are added.
     name, rows, cache = f"{layer.name}.norm", layer.weight.rows, batch.cache
-    # Room for 1 / ‖W + s·B·A‖, which new tokens find as their text's prompt left it.
+    # Space for 1 / ‖W + s·B·A‖, which decoding reads as prefill left it.
     inverse = g.float_vector(name, rows) if cache is None else cache.norm(name, rows)
     scaled = replace(product, bias=None, residual=None, inverse=inverse)
     if lora.mask is not None and batch.drops:
-        # As in PEFT it scales what dropout keeps of the input; the rest passes the base alone.
+        # As in PEFT, it scales the kept part of the input; the dropped part only passes the base.
         kept, rest = dropout_parts(g, x, lora.mask, batch)
         (residual,) = replace(product, lora=None, bias=None).add(g, rest, [True])
         x, scaled = kept, replace(scaled, lora=replace(lora, dropout=0.0))
@@ -87,10 +87,10 @@ def linear_group(
 ) -> list[Tensor]:
     """Applies up to three layers of one input that are a group (``is_group``).
 
-    They are one product each way: their matrices are dequantized one below the other, so that y =
-    x·Wᵀ and dx = Σ dy·W. So are the thin products of their adapters, whose A and B follow each
-    other in the flat vector. Each layer keeps its own result, an operand or float32, adapter and
-    gradients.
+    They are one product each in forward and backward: their matrices are dequantized stacked, so
+    that y = x·Wᵀ and dx = Σ dy·W. The same for the thin products of their adapters, whose A and B
+    are adjacent in the flat vector. Each layer has its own result, an operand or float32, adapter
+    and gradients.
     """
     if not is_group(g, layers, batch) or x.columns != layers[0].weight.columns:
         raise GraphError(f"linear_group: {[layer.name for layer in layers]} of {x} are no group")
@@ -104,7 +104,7 @@ def linear_group(
 
 def _check(x: Tensor, layer: Linear, residual: Tensor | None, multiplier: float) -> None:
     if multiplier != 1.0 and layer.bias is not None:
-        raise GraphError(f"linear: {layer.name} has a bias, which would miss the multiplier")
+        raise GraphError(f"linear: {layer.name} has a bias, which the multiplier does not scale")
     shape = (x.rows, layer.weight.rows)
     if residual is not None and residual.shape != shape:
         raise GraphError(
@@ -117,16 +117,15 @@ class _Product:
     """multiplier · x·Wᵀ + u·Bᵀ + bias + residual, of one layer or of a group."""
 
     layers: tuple[Linear, ...]
-    lora: Lora | None  # with the multiplier in its scaling; of a group with the ranks of all
+    lora: Lora | None  # with the multiplier in its scaling; for a group with the ranks of all
     batch: BatchBuffers
     multiplier: float = 1.0
     bias: Tensor | None = None  # of all layers
-    bias_begins: tuple[int, ...] = ()  # where those of further layers begin, in elements
+    bias_begins: tuple[int, ...] = ()  # where further layers' biases begin, in elements
     residual: Tensor | None = None  # of one layer
-    inverse: Tensor | None = None  # where DoRA's 1 / ‖W + s·B·A‖ go
+    inverse: Tensor | None = None  # DoRA's 1 / ‖W + s·B·A‖
 
     def add(self, g: Graph, x: Tensor, float32: Sequence[bool]) -> list[Tensor]:
-        """Adds the launches and their backward; returns each layer's result."""
         ys = [
             (g.float32 if flag else g.operand)(layer.name, x.rows, layer.weight.rows)
             for layer, flag in zip(self.layers, float32, strict=True)
@@ -153,8 +152,8 @@ class _Product:
                 self._backward(g, x, term, ys, gradients)
 
         inputs = [x] if self.residual is None else [x, self.residual]
-        wanted = g.dtype if self.residual is None else None
-        g.record_jointly(ys, inputs, vjp, trains=lora is not None, wanted=wanted)
+        grad_dtype = g.dtype if self.residual is None else None
+        g.record_jointly(ys, inputs, vjp, trains=lora is not None, grad_dtype=grad_dtype)
         return ys
 
     def _backward(
@@ -168,7 +167,7 @@ class _Product:
         dys = list[Tensor]()
         for y, dy in zip(ys, given, strict=True):
             dys.append(g.operand(f"d {y.name}", *y.shape) if dy is None else as_operand(g, dy))
-            if dy is None:  # a result that leads to nothing
+            if dy is None:  # an unused result
                 fill_zero(g, dys[-1])
         lora, term, others = self.lora, None, tuple(dys[1:])
         if lora is not None and forward is not None:
@@ -181,7 +180,7 @@ class _Product:
                     dx = replace(dx, dtype="float32")
                 product = Gemm(
                     dys[0], w, dx, False, row0=row0, accumulate=row0 > 0, scale=self.multiplier,
-                    lora=term if row0 == 0 else None,  # it joins the first shard's product
+                    lora=term if row0 == 0 else None,  # part of the first shard's product
                     batch_info=self.batch.info, others=others, label="gemm/backward",
                 )  # fmt: skip
                 GEMM.launch(g, product)
@@ -194,9 +193,9 @@ class _Product:
 
 
 def _operands(g: Graph, weights: Sequence[Matrix]) -> Iterator[tuple[int, Tensor]]:
-    """Yields ``(first row, shard)`` of a matrix, or a group's matrices one below the other.
+    """Yields ``(first row, shard)`` of a matrix, or of a group's stacked matrices.
 
-    Unless they are kept dequantized, a shard's memory is free after the next product.
+    Unless they are kept dequantized, a shard's memory is freed after the next product.
     """
     if len(weights) == 1:
         yield from weights[0].shards(g)
@@ -213,7 +212,7 @@ def _operands(g: Graph, weights: Sequence[Matrix]) -> Iterator[tuple[int, Tensor
 def few_rows_operands(
     g: Graph, weights: Sequence[Matrix], packed: PackedWeightCache | None
 ) -> Iterator[tuple[int, Tensor | QuantizedView | PackedWeights]]:
-    """The same for products of few rows: packed, as codes, or as operands."""
+    """The same for products of few rows: packed, codes, or operands."""
     whole: QuantizedView | PackedWeights | None = readable(g, weights)
     if packed is not None and (quantized := _decodable(weights)):
         whole = packed.of_quantized(g, quantized) or whole
@@ -228,7 +227,7 @@ def few_rows_operands(
 
 
 def readable(g: Graph, weights: Sequence[Matrix]) -> QuantizedView | None:
-    """Quantized matrices of one input as codes that one product can read; else None."""
+    """Quantized matrices of one input as codes for one product, if that is possible."""
     quantized = _decodable(weights)
     return rows_of(g, quantized) if quantized else None
 
@@ -250,9 +249,9 @@ def forward_term(
     *,
     few: bool,
 ) -> LoraTerm | None:
-    """u = scaling · dropout(x)·Aᵀ, and B, of one adapter or of several that lie together.
+    """u = scaling · dropout(x)·Aᵀ, and B, of one adapter or of several adjacent ones.
 
-    Of few rows, which have no dropout, as their products are made.
+    ``few`` rows have no dropout and use the kernels of products of few rows.
     """
     if lora is None:
         return None
@@ -280,9 +279,8 @@ def backward(
 ) -> Tensor:
     """Adds to the gradients of A and B, and returns du = scaling · dy·B.
 
-    u is the forward's, (rows, r) float32. With ``experts`` each tile of rows belongs to one with
-    factors of its own; ``others`` are dy of the further layers, whose ranks lie side by side in u
-    and du.
+    u is the forward's, (rows, r) float32. With ``experts`` each tile of rows has its expert's
+    factors; ``others`` are dy of the further layers, whose ranks are adjacent in u and du.
     """
     x = g.rematerialize(x)
     du = g.float32("d lora u", x.rows, lora.r)
@@ -301,11 +299,11 @@ def backward(
 
 
 def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
-    """Whether layers may be one product; those that may not are applied one by one.
+    """Whether layers can be one product; others are applied one by one.
 
-    It has to pay, by the profile, or be for new tokens. The weights have to be quantized and of one
-    input, the biases, if any, in one storage, and the adapters, if any, alike and next to each
-    other, without DoRA and, except for new tokens, without dropout.
+    The profile must ask for it, or the batch decode. The weights must be quantized and of one
+    input, the biases, if any, in one storage, and the adapters, if any, equal in shape and
+    adjacent, without DoRA and, except in decoding, without dropout.
     """
     weights = [layer.weight for layer in layers]
     rows = sum(weight.rows for weight in weights)
@@ -335,7 +333,7 @@ def _without_dropout(layers: Sequence[Linear]) -> list[Linear]:
 
 
 def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> list[Linear]:
-    """As many of some layers of one input as may be one product, the last preferred; or none."""
+    """As many layers of one input as can be one product, the last preferred; or none."""
     for count in range(min(len(layers), MOST_TOGETHER), 1, -1):
         for some in reversed(list(combinations(layers, count))):
             if is_group(g, some, batch):
@@ -344,7 +342,7 @@ def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> li
 
 
 def _biases_fit(biases: Sequence[Tensor | None]) -> bool:
-    """Whether there are none, or one for each, one after the other in one storage."""
+    """Whether there are none, or all, adjacent in one storage."""
     there = [bias for bias in biases if bias is not None]
     if not there:
         return True
@@ -355,7 +353,7 @@ def _biases_fit(biases: Sequence[Tensor | None]) -> bool:
 
 
 def _joined_biases(biases: Sequence[Tensor | None]) -> tuple[Tensor | None, tuple[int, ...]]:
-    """All biases as one tensor, and where those of the further layers begin in it."""
+    """All biases as one tensor, and where further layers' biases begin in it."""
     there = [bias for bias in biases if bias is not None]
     if not there:
         return None, ()
@@ -366,7 +364,7 @@ def _joined_biases(biases: Sequence[Tensor | None]) -> tuple[Tensor | None, tupl
 
 
 def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
-    """How many layers a product has at most, by the storage buffers that its forward binds.
+    """Maximum number of layers of a product, by the storage buffers that its forward binds.
 
     These are x, w and the results, u and B, biases, and the counter of clamped values.
     """
@@ -389,13 +387,13 @@ def _adapters_fit(loras: Sequence[Lora | None]) -> bool:
 
 
 def _stacks(loras: Sequence[Lora]) -> dict[str, Tensor | None]:
-    """A, B and their gradients of all, each as one where they lie together."""
+    """A, B and their gradients of all layers, each as one tensor if adjacent."""
     names = ("a", "b", "grad_a", "grad_b")
     return {n: one_below_the_other([getattr(lora, n) for lora in loras]) for n in names}
 
 
 def _joined(loras: Sequence[Lora | None]) -> Lora | None:
-    """Adapters that lie together as one: A has the ranks, and B the rows, of all."""
+    """Adjacent adapters as one: A has the ranks, and B the rows, of all."""
     there = [lora for lora in loras if lora is not None]
     if not there:
         return None

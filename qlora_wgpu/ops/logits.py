@@ -1,4 +1,4 @@
-"""Logits of some rows through ``lm_head``: of the whole vocabulary, or of a block of it."""
+"""Logits of some rows through ``lm_head``: the whole vocabulary, or a block of it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from qlora_wgpu.ops.tensor import softcap_in_place
 
 Shard = tuple[int, Tensor | QuantizedView | PackedWeights]
 _LEAST_ROWS = 16
-_VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of so many rows
+_VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of this many rows
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
-    """Number of rows whose logits exist at once."""
     fitting = min(g.profile.logits_bytes, g.max_binding) // (4 * vocab)
     return min(max(fitting // _LEAST_ROWS * _LEAST_ROWS, _LEAST_ROWS), rows)
 
 
 def rows_of_a_text(g: Graph, head: Matrix, rows: int) -> int:
-    """``chunk_rows`` where no loss is computed; few for a head that is streamed to save memory."""
+    """``chunk_rows`` without a loss; few rows for a streamed head, which saves memory."""
     few = isinstance(head, StreamedMatrix)
     return min(_LEAST_ROWS, rows) if few else chunk_rows(g, head.rows, rows)
 
@@ -43,8 +42,8 @@ def logits_of_rows(
 ) -> Tensor:
     """float32 logits (count, vocab) of the label rows from ``first`` on.
 
-    u is the adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, where it is known. Of a
-    ``block`` of the vocabulary, its first row of the head and its rows, the bits are the same.
+    u is the adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, if known. A ``block`` of
+    the vocabulary, given by its first row and its rows of the head, has bit-identical logits.
     """
     pair, bias, columns, few = head.pair, head.bias, head.matrix.rows, batch.cache is not None
     if block is None:
@@ -77,7 +76,7 @@ def logits_of_rows(
 def _term(
     g: Graph, chunk: Tensor, lora: Lora | None, batch: BatchBuffers, first: int, u: Tensor | None
 ) -> LoraTerm | None:
-    """The adapter's term of some label rows; an unknown u is computed of them, without dropout."""
+    """The adapter's term of some label rows; without a u it is computed without dropout."""
     if lora is None:
         return None
     if batch.cache is not None:
@@ -88,7 +87,7 @@ def _term(
 
 
 def block_rows(row_bytes: int, max_binding: int, block: int) -> int:
-    """Rows of a block of a head: as many as the profile's ``head_block`` and fit a binding."""
+    """Rows of a block of a head: at most the profile's ``head_block``, and within a binding."""
     fitting = max_binding // row_bytes
     unit = _VIEW_ROWS if fitting >= _VIEW_ROWS else ROW_UNIT
     return max(min(block, fitting // unit * unit), ROW_UNIT)
@@ -101,23 +100,23 @@ def shard_rows(row_bytes: int, max_binding: int, block: int) -> int:
 
 
 def rows_of_a_block(g: Graph, head: Matrix) -> int:
-    """How many tokens of the vocabulary are summed up by themselves."""
+    """Tokens of the vocabulary in a partial sum."""
     if isinstance(head, StreamedMatrix):
         return head.blocks[0][1].rows
     return block_rows(g.weight("", 1, head.columns).nbytes, g.max_binding, g.profile.head_block)
 
 
 def head_group(g: Graph, rows: int) -> int:
-    """Blocks of a resident head whose gradient is one launch, of a chunk of so many rows.
+    """Blocks of a resident head whose gradient is one launch, for a chunk of ``rows`` rows.
 
-    A large vocabulary leaves few rows to a chunk, and many blocks.
+    With a large vocabulary, chunks have few rows and there are many blocks.
     """
     group, enough = g.profile.head_group, g.profile.head_rows
     return max(min(group, enough // rows), 1) if enough else group
 
 
 def head_groups(g: Graph, head: Matrix, rows: int) -> list[tuple[int, Tensor]]:
-    """``(first row, rows)`` of a resident head, as one product with its columns takes them."""
+    """``(first row, rows)`` of a resident head, for one product with columns each."""
     block = rows_of_a_block(g, head)
     most = block * (1 if block % PART_UNIT else head_group(g, rows))
     return [

@@ -1,4 +1,4 @@
-"""The embedding, and LoRA on the embedding and on the head."""
+"""The embedding, and LoRA on embedding and head."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from qlora_wgpu.ops.trained_gradients import add_lookup_gradient, add_whole_look
 
 
 class EmbeddingPair:
-    """The adapter of an embedding within one forward.
+    """The adapter of an embedding within one forward pass.
 
-    u = s·Aᵀ[ids] is (rows, r), so that u·Bᵀ is a thin product and dB = dyᵀ·u an ordinary one; dA
-    sums up du = s·dy·B over the places of each token.
+    u = s·Aᵀ[ids] is (rows, r), so u·Bᵀ is a thin product and dB = dyᵀ·u an ordinary one; dA sums du
+    = s·dy·B over the occurrences of each token.
 
     Attributes:
         u: scaling · Aᵀ[ids], (rows, r) float32.
@@ -43,9 +43,9 @@ class EmbeddingPair:
     def __init__(
         self, g: Graph, lora: Lora, ids: Tensor, rows: int, scale: float, padding: int | None
     ) -> None:
-        """Looks up what A (r, vocab_size) has of each token; ``scale`` is that of the rows.
+        """Looks up each token's column of A (r, vocab_size); ``scale`` is that of the rows.
 
-        A gets no gradient of the ``padding`` token.
+        A gets no gradient for the ``padding`` token.
         """
         self._g, self._ids, self._padding = g, ids, padding
         self._lora = lora = replace(lora, scaling=scale * lora.scaling)
@@ -58,7 +58,7 @@ class EmbeddingPair:
         )
 
     def add_to(self, y: Tensor) -> None:
-        """Adds u·Bᵀ to what was looked up, (rows, hidden_size) float32."""
+        """Adds u·Bᵀ to the looked-up rows, (rows, hidden_size) float32."""
         u, b = self.u, self._lora.b
         if y.shape != (u.rows, b.rows) or b.columns != u.columns:
             raise GraphError(f"embedding: {u}, {b} and {y} do not fit")
@@ -106,7 +106,7 @@ def embedding(
 
     A batch's ``noise`` α adds noise in ±α / √(seq · hidden_size), times ``noise_scale``, to
     training batches (NEFTune, Jain et al., 2023). An adapter's a is (r, vocab_size), its b
-    (hidden_size, r); a gets no gradient of the ``padding`` token.
+    (hidden_size, r); a gets no gradient for the ``padding`` token.
     """
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
@@ -154,28 +154,25 @@ def embedding(
 class LoraHead:
     """The adapter of a head within one loss.
 
-    u = s·drop(hidden)·Aᵀ is made of all hidden states at once, so that dropout sees whole rows.
-    Blocks of the vocabulary then add du = dlogits·B and dB = dlogitsᵀ·u. The rest is as for any
-    layer: dA = duᵀ·drop(hidden) and mask·(du·A).
+    u = s·drop(hidden)·Aᵀ is computed from all hidden states at once, so that dropout applies to
+    whole rows. Blocks of the vocabulary then add du = dlogits·B and dB = dlogitsᵀ·u. The rest is as
+    for any layer: dA = duᵀ·drop(hidden) and mask·(du·A).
     """
 
     u: Tensor  # scaling · dropout(hidden)·Aᵀ of all rows, (rows, r) float32
     du: Tensor  # its gradient of label rows, zero elsewhere, once there is one
-    of_b: Tensor  # where the gradient of B is summed up
+    of_b: Tensor  # accumulates the gradient of B
 
     def __init__(self, g: Graph, hidden: Tensor, lora: Lora, batch: BatchBuffers) -> None:
-        """Makes u."""
         self._g, self._hidden, self._lora, self._batch = g, hidden, lora, batch
         self.u = g.float32("lora u", hidden.rows, lora.r)
         DOWN.launch(g, LoraA(hidden, lora, self.u, batch.info))
 
     @classmethod
     def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> LoraHead | None:
-        """The adapter of a head that has one."""
         return None if head.pair is None else cls(g, hidden, head.pair, batch)
 
     def begin(self) -> None:
-        """Begins the gradients with zeros."""
         g, lora = self._g, self._lora
         self.du = g.float32("d u of the head", self._batch.rows, lora.r)
         fill_zero(g, self.du)
@@ -188,21 +185,20 @@ class LoraHead:
 
     @property
     def written(self) -> list[Tensor]:
-        """What the launches of all chunks of rows write."""
+        """The tensors that the launches of all chunks of rows write."""
         return [self.du]
 
     def chunk(self, count: int) -> Tensor:
-        """Where du of some label rows is summed up."""
         return self._g.float32("d u of rows", count, self._lora.r)
 
     def take(
         self, dlogits: Tensor, turned: Tensor, row0: int, first: int, chunk: Tensor, part: int
     ) -> None:
-        """Adds what rows ``row0`` and on of the head contribute, of label rows from ``first`` on.
+        """Adds the contribution of the head's rows from ``row0`` for label rows from ``first``.
 
-        ``turned`` is dlogits transposed, with zeros where there is no label row; du of these rows
-        is summed up in ``chunk``, which is overwritten where row0 is 0, in partial sums of ``part``
-        terms, as for the head's own.
+        ``turned`` is dlogits transposed, with zeros if there is no label row; du of these rows is
+        summed in ``chunk``, which is overwritten if row0 is 0, in partial sums of ``part`` terms,
+        as for the head's own.
         """
         g, lora, rows = self._g, self._lora, dlogits.columns
         b = rows_from(lora.b, row0, rows)
@@ -217,11 +213,9 @@ class LoraHead:
         GEMM.launch(g, product)
 
     def put(self, chunk: Tensor, first: int) -> None:
-        """Puts du of some label rows, whose first is given, among the others."""
         scatter(self._g, chunk, self.du, first, self._batch)
 
     def end(self, factors: Tensor | None) -> None:
-        """Adds the gradients."""
         g, lora, hidden = self._g, self._lora, self._hidden
         if factors is not None:
             scale_label_rows(g, self.du, factors, self._batch)

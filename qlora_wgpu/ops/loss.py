@@ -1,7 +1,7 @@
 """The language model's loss, fused with ``lm_head``: logits exist for a chunk of rows at a time.
 
 Only rows with a label are multiplied (the batch lists them), and the gradient with respect to
-the hidden states is made in the same pass, so that no logits are kept or computed twice.
+the hidden states is computed in the same pass, so no logits are kept or computed twice.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from qlora_wgpu.ops.trained_gradients import HeadGradient, add_whole_head
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimized: (1 - ε)·nll(target) + ε·mean of nll over the vocabulary + ζ·lse²."""
+    """The loss: (1 - ε)·nll(target) + ε·mean of nll over the vocabulary + ζ·lse²."""
 
     label_smoothing: float = 0.0  # ε, as in Hugging Face's trainer (Szegedy et al., 2016)
     z_loss: float = 0.0  # ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022)
-    weighted: bool = False  # whether the micro-batch has a weight of each label row
-    # Whether each row is weighted by its label's probability, through which no gradient passes
-    # (DFT, arXiv 2508.05629).
+    weighted: bool = False  # whether the micro-batch has a weight for each label row
+    # Whether each row is weighted by its label's probability, as a constant (DFT, arXiv
+    # 2508.05629).
     confidence: bool = False
     preference: Preference | None = None  # the objective over whole answers, if it is one
     policy: Policy | None = None  # the objective over sampled completions, if it is one
@@ -51,7 +51,7 @@ class Objective:
 
     @property
     def is_bent(self) -> bool:
-        """Whether a row's loss is not the label's plain negative log-likelihood."""
+        """Whether a row's loss differs from the label's negative log-likelihood."""
         return self.label_smoothing != 0.0 or self.z_loss != 0.0
 
 
@@ -59,7 +59,7 @@ PLAIN = Objective()
 
 
 def label_losses(g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> Tensor:
-    """Loss and hit of each label row, float32 (2 · rows of the batch), without a gradient."""
+    """Loss and accuracy of each label row, float32 (2 · rows of the batch), without a gradient."""
     loss = _Loss(g, hidden, head, batch, PLAIN)
     loss.compute(None, gradient=False)
     return loss.losses
@@ -75,11 +75,11 @@ def cross_entropy(
     gradient: bool,
     objective: Objective = PLAIN,
 ) -> None:
-    """Adds a batch's loss, label count and hits to ``stats``; starts the reverse pass.
+    """Adds a batch's loss, label count and correct predictions to ``stats``; starts the backward.
 
     The hidden states are normalized operands. Element 0 of stats gets the sum of losses, element 1
-    their number, element 4 the number of labels whose logit is the largest, or as large as it.
-    ``gradient`` says whether d loss / d hidden is made and added.
+    their number, element 4 the number of labels with the largest logit, ties included. ``gradient``
+    is whether d loss / d hidden is computed and added.
     """
     loss = _Loss(g, hidden, head, batch, objective)
     trained = trained_rows(head.matrix)
@@ -100,10 +100,10 @@ def cross_entropy(
 class _Loss:
     """The loss of a batch, and its parts.
 
-    Sums are made by blocks of the vocabulary, the gradient's parts too, and added up in their
-    order. A streamed head comes in these blocks, each once for all rows: a first pass, from the
-    last block on, sums up, and a second, from the first on, computes the logits again. So it has
-    the bits of a resident head, of which a launch takes many blocks at once.
+    Sums, and the gradient's parts, are computed per block of the vocabulary and added in order. A
+    streamed head is uploaded in these blocks, each once per pass for all rows: the first pass, in
+    reverse order, sums; the second computes the logits again. So it is bit-identical to a resident
+    head, for which a launch processes many blocks at once.
     """
 
     def __init__(
@@ -123,20 +123,19 @@ class _Loss:
 
     @property
     def has_own(self) -> bool:
-        """Whether the head has parameters that get gradients with each chunk of rows."""
         return self.pair is not None or self._whole is not None
 
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The losses, and d hidden of their sum if asked for; with the factors of label rows."""
+        """Computes the losses; returns d hidden of their sum if requested, and row factors."""
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
             self._sum_up_blocks()
             factors = None if stats is None else self.total(stats)
             return self._streamed_gradient(factors) if gradient else None, factors
-        # The factors of the gradients of the head's own parameters depend on all losses.
+        # The factors of gradients of the head's parameters depend on all losses.
         if gradient and self.has_own and self._objective.has_factors:
             self._resident(gradient=False)
             factors = None if stats is None else self.total(stats)
@@ -147,7 +146,7 @@ class _Loss:
     def _resident(
         self, *, gradient: bool, sums: bool = True, factors: Tensor | None = None
     ) -> Tensor | None:
-        """The loss, and d hidden, a chunk of rows after the other."""
+        """The loss and d hidden, one chunk of rows at a time."""
         g = self._g
         dhidden = self._zeros() if gradient else None
         chunks = self._chunks(self._chunk)
@@ -169,7 +168,7 @@ class _Loss:
         return dhidden
 
     def _sum_up_blocks(self) -> None:
-        """The loss, a block of the vocabulary after the other."""
+        """The loss, one block of the vocabulary at a time."""
         g, batch, head = self._g, self._batch, self._head.matrix
         assert isinstance(head, StreamedMatrix)
         chunks = self._chunks(self._streamed_rows())
@@ -181,7 +180,7 @@ class _Loss:
         self._normalize(0, batch.rows)
 
     def _streamed_gradient(self, factors: Tensor | None) -> Tensor:
-        """d hidden, likewise."""
+        """d hidden, one block of the vocabulary at a time."""
         g, head = self._g, self._head.matrix
         assert isinstance(head, StreamedMatrix)
         chunks = self._chunks(self._streamed_rows())
@@ -197,7 +196,6 @@ class _Loss:
         return dhidden
 
     def total(self, stats: Tensor) -> Tensor | None:
-        """Adds the losses, their number and the hits to the micro-batches' sums."""
         given, objective = (self._g, self.losses, self._batch, stats), self._objective
         if objective.preference is not None:
             return preference(*given, objective.preference)
@@ -227,10 +225,10 @@ class _Loss:
         *,
         fresh: bool = False,
     ) -> Iterator[tuple[int, int]]:
-        """Yields the chunks to trace; others, as large as the first, repeat its launches.
+        """Yields the chunks to trace; others, of the same size, repeat these launches.
 
-        Launches of all chunks write what is ``shared``, those of each besides what is its ``own``
-        and read elsewhere, for the first time if ``fresh``.
+        Launches of all chunks write the ``shared`` tensors; each chunk's also its ``own``, which
+        are read elsewhere and, if ``fresh``, written for the first time.
         """
         launches, size = self._g.launches, chunks[0][1]
         begin = len(launches)
@@ -245,7 +243,7 @@ class _Loss:
             if self.of_rows is not None:
                 tensors[self.of_rows.columns] = self.of_rows.columns
             tensors |= dict(zip(written, own[number] if own else (), strict=True))
-            # The second one has the same neighbours as any later one.
+            # The second chunk has the same neighbours as any later one.
             again = self._g.repeat(
                 made, tensors, {"first": chunk[0], "first_row": chunk[0]},
                 stands_for_all=number > 1 and not fresh,
@@ -256,7 +254,7 @@ class _Loss:
     def _streamed_rows(self) -> int:
         """Rows whose logits of a block exist at once.
 
-        As many as of a whole head where that decides how sums are split, as of a pair's dB.
+        As many as for a resident head if that decides how sums are split, as for a pair's dB.
         """
         g, rows = self._g, self._batch.rows
         cuts_sums = g.profile.least_workgroups > 0 or self.pair is not None
@@ -269,12 +267,10 @@ class _Loss:
         return dhidden
 
     def _gradient_rows(self, count: int) -> list[Tensor]:
-        """Where the gradients of some label rows are summed up: of hidden, and of the pair's u."""
         dchunk = self._g.float32("d hidden rows", count, self._hidden.columns)
         return [dchunk] if self.pair is None else [dchunk, self.pair.chunk(count)]
 
     def _put(self, made: Sequence[Tensor], dhidden: Tensor, first: int) -> None:
-        """Puts them among the others."""
         scatter(self._g, made[0], dhidden, first, self._batch)
         if self.pair is not None:
             self.pair.put(made[1], first)
@@ -292,7 +288,7 @@ class _Loss:
         return {"rows": batch.label_rows, "targets": batch.targets, "batch_info": batch.info}
 
     def _sum_up(self, logits: Tensor, number: int, count: int, first: int) -> None:
-        """Sums of some blocks' logits, from block ``number`` on, for rows from ``first`` on."""
+        """Sums over blocks of logits, from block ``number`` on, for rows from ``first`` on."""
         across, _, _ = row_workgroups(self._g, logits.rows)
         self._g.launch(
             "cross_entropy/sums.wgsl",
@@ -309,7 +305,7 @@ class _Loss:
         )
 
     def _normalize(self, first: int, count: int) -> None:
-        """Losses and hits of some rows, and what their softmax is made from."""
+        """Losses, accuracies and softmax normalizers of some rows."""
         self._g.launch(
             "cross_entropy/losses.wgsl",
             count,
@@ -340,7 +336,7 @@ class _Loss:
         made: Sequence[Tensor],
         factors: Tensor | None,
     ) -> None:
-        """What some rows of the head, the first is row0, add to the gradient; in their order."""
+        """Adds the gradient through the head's rows from ``row0`` on, in order."""
         g, head = self._g, self._head
         dlogits = g.operand("d logits", logits.rows, w.rows)
         by_row = g.profile.textures

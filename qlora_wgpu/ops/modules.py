@@ -1,4 +1,4 @@
-"""The parts of a model as ops see them: matrices in shards of rows, and linear layers."""
+"""The parts of a model for ops: matrices in shards of rows, and linear layers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.mapped_files import require_whole
+from qlora_wgpu.mapped_files import check_not_truncated
 from qlora_wgpu.ops.tensor import copied
 from qlora_wgpu.ops.trained import SavedModule, TrainableTokens, overwrite
 
 
 class Matrix(Protocol):
-    """A frozen matrix (out_features, in_features), however it is stored."""
+    """A frozen matrix (out_features, in_features) in any storage."""
 
     @property
     def rows(self) -> int:
@@ -31,73 +31,69 @@ class Matrix(Protocol):
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields ``(first row, operand tensor)``, each within one binding.
 
-        Adds the launches that a shard needs just before it is yielded.
+        Launches that a shard needs are added just before it is yielded.
         """
 
 
 @dataclass(frozen=True)
 class DenseMatrix:
-    """A matrix kept as matmul operands on the device."""
+    """A matrix of matmul operands on the device."""
 
     rows: int
     columns: int
     resident: tuple[tuple[int, Tensor], ...]  # ``(first row, operand tensor)`` of each shard
-    trained: TrainableTokens | None = None  # rows that overwrite these before a forward
-    whole: SavedModule | None = None  # the same where all rows are trained
+    trained: TrainableTokens | None = None  # rows that overwrite these before a forward pass
+    whole: SavedModule | None = None  # the same if all rows are trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Yields the resident shards."""
         yield from self.resident
 
 
 @dataclass(eq=False)
 class HostEmbedding:
-    """A matrix in host memory, of which rows are uploaded with each micro-batch."""
+    """A matrix in host memory, whose rows are uploaded with each micro-batch."""
 
     rows: int
     columns: int
-    dtype: str  # element type of what is uploaded
+    dtype: str  # element type of the uploaded rows
     values: npt.NDArray[Any] | None = None  # (rows, padded columns), bfloat16 as uint16, once read
-    as_stored: bool = False  # whether these are mapped from the model's file, without a copy
-    trained: TrainableTokens | None = None  # rows that overwrite what is looked up
+    as_stored: bool = False  # whether the values are mapped from the model's file without a copy
+    trained: TrainableTokens | None = None  # rows that overwrite the looked-up ones
 
     @property
     def nbytes(self) -> int:
-        """Bytes in host memory."""
         return matrix("", self.rows, self.columns, self.dtype).nbytes
 
     def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
-        """Rows (len(ids), padded columns)."""
         assert self.values is not None
-        require_whole(self.values)
+        check_not_truncated(self.values)
         rows: npt.NDArray[Any] = self.values[ids]
         return rows
 
 
 @dataclass(frozen=True)
 class StreamedMatrix:
-    """A matrix in host memory that is uploaded in blocks of rows, one after the other."""
+    """A matrix in host memory that is streamed in blocks of rows."""
 
     rows: int
     columns: int
-    # ``(first row, operand tensor)``, each in a weight group of its own.
+    # ``(first row, operand tensor)``, each in its own weight group.
     blocks: tuple[tuple[int, Tensor], ...]
-    host: HostEmbedding  # all of it
+    host: HostEmbedding  # the whole matrix
 
     @property
     def trained(self) -> TrainableTokens | None:
-        """The rows that are trained, which overwrite those of a block once it is uploaded."""
+        """The trained rows, which overwrite those of an uploaded block."""
         return self.host.trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Yields the blocks."""
         for row0, block in self.blocks:
             yield row0, self.brought(g, row0, block)
 
     def brought(self, g: Graph, row0: int, block: Tensor) -> Tensor:
-        """A block for the launches that follow at once, in a texture where they want one.
+        """A block for the next launches, in a texture if they require one.
 
-        The copy is made here: one made by the layout pass would live until the next reader.
+        It is copied here: a copy by the layout pass would live until the next reader.
         """
         if self.trained is not None:
             overwrite(g, self.trained, [(row0, block)])
@@ -105,12 +101,10 @@ class StreamedMatrix:
 
 
 def trained_whole(weight: Matrix | HostEmbedding) -> SavedModule | None:
-    """An embedding or a head as a parameter, if all of it is trained."""
     return weight.whole if isinstance(weight, DenseMatrix) else None
 
 
 def trained_rows(weight: Matrix | HostEmbedding) -> TrainableTokens | None:
-    """The rows of an embedding or a head that are trained, if any are."""
     if isinstance(weight, DenseMatrix | HostEmbedding | StreamedMatrix):
         return weight.trained
     return None
@@ -142,15 +136,15 @@ class ExpertMatrix(Protocol):
         """in_features."""
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields ``(first expert, count, operand tensor)``, the experts one below the other.
+        """Yields ``(first expert, count, operand tensor)``, the experts stacked.
 
-        Adds the launches that a shard needs just before it is yielded.
+        Launches that a shard needs are added just before it is yielded.
         """
 
 
 @dataclass(frozen=True)
 class DenseExperts:
-    """Experts' matrices kept as matmul operands on the device."""
+    """Experts' matrices as matmul operands on the device."""
 
     experts: int
     rows: int
@@ -158,7 +152,6 @@ class DenseExperts:
     resident: tuple[tuple[int, int, Tensor], ...]  # of each shard
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields the resident shards."""
         yield from self.resident
 
 
@@ -166,7 +159,7 @@ class DenseExperts:
 class ExpertLinear:
     """A frozen linear layer of each expert."""
 
-    name: str  # of all of them together
+    name: str  # the common name
     weight: ExpertMatrix
     lora: Lora | None  # the first expert's adapter, if they are adapted
     bias: Tensor | None = None  # (experts, out_features) float32, if they have biases
@@ -174,7 +167,7 @@ class ExpertLinear:
 
 @dataclass(frozen=True)
 class Head:
-    """``lm_head`` and what its logits go through."""
+    """``lm_head`` with its scale, bias and softcap."""
 
     matrix: Matrix  # (vocab_size, hidden_size)
     scale: float = 1.0  # factor of the product, and of the adapter's
@@ -184,7 +177,7 @@ class Head:
 
     @property
     def pair(self) -> Lora | None:
-        """Its adapter with the factor in its scaling."""
+        """Its adapter, with the factor included in its scaling."""
         if self.lora is None:
             return None
         return replace(self.lora, scaling=self.scale * self.lora.scaling)

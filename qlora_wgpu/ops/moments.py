@@ -1,4 +1,4 @@
-"""Moments of optimizers that are kept in 8 bits, as bitsandbytes has them, or in host memory."""
+"""Optimizer moments in 8 bits, as in bitsandbytes, or in host memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, vector
 
 BLOCK = 256  # elements
 _CODE_WORDS = BLOCK // 4
-_LEAST = 4096  # elements of a tensor whose moments have 8 bits: bitsandbytes' min_8bit_size
+_LEAST = 4096  # minimum elements of a tensor with 8-bit moments: bitsandbytes' min_8bit_size
 
 Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
 class Span:
-    """A tensor within the flat vectors: rows of so many elements, so many elements apart."""
+    """A tensor within the flat vectors: its rows, their length and their stride."""
 
     offset: int
     rows: int
@@ -35,36 +35,33 @@ class Span:
 
     @property
     def elements(self) -> int:
-        """Elements, padding not counted."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True)
 class TensorMoments:
-    """The blocks of one tensor, the same in both moments.
+    """The blocks of one tensor, the same for both moments.
 
-    Its elements, without the padding of its rows, make blocks of 256. A block of a moment is 64
-    words of four codes and a word with the float32 that the codes' values are multiplied by;
-    tensors of fewer than 4,096 elements stay in float32, a word each.
+    Its elements, without the padding of its rows, form blocks of 256. A block of a moment is 64
+    words of four codes and a word with the float32 scale; tensors of fewer than 4,096 elements stay
+    in float32, one word each.
     """
 
     span: Span  # the tensor
     first_block: int
-    first_word: int  # where its first block begins
+    first_word: int  # offset of its first block
 
     @property
     def in_codes(self) -> bool:
-        """Whether it has 8 bits."""
         return self.span.elements >= _LEAST
 
     @property
     def blocks(self) -> int:
-        """Number of blocks, of which the last may have fewer elements."""
+        """Number of blocks; the last may have fewer elements."""
         return ceil_div(self.span.elements, BLOCK)
 
     @property
     def block_words(self) -> int:
-        """Words of a block."""
         return _CODE_WORDS + 1 if self.in_codes else BLOCK
 
     def _view(self, words: Words) -> Words:
@@ -81,7 +78,6 @@ class TensorMoments:
         return {f"state{number}": codes[:count].copy(), f"absmax{number}": scales}
 
     def join(self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Puts its part of a moment where ``split`` found it."""
         state = _checked(
             parts, f"state{number}", np.uint8 if self.in_codes else np.float32, self.span.elements
         )
@@ -102,21 +98,21 @@ def _checked(
     array = parts.get(name)
     if array is None or array.dtype != dtype or array.shape != (size,):
         raise CheckpointError(
-            f"the optimizer's {name} is missing or not {size} numbers of {np.dtype(dtype)}"
+            f"the optimizer's {name} is missing or does not have {size} {np.dtype(dtype)} numbers"
         )
     if dtype is np.float32 and not np.isfinite(array).all():
-        raise CheckpointError(f"the optimizer's {name} is not finite")
+        raise CheckpointError(f"the optimizer's {name} contains NaN or infinity")
     return np.ascontiguousarray(array)
 
 
 @dataclass(frozen=True)
 class BlockRange:
-    """Neighbouring blocks, and their words within a moment; of float32 the words alone."""
+    """Neighbouring blocks and their words within a moment; only words for float32 moments."""
 
     block: int  # the first one
-    word: int  # where the first one begins
-    end: int  # the block behind the last
-    end_word: int  # where that one would begin
+    word: int  # offset of the first one
+    end: int  # one past the last block
+    end_word: int  # offset of the end
 
 
 class BlockTable:
@@ -127,7 +123,7 @@ class BlockTable:
         blocks: Their number.
         words: Words of a moment.
         shards: The blocks of each shard of the flat vectors.
-        table: For the kernel: what codes stand for, and a row for each tensor.
+        table: For the kernel: the values of codes, and a row for each tensor.
     """
 
     def __init__(
@@ -136,7 +132,6 @@ class BlockTable:
         values: Sequence[npt.NDArray[np.float32]],
         cuts: Sequence[int] = (),
     ) -> None:
-        """Lays out the blocks of tensors, in this order."""
         self.tensors: list[TensorMoments] = []
         self.blocks = self.words = 0
         for span in spans:
@@ -166,12 +161,11 @@ class BlockTable:
         return [BlockRange(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
 
     def new_moment(self, label: str) -> ShardedVector:
-        """Room for a moment."""
         lengths = [shard.end_word - shard.word for shard in self.shards]
         return ShardedVector.laid_out(label, "optimizer", "uint32", lengths)
 
     def cuts(self, shard: BlockRange, most: int) -> list[tuple[int, int]]:
-        """Cuts a shard into parts of at most so many words: their first blocks and words."""
+        """Splits a shard into parts of at most ``most`` words: their first blocks and words."""
         cuts = [(shard.block, shard.word)]
         for tensor in self.tensors:
             if not shard.block <= tensor.first_block < shard.end:
@@ -194,10 +188,10 @@ _PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 
 @dataclass(frozen=True)
 class MomentsPart:
-    """A part of all moments, and the buffers that it passes through."""
+    """A part of all moments in host memory, and its buffers on the device."""
 
     shard: int  # the number of its shard
-    blocks: BlockRange  # whose words, in float32, are also floats of the adapter
+    blocks: BlockRange  # for float32, words are also floats of the adapter
     kept: tuple[OffloadedTensor, ...]  # each moment's part in host memory
     moments: tuple[Tensor, ...]  # each moment's part on the device
 
@@ -205,11 +199,11 @@ class MomentsPart:
 def moments_in_parts(
     moments: Sequence[Sequence[npt.NDArray[Any]]], blocks: BlockTable | None = None
 ) -> list[MomentsPart]:
-    """Cuts moments in host memory into parts, which are views of these arrays.
+    """Splits moments in host memory into parts, which are views of these arrays.
 
     Args:
-        moments: The shards of each, in words of four bytes.
-        blocks: In 8 bits, the blocks between which they may be cut.
+        moments: The shards of each, in 4-byte words.
+        blocks: The blocks of 8-bit moments, between which they may be split.
     """
     lengths, dtype = [len(shard) for shard in moments[0]], str(moments[0][0].dtype)
     size = _part(lengths)
@@ -237,11 +231,11 @@ def moments_in_parts(
 
 @dataclass(frozen=True)
 class UpdatedPart:
-    """What one launch of an update changes."""
+    """The tensors that one launch of an update changes."""
 
     begin: int  # the first element of the parameters and the gradient
     tensors: tuple[Tensor, ...]  # parameters, gradient and moments
-    blocks: BlockRange | None  # of moments in 8 bits, or in host memory
+    blocks: BlockRange | None  # for moments in 8 bits or in host memory
     kept: Mapping[str, OffloadedTensor] = field(default_factory=dict)  # moments in host memory
 
 
@@ -252,7 +246,7 @@ def updated_parts(
     passing: Sequence[MomentsPart],
     blocks: BlockTable | None = None,
 ) -> Iterator[UpdatedPart]:
-    """Yields the parts: shards, or what passes through the device."""
+    """Yields the parts: shards, or parts of moments in host memory."""
     vectors = as_sharded(parameters), as_sharded(gradient)
     begins = [begin for begin, _ in vectors[0].numbered()]
     if not passing:
@@ -282,23 +276,21 @@ def _cuts(
 
 
 def _part(lengths: Sequence[int]) -> int:
-    """Words of the largest part."""
     return min(_PART, max(lengths))
 
 
 def passing_parts(lengths: Sequence[int], blocks: BlockTable | None = None) -> int:
-    """Number of parts that moments in shards of so many words pass through the device in."""
     return sum(len(cuts) - 1 for cuts in _cuts(lengths, _part(lengths), blocks))
 
 
 def transfer_bytes(lengths: Sequence[int], moments: int = 2) -> int:
-    """Bytes of host memory that so many moments, in such shards, pass through on their way."""
-    # Two copies of each buffer are on their way to the host.
+    """Bytes of host memory for transfers of ``moments`` moments with these shards."""
+    # Two copies of each buffer are in flight to the host.
     return 2 * passing_bytes(lengths, moments)
 
 
 def passing_bytes(lengths: Sequence[int], moments: int = 2) -> int:
-    """Bytes of the buffers that so many moments, in shards of so many words, pass through."""
+    """Bytes of the device buffers for ``moments`` moments with these shards."""
     size = _part(lengths)
     parts = sum(-(-length // size) for length in lengths)
     return moments * min(NUM_BUFFERS, parts) * 4 * size

@@ -1,4 +1,4 @@
-"""Gradient norm, clipping, AdamW (in 32 or 8 bits) and Lion over the flat adapter."""
+"""Gradient norm, clipping, AdamW (32-bit or 8-bit) and Lion over the flat adapter."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, UpdatedPart, 
 from qlora_wgpu.ops.tensor import fill_zero, in_words
 
 _MOST_SUMS = 512  # partial sums of squares
-_LEAST_UNITS = 16  # that an invocation adds up, where there are enough
+_LEAST_UNITS = 16  # per invocation, if there are enough
 STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR = range(4)
 STATS_CORRECT, STATS_BALANCE = range(4, 6)
-STATS_METRICS, STATS_LENGTH = 8, 22  # the first of those of ops/preference.py, and all
-SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
+STATS_METRICS, STATS_LENGTH = 8, 22  # the first metric of ops/preference.py; the length of stats
+SATURATED_OFFSET = 256  # bytes: the maximum alignment of a binding
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """An optimizer's constants, by Hugging Face's names; a ``max_grad_norm`` of 0 does not clip."""
 
-    adam_beta1: float = 0.9  # Lion's: how much of the moment is in what gives an update its sign
+    adam_beta1: float = 0.9  # for Lion, the weight of the moment in an update's sign
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8  # not Lion's
     weight_decay: float = 0.0
@@ -34,28 +34,28 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Flat vectors of one layout, in the same shards, and what the host tells of the step.
+    """Flat vectors of one layout, in the same shards, and the step's inputs from the host.
 
-    All are float32, but a gradient may be bfloat16.
+    All are float32, but the gradient may be bfloat16.
     """
 
     parameters: Tensor | ShardedVector  # the adapter
     gradient: Tensor | ShardedVector  # summed over the step's label tokens
-    moments: Sequence[Tensor | ShardedVector]  # m, and AdamW's v; in 8 bits words of blocks
-    # Learning rate of A; 1 - β₁ᵗ and √(1 - β₂ᵗ), which Lion does not look at; learning rate of B.
+    moments: Sequence[Tensor | ShardedVector]  # m, and AdamW's v; words of blocks in 8 bits
+    # Learning rate of A; 1 - β₁ᵗ and √(1 - β₂ᵗ), unused by Lion; learning rate of B.
     step_info: Tensor
-    stats: Tensor  # loss sum, label tokens, gradient norm, update factor; the rest is not looked at
-    # Where B begins, in floats, a multiple of four; None where all have A's rate.
+    stats: Tensor  # loss sum, label tokens, gradient norm, update factor; the rest is unused
+    # Where B begins, in floats, a multiple of four; None if all have A's learning rate.
     split: int | None = None
-    passing: Sequence[MomentsPart] = ()  # of moments in host memory, for one launch each
+    passing: Sequence[MomentsPart] = ()  # parts of offloaded moments, one launch each
 
 
 def gradient_norm(
     g: Graph, gradient: Tensor | ShardedVector, stats: Tensor, max_grad_norm: float
 ) -> None:
-    """Puts the norm of the mean gradient, and the factor that averages and clips, into stats.
+    """Writes the norm of the mean gradient, and the factor that averages and clips, to stats.
 
-    Sums do not depend on the shards: an invocation continues in each where it was before.
+    Sums do not depend on the shards: an invocation continues its sum from shard to shard.
     """
     whole = as_sharded(gradient)
     threads = g.profile.threads_per_row
@@ -85,9 +85,9 @@ def gradient_norm(
 def adamw(
     g: Graph, state: OptimizerState, config: OptimizerConfig, blocks: BlockTable | None = None
 ) -> None:
-    """One step of AdamW from the gradient summed so far, which is zeroed.
+    """One step of AdamW from the summed gradient, which is then zeroed.
 
-    In 8 bits ``blocks`` say where each tensor's moments lie.
+    For 8-bit moments, ``blocks`` has each tensor's blocks.
     """
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
     for part in updated_parts(
@@ -103,7 +103,7 @@ def adamw(
 
 
 def lion(g: Graph, state: OptimizerState, config: OptimizerConfig) -> None:
-    """One step of Lion (Chen et al., 2023), likewise."""
+    """One step of Lion (Chen et al., 2023) from the summed gradient, which is then zeroed."""
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
     for part in updated_parts(state.parameters, state.gradient, state.moments, state.passing):
         _update(g, "lion/update.wgsl", state, part, _rates(config))
@@ -122,7 +122,6 @@ def _rates(config: OptimizerConfig) -> dict[str, int | float]:
 def _bound(
     state: OptimizerState, part: UpdatedPart
 ) -> tuple[dict[str, Tensor], dict[str, Constant]]:
-    """What all updates are bound to and compiled for."""
     p, gradient, *moments = part.tensors
     in_halves = gradient.dtype == "bfloat16"
     return {
@@ -137,7 +136,6 @@ def _bound(
 def _update(
     g: Graph, path: str, state: OptimizerState, part: UpdatedPart, rates: dict[str, int | float]
 ) -> None:
-    """The update of a part whose moments are float32."""
     tensors, constants = _bound(state, part)
     units = tensors["p"].units(4)
     split = units if state.split is None else max(state.split - part.begin, 0) // 4
@@ -156,7 +154,6 @@ def _update_8bit(
     rates: dict[str, int | float],
     blocks: BlockTable,
 ) -> None:
-    """The update of a part whose moments are blocks."""
     tensors, halves = _bound(state, part)
     constants, count = row_constants(g), len(blocks.tensors)
     if not g.profile.textures:

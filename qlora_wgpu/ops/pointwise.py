@@ -1,6 +1,6 @@
-"""Pointwise ops: ``KERNEL/forward.wgsl`` makes y, ``backward.wgsl`` the gradients, a launch each.
+"""Pointwise ops: ``KERNEL/forward.wgsl`` computes y, ``backward.wgsl`` the gradients.
 
-Both bind the same names; the gradient of x is dx.
+Each is one launch. Both bind the same names; the gradient of x is dx.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _kind(name: str = "") -> dict[str, Constant]:
 
 
 SIGMOID = _kind("SIGMOID")
-"""The activation of gates, which is none of an MLP's."""
+"""The activation of gates, which no MLP has."""
 ACTIVATIONS = {
     "silu": _kind("SILU"),
     "swish": _kind("SILU"),
@@ -54,8 +54,8 @@ def pointwise(
     """y = kernel(inputs, frozen), of the first input's shape, as an operand.
 
     ``inputs`` get gradients, of the types of ``Graph.new_gradient`` if ``suited``, else operands;
-    ``params`` are what no tensor's size says; invocations take ``work`` elements, by default x's
-    units; ``remade`` says whether y may be rematerialized.
+    ``params`` are those other than tensor sizes; there are ``work`` invocations, by default x's
+    units; ``remade`` is whether y may be rematerialized.
     """
     x = next(iter(inputs.values()))
     if any(other.shape != x.shape for other in inputs.values()):
@@ -100,7 +100,7 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 
 
 def sigmoid_gate(g: Graph, x: Tensor, gate: Tensor) -> Tensor:
-    """y = sigmoid(gate) · x, as Qwen3-Next has it on what its attention makes."""
+    """y = sigmoid(gate) · x, as in Qwen3-Next's attention output."""
     return _gated(g, gate, x, SIGMOID)
 
 
@@ -112,7 +112,7 @@ def _gated(g: Graph, gate: Tensor, up: Tensor, kind: dict[str, Constant]) -> Ten
 class ClampedGLU:
     """The scalars of gpt-oss's gated unit, by config.json's names."""
 
-    swiglu_limit: float = 7.0  # the largest gate, and the largest magnitude of up
+    swiglu_limit: float = 7.0  # the maximum of gate, and of up's magnitude
     swiglu_alpha: float = 1.702  # the factor of the gate within the sigmoid
 
 
@@ -174,12 +174,12 @@ def gated_rms_norm(g: Graph, x: Tensor, z: Tensor, weight: Tensor, eps: float) -
 
 @dataclass(frozen=True)
 class XIELUScalars:
-    """The parameters of one xIELU as a model's files have them; float32, one element each."""
+    """The stored parameters of one xIELU; float32, one element each."""
 
-    alpha_p: Tensor  # its softplus bends the positive side
-    alpha_n: Tensor  # its softplus, and β, bend the negative side
+    alpha_p: Tensor  # its softplus is the curvature of the positive side
+    alpha_n: Tensor  # its softplus, plus β, is the curvature of the negative side
     beta: Tensor  # the slope at zero
-    eps: Tensor  # a little below zero: the negative side is computed no nearer to zero
+    eps: Tensor  # slightly below zero: the negative side is not computed closer to zero
 
 
 def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
@@ -190,7 +190,7 @@ def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
     stored = {field.name: getattr(scalars, field.name) for field in fields(scalars)}
     for name, scalar in stored.items():
         if scalar.shape != (1, 1):
-            raise GraphError(f"xielu: {name} is {scalar}, not one number")
+            raise GraphError(f"xielu: {name} must be one number, got {scalar}")
     return pointwise(g, "xielu", "xielu", {"x": x}, frozen=stored, remade=False)
 
 
@@ -224,13 +224,13 @@ def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) 
 def scaled(g: Graph, x: Tensor, scalar: Tensor) -> Tensor:
     """y = scalar · x, of x's type; the scalar is one number, float32, frozen."""
     if scalar.shape != (1, 1):
-        raise GraphError(f"scaled: {scalar} is not one number")
+        raise GraphError(f"scaled: the scalar must be one number, got {scalar}")
     y = matrix(f"scaled {x.name}", x.rows, x.columns, x.dtype)
     return _linear(g, "tensor/scale.wgsl", x, y, {"scalar": scalar})
 
 
 def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
-    """y = a · x + b · z, an operand; no gradient passes to z."""
+    """y = a · x + b · z, an operand; z gets no gradient."""
     if x.shape != z.shape:
         raise GraphError(f"weighted_sum: {x} and {z} differ")
     y = g.operand(f"{x.name} + {z.name}", x.rows, x.columns)
@@ -246,7 +246,7 @@ def _linear(
     added: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
 ) -> Tensor:
-    """Computes y by a kernel that also passes the gradient back, without what it adds to x."""
+    """Computes y by a linear kernel that also computes the gradient, without ``added``."""
     units = x.rows * x.units(8)
     g.launch(path, units, {"x": x, **frozen, **(added or {}), "y": y}, params)
 
@@ -262,7 +262,7 @@ def _linear(
 def masked(
     g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: str, *, rest: bool = False
 ) -> Tensor:
-    """mask ⊙ x, or the rest of x, in an element type; not differentiable."""
+    """mask ⊙ x, or the dropped rest of x, in an element type; not differentiable."""
     y = matrix(f"dropout({x.name})", x.rows, x.columns, dtype)
     tensors, units = {"x": x, "batch_info": batch.info, "y": y}, x.rows * x.units(8)
     g.launch("dropout/part.wgsl", units, tensors, dropout_params(mask), {"REST": rest})
@@ -272,7 +272,7 @@ def masked(
 def dropout_parts(
     g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers
 ) -> tuple[Tensor, Tensor]:
-    """What dropout keeps of x, and the rest, as operands; without dropout all is kept."""
+    """The kept and the dropped part of x as operands; without dropout everything is kept."""
 
     def vjp(gradients: list[Tensor | None]) -> None:
         dkept, drest = gradients

@@ -1,8 +1,8 @@
-"""Objectives over whole answers: DPO and its kin, ORPO, KTO, with TRL's names and formulas.
+"""Objectives over whole answers: DPO and its variants, ORPO, KTO, with TRL's names and formulas.
 
 Each is a function of the answers' summed log probabilities, so its gradient is that of the rows'
-losses times a factor for each sample. The head computes all losses in its one pass; kernels sum
-them up by samples, compute loss, metrics and factors, and spread the factors over the label rows
+losses times a factor per sample. The head computes all losses in one pass; kernels sum them per
+sample, compute loss, metrics and factors, and apply the factors to the label rows
 (``ops/label_rows.py``). The reference's log probabilities are an input of the micro-batch.
 """
 
@@ -21,28 +21,28 @@ PAIR_LOSSES = (
     "sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
     "apo_zero", "apo_down", "sigmoid_norm",
 )  # fmt: skip
-"""What DPO's ``loss_type`` may be, in the order of shaders/preference/pairs.wgsl."""
+"""DPO's values of ``loss_type``, in the order of shaders/preference/pairs.wgsl."""
 SINGLE_LOSSES = ("kto", "apo_zero_unpaired")
-"""What KTO's ``loss_type`` may be."""
+"""KTO's values of ``loss_type``."""
 METRICS = (
     "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "chosen", "rejected",
     "rewards/accuracies", "nll_loss", "log_odds_ratio", "log_odds_chosen", "divergence",
     "divergent", "correct_tokens", "chosen_tokens",
 )  # fmt: skip
-"""The sums that stats hold from ``STATS_METRICS`` on: TRL's names, numbers of answers, KTO's KL
-divergence and over how many answers it is summed, and the chosen answers' hits and labels."""
+"""The sums in stats from ``STATS_METRICS`` on: TRL's metrics, numbers of answers, KTO's KL
+divergence and its number of answers, and the chosen answers' correct predictions and labels."""
 
 
 @dataclass(frozen=True)
 class Preference:
     """An objective over answers."""
 
-    objective: Literal["dpo", "orpo", "kto"]  # whose formulas
-    loss_type: str  # which of them: of ``PAIR_LOSSES`` or ``SINGLE_LOSSES``; orpo has one
+    objective: Literal["dpo", "orpo", "kto"]
+    loss_type: str  # one of ``PAIR_LOSSES`` or ``SINGLE_LOSSES``; orpo has only one
     beta: float = 0.1  # β
     label_smoothing: float = 0.0  # ε of robust and exo_pair
     desirable_weight: float = 1.0  # weight of KTO's desirable answers
-    undesirable_weight: float = 1.0  # weight of the others
+    undesirable_weight: float = 1.0  # weight of KTO's undesirable answers
 
     @property
     def is_paired(self) -> bool:
@@ -51,25 +51,23 @@ class Preference:
 
     @property
     def has_reference(self) -> bool:
-        """Whether it compares with what the model was before."""
         return self.objective != "orpo"
 
     @property
     def has_divergence(self) -> bool:
-        """Whether it measures from the divergence over answers of other prompts."""
+        """Whether it uses the KL divergence over answers of other prompts."""
         return self.loss_type == "kto"
 
     @property
     def learns_prompts(self) -> bool:
-        """Whether chosen samples' prompts have a loss, too."""
+        """Whether the loss is also taken on prompts of chosen answers."""
         return self.objective == "orpo"
 
 
 def summed_logps(g: Graph, losses: Tensor, batch: BatchBuffers) -> Tensor:
-    """Sums of each sample: log p of the answer, its label rows, losses of all label rows, its hits.
+    """Per sample: log p of the answer, its label rows, losses of all label rows, correct labels.
 
-    Given the loss of each label row and whether it is a hit; float32 (4 · samples that there is
-    room for).
+    From the loss and correctness of each label row; float32 (4 · capacity for samples).
     """
     samples = _samples(batch)
     sums = g.float_vector("sums of samples", 4 * samples.capacity)
@@ -93,8 +91,8 @@ def preference(
 ) -> Tensor:
     """Adds the loss of samples or pairs, their number and metrics to ``stats``.
 
-    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on. Returns the factor of
-    each label row's gradient.
+    Elements 0 and 1 get loss and number, those from ``STATS_METRICS`` on the ``METRICS``. Returns
+    the factor of each label row's gradient.
     """
     samples, sums = _samples(batch), summed_logps(g, losses, batch)
     weights = g.float_vector("weights of samples", 2 * samples.capacity)
@@ -120,7 +118,6 @@ def preference(
 
 
 def divergence(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> None:
-    """Adds the divergence from the reference over a batch's answers to ``stats``."""
     tensors = {
         "sums": summed_logps(g, losses, batch),
         "samples": _samples(batch).table,
@@ -131,7 +128,7 @@ def divergence(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> 
 
 
 def means(sums: Mapping[str, float], given: Preference) -> dict[str, float]:
-    """What TRL logs of some sums, by its names; ``sums`` by those of ``METRICS``, and ``count``."""
+    """TRL's logged metrics from ``sums``, which has the names of ``METRICS`` and ``count``."""
     shown: dict[str, float] = {}
     for name in ("chosen", "rejected"):
         if (number := sums[name]) > 0:

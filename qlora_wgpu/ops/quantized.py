@@ -1,4 +1,4 @@
-"""Quantized matrices on the device: kept as codes, dequantized just before use, or packed."""
+"""Quantized matrices on the device: stored as codes, dequantized just before use, or packed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from qlora_wgpu.kernels.gemm.packed import (
 from qlora_wgpu.ops.tensor import one_below_the_other
 from qlora_wgpu.weight_format import WeightFormat
 
-EXPERT_WORDS = 64  # an expert's parts begin at multiples, so that a binding may begin there
-_EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once
+EXPERT_WORDS = 64  # alignment of an expert's parts, so that a binding may begin there
+_EXPERT_BYTES = 64 << 20  # of operands dequantized at once
 
 # ---- codes -----------------------------------------------------------------------------------
 
@@ -43,24 +43,24 @@ class QuantizedMatrix:
     rows: int
     columns: int
     form: WeightFormat  # how it is stored
-    codes: Tensor  # as ``QuantizedWeight`` has them, in words
-    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; with minima, the two
+    codes: Tensor  # as in ``QuantizedWeight``, in words
+    # float32 scales of the blocks, or their 8-bit codes if double-quantized; scales and minima
     # alternate.
     absmax: Tensor
     maps: Tensor  # the values of the codes, then the 256 of the scales' codes and their offset
-    nested_absmax: Tensor | None  # scales of the scales, if doubly quantized
-    # ``pair_values`` of the codes in a texture, for software GPUs and where 32 codes share a row
-    # and a block.
+    nested_absmax: Tensor | None  # scales of the scales, if double-quantized
+    # ``pair_values`` of the codes in a texture, for software GPUs if 32 codes share a row and a
+    # block.
     codebook: Tensor | None = None
-    # If more than one, so many matrices of ``rows`` rows, whose parts follow each other in the
-    # tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
+    # The number of matrices of ``rows`` rows; if more than one, their parts follow each other in
+    # the tensors above, aligned to ``EXPERT_WORDS`` words.
     experts: int = 1
-    # ``(first row or expert, operands)`` if it is kept dequantized as well: in the shards in which
-    # it would be dequantized (``row_cuts``, ``expert_cuts``), filled once.
+    # ``(first row or expert, operands)`` if it is also kept dequantized, in the same shards as when
+    # it is dequantized on use (``row_cuts``, ``expert_cuts``); filled once.
     kept: tuple[tuple[int, Tensor], ...] = ()
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Dequantizes shard by shard; the bytes of each are free once it has been used."""
+        """Dequantizes shard by shard; the memory of each is freed after its use."""
         if self.kept:
             yield from self.kept
             return
@@ -70,27 +70,24 @@ class QuantizedMatrix:
             yield row0, w
 
     def row_cuts(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
-        """The first row of what is dequantized at a time to a type, and how many there are."""
+        """The first row and number of rows of each shard, for an element type."""
         row_bytes = matrix("", 1, self.columns, dtype).nbytes
         return _cut(self.rows, max(max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT))
 
     def expert_cuts(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
-        """The first expert of what is dequantized at a time, and how many there are."""
+        """The first expert and number of experts of each shard."""
         one = matrix("", self.rows, self.columns, dtype).nbytes
         return _cut(self.experts, max(min(max_binding, _EXPERT_BYTES) // one, 1))
 
     def fill(self, g: Graph) -> None:
-        """Adds the launches that make what is kept."""
         for first, w in self.kept:
             self._put(g, w, first)
 
     def _put(self, g: Graph, w: Tensor, first: int) -> None:
-        """Dequantizes into ``w`` from a row, or with several experts from an expert on."""
         self._launch(g, w, *((0, first) if self.experts == 1 else (first, 0)))
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """The tensors that it consists of, by the kernels' names."""
         parts = {
             "codes": self.codes,
             "absmax": self.absmax,
@@ -100,11 +97,10 @@ class QuantizedMatrix:
         return {name: part for name, part in parts.items() if part is not None}
 
     def put_rows(self, g: Graph, w: Tensor, row0: int) -> None:
-        """Dequantizes the whole matrix into rows ``row0`` and on of an operand."""
+        """Dequantizes the whole matrix into an operand from row ``row0`` on."""
         self._launch(g, w, 0, 0, among=row0)
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
-        """Dequantizes some experts at a time, one below the other."""
         for first, kept in self.kept:
             yield first, kept.rows // self.rows, kept
         if self.kept:
@@ -126,8 +122,6 @@ class QuantizedMatrix:
     def _launch(
         self, g: Graph, w: Tensor, expert: int, row0: int, among: int | None = None
     ) -> None:
-        """Dequantizes from an expert or a row on."""
-
         def rest_of(part: Tensor) -> Tensor:
             skipped = expert * self._stride(part)
             rest = part.columns - skipped
@@ -143,17 +137,14 @@ class QuantizedMatrix:
 
 
 def kept_together(matrices: Sequence[QuantizedMatrix]) -> Tensor | None:
-    """Kept matrices as one operand; None where they do not lie one below the other."""
+    """Kept matrices as one operand; None if they are not adjacent."""
     if any(len(matrix.kept) != 1 for matrix in matrices):
         return None
     return one_below_the_other([matrix.kept[0][1] for matrix in matrices])
 
 
 def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]) -> None:
-    """Dequantizes up to three matrices into w, one below the other.
-
-    At once, where their parts lie together.
-    """
+    """Dequantizes up to three matrices into w, stacked; in one launch if they are adjacent."""
     group = None if matrices[0].form.block_rows is not None else _view(g, matrices)
     if group is not None:
         GroupDequantization(w, group).launch(g)
@@ -165,13 +156,13 @@ def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]
 
 
 def rows_of(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedView | None:
-    """Matrices as products of few rows read them; None where they must be dequantized first."""
+    """Matrices for products of few rows; None if they must be dequantized first."""
     view = _view(g, matrices)
     return view if view is not None and decodes(view.form, view.columns) else None
 
 
 def _view(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedView | None:
-    """Matrices whose parts are words of one binding; None where they are not adjacent."""
+    """Matrices whose parts are words of one binding; None if they are not adjacent."""
     form, columns = matrices[0].form, matrices[0].columns
     alike = all(matrix.form.key == form.key for matrix in matrices)
     if not alike or not whole_blocks(form, columns, 8):
@@ -217,17 +208,17 @@ Fill = Callable[[Graph], None]
 
 
 class PackedWeightCache:
-    """The packed weights of one model, and the launches that have still to fill them.
+    """The packed weights of one model, and the launches that are still needed to fill them.
 
     Attributes:
-        dense: Whether quantized matrices are packed dequantized, as training multiplies them.
+        dense: Whether quantized matrices are packed dequantized, as in training.
     """
 
     def __init__(self, *, dense: bool = True) -> None:
         """Has none yet.
 
-        Dense packed weights have the type of frozen weights: bfloat16 takes three times as many
-        bytes as codes, and 0.4 of their time.
+        Dense packed weights have the type of frozen weights: bfloat16 takes three times the bytes
+        of codes, and 0.4 of their time.
         """
         self.dense = dense
         self._made: dict[object, PackedWeights] = {}
@@ -235,23 +226,21 @@ class PackedWeightCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all packed weights so far."""
         tensors = [t for s in self._made.values() for t in (s.words, s.scales, s.minima)]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
     def needs_fill(self) -> bool:
-        """Whether packed weights that launches read are still to be filled."""
         return bool(self._fills)
 
     def fill(self, g: Graph) -> None:
-        """Adds the launches that fill what is not filled; they are to run once, and first."""
+        """Adds the launches that fill them; they must run once, before all others."""
         fills, self._fills = self._fills, []
         for each in fills:
             each(g)
 
     def of_quantized(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> PackedWeights | None:
-        """Quantized matrices of one input, packed; None where they cannot be read so."""
+        """Quantized matrices of one input, packed; None if that is not supported."""
         if not g.profile.textures or any(_is_offloaded(weight.codes) for weight in weights):
             return None
         key = tuple(weight.codes for weight in weights)
@@ -295,7 +284,7 @@ class PackedWeightCache:
         return made, fill
 
     def of_dense(self, g: Graph, w: Tensor) -> PackedWeights | None:
-        """Operands, packed; None where they cannot be read so."""
+        """Operands, packed; None if that is not supported."""
         if not g.profile.textures or _is_offloaded(w):
             return None
         key = (w.storage, w.offset, w.shape)

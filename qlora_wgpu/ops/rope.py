@@ -24,13 +24,13 @@ def rope(
 ) -> list[Tensor]:
     """Rotates every head of queries, and of keys, by its token's position.
 
-    One or two of (rows, heads · head_dim) become operands; two are one launch, where launches cost
-    something. The first ``rotary_dim`` elements of a head are rotated, with pairs half of that
-    apart, or ``interleaved`` neighbours, by a row of the float32 table (positions, rotary_dim / 2)
-    of (cos, sin): that of the token's position, or the one in ``rows``.
+    xs is one or two matrices (rows, heads · head_dim); the results are operands. Two are one launch
+    if launches are expensive. The first ``rotary_dim`` elements of a head are rotated, in pairs
+    half of that apart or ``interleaved``, by a row of the float32 table (positions, rotary_dim / 2)
+    of (cos, sin): the token's position, or its entry in ``rows``.
     """
     if not 1 <= len(xs) <= 2:
-        raise GraphError(f"rope: {len(xs)} tensors are neither one nor two")
+        raise GraphError(f"rope: expected one or two tensors, got {len(xs)}")
     if len(xs) == 2 and not (g.profile.fused_linears or batch.decodes):
         how: Any = {"interleaved": interleaved, "rows": rows}
         (q,) = rope(g, xs[:1], table, batch, head_dim, rotary_dim, **how)
@@ -58,6 +58,6 @@ def rope(
 
     ys = rotated(xs, [f"rope({x.name})" for x in xs], 1.0)
     g.record_jointly(ys, xs, vjp)
-    if all(g.is_rematerialized(x) for x in xs):  # else xs would have to be kept for it
+    if all(g.is_rematerialized(x) for x in xs):  # else xs would have to be kept
         g.set_joint_remat_rule(ys, recompute)
     return ys

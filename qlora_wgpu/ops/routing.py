@@ -1,10 +1,10 @@
-"""Routing of a mixture of experts: which experts a row meets, where its copies lie, balance.
+"""Routing of a mixture of experts: each row's experts, the slots of its copies, load balancing.
 
 A row has an *assignment* for each of its top_k experts, and each assignment has a *slot*, a row
-among the experts'. Slots of one expert are next to each other, each expert's from a multiple of
-``EXPERT_TILE`` on, so that products see tiles of one expert each (``ops/experts.py``); those of new
-tokens have no gaps (``NEW_TOKENS_TILE``). How many an expert has is known on the device only; there
-is room for any division.
+among the experts' rows. Slots of one expert are adjacent and start at a multiple of
+``EXPERT_TILE``, so that products have tiles of one expert each (``ops/experts.py``); in decoding
+there are no gaps (``NEW_TOKENS_TILE``). The number of an expert's rows is only known on the device;
+there is room for any distribution.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from qlora_wgpu.kernels.common import (
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import row_words
 
-_THREADS = 32  # that share the assignments when they are counted and get slots
+_THREADS = 32  # that share counting and placing the assignments
 
 # ---- choice by the softmax, and slots --------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The experts and slots that the rows of a batch go to."""
+    """The experts and slots of a batch's rows."""
 
-    top_k: int  # experts that each row meets
+    top_k: int  # experts per row
     ids: Tensor  # uint32 (rows · top_k), the expert of each assignment
     weights: Tensor  # (rows, top_k) float32, differentiable
-    slots: Tensor  # uint32 (rows · top_k), the row among the experts' that each assignment got
-    assignments: Tensor  # uint32, the assignment of each of the experts' rows, or none
+    slots: Tensor  # uint32 (rows · top_k), the slot of each assignment
+    assignments: Tensor  # uint32, the assignment of each slot, or none
     tiles: ExpertTiles  # the expert of each tile of rows
     rows: int  # the experts' rows, unused ones included
 
@@ -50,9 +50,9 @@ def route(
     scale: float = 1.0,
     tile: int = EXPERT_TILE,
 ) -> Routing:
-    """Chooses experts by a router's logits (rows, experts) float32; gives the assignments slots.
+    """Selects experts by a router's logits (rows, experts) float32, and assigns slots.
 
-    ``normalized`` weights of the chosen sum up to one, before they are multiplied by ``scale``.
+    ``normalized`` weights sum to one before they are multiplied by ``scale``.
     """
     experts = logits.columns
     if logits.dtype != "float32" or not 0 < top_k <= experts:
@@ -74,20 +74,18 @@ def route(
 
 
 def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
-    """uint32 (rows · top_k): the experts with the largest logits, however they are chosen."""
+    """uint32 (rows · top_k): the experts with the largest logits."""
     return _chosen(g, logits, top_k, normalized=True, scale=1.0)[1]["ids"]
 
 
 def assigned(
     g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int, tile: int = EXPERT_TILE
 ) -> Routing:
-    """Gives the assignments of chosen experts slots, in tiles of so many rows."""
     slots, assignments, tiles, rows = _assign_slots(g, ids, experts, tile)
     return Routing(top_k, ids, weights, slots, assignments, tiles, rows)
 
 
 def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
-    """Copies each row, of any type, to the slots of its assignments."""
     if x.rows != routing.weights.rows:
         raise GraphError(f"permute: {x} does not have the rows of {routing.weights}")
     words = row_words(x)
@@ -114,7 +112,7 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
 
 
 def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
-    """Adds up what the experts made of each row, by their weights, in float32."""
+    """The weighted sum of each row's expert outputs, in float32."""
     rows = routing.weights.rows
     if residual is not None and residual.shape != (rows, x.columns):
         raise GraphError(f"combine: {residual} cannot be added to {x}")
@@ -143,7 +141,7 @@ def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = Non
 
 
 def most_rows(assignments: int, experts: int, tile: int = EXPERT_TILE) -> int:
-    """Rows that so many assignments can take, each expert's ending with a whole tile."""
+    """Maximum number of slots of ``assignments``, each expert padded to whole tiles."""
     unused = (tile - 1) * min(experts, assignments)
     return (assignments + unused) // tile * tile
 
@@ -151,7 +149,6 @@ def most_rows(assignments: int, experts: int, tile: int = EXPERT_TILE) -> int:
 def _chosen(
     g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: float
 ) -> tuple[dict[str, int | float], dict[str, Tensor]]:
-    """Launches the choice; returns its parameters and its tensors."""
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
     params = {
@@ -253,24 +250,23 @@ def _weight_grad(g: Graph, dy: Tensor, x: Tensor, routing: Routing) -> None:
 
 # ---- choice by scores ------------------------------------------------------------------------
 
-MOST_GROUPS = 32  # bits of a word, in which the chosen groups are
+MOST_GROUPS = 32  # the selected groups are the bits of a word
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How experts are chosen by their scores, and weighted."""
+    """How experts are selected by their scores, and weighted."""
 
     sigmoid: bool  # whether scores are the logits' sigmoids instead of their softmax
-    normalized: bool  # whether the weights are the chosen ones' scores divided by their sum
-    least: float = 0.0  # what is added to that sum
-    at_least: bool = False  # whether the sum is ``least`` at least instead
+    normalized: bool  # whether the selected scores are divided by their sum
+    least: float = 0.0  # added to that sum
+    at_least: bool = False  # whether ``least`` is the minimum of the sum instead
     scale: float = 1.0  # factor of all weights
     groups: int = 1  # groups of neighbours that experts are in
-    top_groups: int = 1  # from how many of them experts are chosen
-    pairs: bool = False  # whether a group's rank is the sum of its two best, instead of its best
+    top_groups: int = 1  # number of groups that experts are selected from
+    pairs: bool = False  # whether groups are ranked by their two best scores instead of the best
 
     def fits(self, experts: int, top_k: int) -> bool:
-        """Whether so many can be chosen of so many."""
         if not 0 < self.top_groups <= self.groups <= MOST_GROUPS or experts % self.groups:
             return False
         size = experts // self.groups
@@ -285,9 +281,9 @@ def route_by_scores(
     scoring: Scoring,
     tile: int = EXPERT_TILE,
 ) -> Routing:
-    """Chooses experts by their scores and gives the assignments slots.
+    """Selects experts by their scores, and assigns slots.
 
-    A bias (experts) float32 is added to the scores that choose. It balances the experts' load
+    A bias (experts) float32 is added to the scores for the selection only: it balances the load
     without a loss, and changes neither weights nor gradients (DeepSeek-V3, 2024, section 2.1.2).
     """
     experts = logits.columns
@@ -336,16 +332,16 @@ def route_by_scores(
 def balance_sums(
     g: Graph, logits: Tensor, ids: Tensor, batch: BatchBuffers, before: Tensor | None = None
 ) -> Tensor:
-    """How often each expert is chosen, and the sum of its probabilities; padding is left out.
+    """How often each expert is selected, and the sum of its probabilities, without padding.
 
-    (2, experts) float32, differentiable in its second row. Layers sum up one after another:
-    ``before`` has the sums of those before. The loss is computed from the last.
+    (2, experts) float32; only the second row is differentiable. ``before`` has the sums of the
+    previous layers; the loss is computed from the last.
     """
     rows, experts = logits.shape
     if logits.dtype != "float32" or rows != batch.rows or ids.columns % rows:
-        raise GraphError(f"balance_sums: {logits} and {ids} are no choice of {batch.rows} rows")
+        raise GraphError(f"balance_sums: {logits} and {ids} do not fit {batch.rows} rows")
     if before is not None and before.shape != (2, experts):
-        raise GraphError(f"balance_sums: {before} are no sums of {experts} experts")
+        raise GraphError(f"balance_sums: {before} does not fit {experts} experts")
     sizes = {"rows": rows, "experts": experts}
     softmax = g.float_vector("router's softmax", 2 * rows)
     g.launch(
@@ -378,12 +374,12 @@ def balance_sums(
 def balance_loss(
     g: Graph, sums: Tensor, top_k: int, batch: BatchBuffers, stats: Tensor, coefficient: float
 ) -> None:
-    """Adds the balance loss times the batch's labels to ``stats``; starts the reverse pass.
+    """Adds the load-balancing loss times the batch's labels to ``stats``; starts the backward pass.
 
-    As in transformers the loss is experts · Σ_e f[e] · P[e], where f[e] is how many of all layers'
-    tokens choose expert e and P[e] the mean of its probability. Counts have no gradient, so that it
-    goes through P alone. A step's loss is the mean of its micro-batches', weighted by their labels
-    or by the labels' weights; the coefficient is in the gradient, not in element 5 of stats.
+    As in transformers, the loss is experts · Σ_e f[e] · P[e], where f[e] is the share of all
+    layers' tokens that select expert e, and P[e] the mean of its probability, through which alone
+    the gradient passes. A step's loss is the mean over its micro-batches, weighted by their labels
+    or the labels' weights; the coefficient is in the gradient, not in element 5 of stats.
     """
     experts = sums.columns
     dsums = g.float32(f"d {sums.name}", 2, experts)

@@ -1,7 +1,7 @@
-"""The choice of each text's next token, on the device.
+"""Sampling of each sequence's next token, on the device.
 
-The token is written where the next forward reads it, so that several can be computed before the
-host reads them.
+The token is written where the next forward pass reads it, so that several can be computed before
+the host reads them.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from qlora_wgpu.limits import LOGIT_BIASES
 from qlora_wgpu.ops.batch import BatchBuffers
 
 NONE = 0xFFFFFFFF
-"""What is chosen where a logit is not finite."""
+"""The token if a logit is not finite."""
 DECODE_STEPS_AHEAD = 8
-"""How many tokens of a text can be computed before they are read."""
-_THREADS = 256  # that share a row, at least: every device allows so many in a workgroup
-_WORDS = 8  # of a text's settings
+"""How many tokens of a sequence can be computed before they are read."""
+_THREADS = 256  # minimum per row: every device allows this many in a workgroup
+_WORDS = 8  # of a sequence's settings
 _LEAST_LOG = -3.0e38
 
 
 class Settings(Protocol):
-    """How a text's tokens are chosen."""
+    """A sequence's sampling settings."""
 
     @property
     def temperature(self) -> float:
-        """0 takes the likeliest; else logits are divided by it."""
+        """0 is greedy; else logits are divided by it."""
 
     @property
     def top_k(self) -> int:
-        """Sample among this many of the likeliest; 0 for all."""
+        """Sample from this many of the most likely tokens; 0 for all."""
 
     @property
     def top_p(self) -> float:
-        """Sample among the likeliest that together have this probability."""
+        """Sample from the most likely tokens with this total probability."""
 
     @property
     def min_p(self) -> float:
-        """Sample among those that have this share of the likeliest's probability."""
+        """Sample from tokens with at least this fraction of the highest probability."""
 
     @property
     def repetition_penalty(self) -> float:
-        """What positive logits of the text's tokens are divided by."""
+        """Divisor of positive logits of tokens that the sequence contains."""
 
     @property
     def logit_bias(self) -> Mapping[int, float]:
-        """What is added to the logits of some tokens, at most ``LOGIT_BIASES``."""
+        """Biases added to the logits of tokens, at most ``LOGIT_BIASES``."""
 
 
 @dataclass(frozen=True)
 class SamplerState:
-    """The settings by which the tokens of a batch's rows are chosen, and the chosen tokens."""
+    """The sampling settings of a batch's rows, and the sampled tokens."""
 
-    settings: Tensor  # float32 (rows · 8), as ``encode_choices`` writes them
-    seen: Tensor  # uint32 (texts · words), as ``seen_words`` has them
-    # uint32 (rows · DECODE_STEPS_AHEAD): the tokens at positions 0, 1, 2, … modulo that number; of
-    # a prompt the first.
+    settings: Tensor  # float32 (rows · 8), by ``encode_choices``
+    seen: Tensor  # uint32 (sequences · words), by ``seen_words``
+    # uint32 (rows · DECODE_STEPS_AHEAD): the tokens at positions 0, 1, 2, … modulo that number; the
+    # first one after prefill.
     chosen: Tensor
 
 
@@ -72,13 +72,11 @@ def _words_of_text(vocab: int) -> int:
 
 
 def make_seen(texts: int, vocab: int) -> Tensor:
-    """Room for the ``seen_words`` of some texts."""
     count = texts * _words_of_text(vocab)
     return vector("seen tokens", count, "uint32", Storage("seen tokens", "kv cache", 4 * count))
 
 
 def make_choices(rows: int, seen: Tensor) -> SamplerState:
-    """Room for the settings and tokens of so many rows."""
     words = _WORDS * rows
     settings = Storage("choices", "inputs", 4 * words)
     chosen = Storage("chosen tokens", "inputs", 4 * rows * DECODE_STEPS_AHEAD)
@@ -90,9 +88,9 @@ def make_choices(rows: int, seen: Tensor) -> SamplerState:
 
 
 def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState) -> None:
-    """Chooses each row's token by its float32 logits, which are changed, and adds it to its text's.
+    """Samples each row's token from its float32 logits, which are modified, and marks it as seen.
 
-    A batch of new tokens becomes that of the tokens which were chosen.
+    A decoding batch is overwritten with the sampled tokens.
     """
     rows, words = logits.rows, _words_of_text(logits.columns)
     places, fits = batch.places, choices.chosen.columns == rows * DECODE_STEPS_AHEAD
@@ -132,7 +130,6 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState)
 def encode_choices(
     settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
 ) -> npt.NDArray[np.uint32]:
-    """The words of some rows' settings."""
     words = np.zeros((len(settings), _WORDS), np.uint32)
     floats = words.view(np.float32)
     for row, (own, seed, step) in enumerate(zip(settings, seeds, steps, strict=True)):
@@ -147,16 +144,16 @@ def encode_choices(
 
 
 def inverse_of(temperature: float) -> float:
-    """What logits are multiplied by, 0 if greedy; at most 1e30, where the largest alone counts."""
+    """The factor of logits, 0 if greedy; at most 1e30, where only the largest logit matters."""
     return min(1 / temperature, 1e30) if temperature > 1e-30 else 1e30 * (temperature > 0)
 
 
 def seen_words(
     ids: Sequence[int], vocab: int, biases: Mapping[int, float] | None = None
 ) -> npt.NDArray[np.uint32]:
-    """A text's words beside its settings: a bit for each token it has, and its logit biases.
+    """Encodes a bit for each token that a sequence contains, and its logit biases.
 
-    Of biases there are ``LOGIT_BIASES`` at most, of tokens that there are.
+    At most ``LOGIT_BIASES`` biases, for tokens of the vocabulary.
     """
     words, room = np.zeros(_words_of_text(vocab), np.uint32), 1 + 2 * LOGIT_BIASES
     bits = np.zeros(32 * (len(words) - room), np.uint8)

@@ -13,14 +13,13 @@ from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 
 def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
-    """Zeroes y."""
     for shard in as_sharded(y).shards:
         units = ceil_div(shard.nbytes, 16)
         g.launch("tensor/fill.wgsl", units, {"y": shard})
 
 
 def copied(g: Graph, x: Tensor) -> Tensor:
-    """A copy of a matrix, which may lie in the other kind of memory; not differentiable."""
+    """A copy of a matrix, possibly in the other kind of memory; not differentiable."""
     y = matrix(x.name, x.rows, x.columns, x.dtype)
     units = ceil_div(x.nbytes, TEXEL)
     g.launch("tensor/copy.wgsl", units, {"x": x, "y": y})
@@ -28,10 +27,9 @@ def copied(g: Graph, x: Tensor) -> Tensor:
 
 
 def add_to(g: Graph, y: Tensor | ShardedVector, x: Tensor | ShardedVector) -> None:
-    """Adds x, float32, to y, of the same shards.
+    """Adds x, float32, to y, which has the same shards.
 
-    y is float32, or a part of a bfloat16 vector with a storage of its own, where each sum is
-    rounded to nearest even.
+    y is float32, or a part of a bfloat16 vector with its own storage, rounded to nearest even.
     """
     for to, part in zip(as_sharded(y).shards, as_sharded(x).shards, strict=True):
         if to.dtype == "bfloat16":
@@ -43,7 +41,7 @@ def add_to(g: Graph, y: Tensor | ShardedVector, x: Tensor | ShardedVector) -> No
 
 
 def _add_rounded(g: Graph, y: Tensor, x: Tensor) -> None:
-    """Binds all of the vector, since its parts begin where bindings may not."""
+    """Binds the whole vector, since its parts are not aligned for bindings."""
     assert y.storage is not None
     whole = vector(y.name, y.storage.nbytes // 4, "uint32", y.storage)
     units = x.rows * x.units(4)
@@ -52,7 +50,7 @@ def _add_rounded(g: Graph, y: Tensor, x: Tensor) -> None:
 
 
 def one_below_the_other(xs: Sequence[Tensor]) -> Tensor | None:
-    """Matrices of one storage as one; None unless each begins where the one before ends."""
+    """Adjacent matrices of one storage as one; None if they are not adjacent."""
     begins = accumulate((x.nbytes for x in xs), initial=xs[0].offset)
     if any(
         x.storage is not xs[0].storage or x.offset != at for x, at in zip(xs, begins, strict=False)
@@ -62,14 +60,14 @@ def one_below_the_other(xs: Sequence[Tensor]) -> Tensor | None:
 
 
 def in_words(x: Tensor) -> Tensor:
-    """A bfloat16 vector of an even length as the words that kernels change in place."""
+    """A bfloat16 vector of even length as words that kernels change in place."""
     count = x.columns // 2
     return replace(x, columns=count, stride=count, dtype="uint32")
 
 
 @contextmanager
 def summed(g: Graph, total: Tensor) -> Iterator[Tensor]:
-    """Where to add to a gradient in float32: itself, or zeros that are added to it in the end."""
+    """A float32 accumulator of a gradient: itself, or zeros that are added to it at the end."""
     if total.dtype == "float32":
         yield total
         return
@@ -90,7 +88,7 @@ def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:
 
 
 def as_operand(g: Graph, x: Tensor) -> Tensor:
-    """Returns x as products read it: in the graph's element type; not differentiable."""
+    """x in the graph's element type, for products; not differentiable."""
     return converted(g, x, g.dtype)
 
 
@@ -98,12 +96,11 @@ def cast(g: Graph, x: Tensor, dtype: str | None = None) -> Tensor:
     """A matrix in another element type, the graph's by default; differentiable."""
     y = converted(g, x, dtype or g.dtype)
     if y is not x:
-        g.record(y, [x], lambda dy: g.add_gradient(x, dy), wanted=x.dtype)
+        g.record(y, [x], lambda dy: g.add_gradient(x, dy), grad_dtype=x.dtype)
     return y
 
 
 def as_float32(g: Graph, x: Tensor) -> Tensor:
-    """An operand as float32, differentiable."""
     return cast(g, x, "float32")
 
 

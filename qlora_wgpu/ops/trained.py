@@ -1,7 +1,7 @@
-"""Tokens that are trained (``trainable_token_indices``) and matrices (``modules_to_save``).
+"""Trained tokens (``trainable_token_indices``) and matrices (``modules_to_save``).
 
-The trained rows are kept in float32 in the adapter. Before anything reads the matrix, they
-overwrite its rows, rounded to its type: lookups and products need not know of them.
+The trained rows are float32 parts of the adapter. Before anything reads the matrix, they
+overwrite its rows, rounded to its type: lookups and products need no special cases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, rows_from, vector
 
 NONE = 0xFFFFFFFF
-"""No row, of a token that is not trained; and no token, where none is without a gradient."""
+"""Stands for no row of a token that is not trained, and for no padding token."""
 
 
 @dataclass(eq=False)
@@ -25,15 +25,15 @@ class TrainableTokens:
     """Some rows of a matrix as a parameter."""
 
     name: str  # the matrix's module
-    indices: tuple[int, ...]  # the numbers of these rows, each once, in the order of ``rows``
+    indices: tuple[int, ...]  # their distinct row numbers, in the order of ``rows``
     rows: Tensor  # (indices, columns) float32, a view of the adapter
     gradient: Tensor  # their gradient, summed over micro-batches
     count: int  # rows of the matrix
-    padding: int | None = None  # the row without a gradient where it is looked up (padding_idx)
-    # (indices, columns), the matrix's own rows, once it is read.
+    padding: int | None = None  # the row without a gradient from lookups (padding_idx)
+    # (indices, columns), the matrix's own rows, once read.
     originals: npt.NDArray[np.float32] | None = None
     tokens: Tensor = field(init=False)  # ``indices`` on the device
-    slots: Tensor = field(init=False)  # for each row of the matrix its place in ``rows``, or none
+    slots: Tensor = field(init=False)  # each matrix row's place in ``rows``, or none
 
     def __post_init__(self) -> None:
         self.rows.requires_grad = True
@@ -43,12 +43,11 @@ class TrainableTokens:
         self.slots = _table(f"places of rows of {self.name}", slots)
 
     def within(self, row0: int, count: int) -> bool:
-        """Whether one of them is among these rows of the matrix."""
         return any(row0 <= index < row0 + count for index in self.indices)
 
 
 def overwrite(g: Graph, trained: TrainableTokens, shards: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained rows into the matrix's shards, ``(first row, rows)`` of any type."""
+    """Writes the trained rows into the matrix's shards, ``(first row, rows)`` of any type."""
     for row0, shard in shards:
         if trained.within(row0, shard.rows):
             g.launch(
@@ -60,7 +59,7 @@ def overwrite(g: Graph, trained: TrainableTokens, shards: Sequence[tuple[int, Te
 
 
 def overwrite_looked_up(g: Graph, trained: TrainableTokens, ids: Tensor, table: Tensor) -> None:
-    """Puts the trained rows into what the host has looked up: row m of the table is of ids[m]."""
+    """Writes the trained rows into the host's lookup: row m of the table is that of ids[m]."""
     g.launch(
         "trained_rows/overwrite_looked_up.wgsl",
         table.rows * table.units(8),
@@ -81,14 +80,14 @@ class SavedModule:
 
     name: str  # the matrix's module
     rows: Rows  # ``(first row, rows)``, float32, views of the adapter
-    gradients: Rows  # their gradients likewise, summed over micro-batches
-    padding: int | None = None  # the row without a gradient where it is looked up
+    gradients: Rows  # views of their gradients, summed over micro-batches
+    padding: int | None = None  # the row without a gradient from lookups
     # Reads the matrix from the files, float32.
     originals: Callable[[], npt.NDArray[np.float32]] | None = None
 
 
 def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
-    """``(first row, view)`` of those rows that are among ``count`` rows from ``first`` on."""
+    """``(first row, view)`` of the overlap with ``count`` rows from ``first`` on."""
     views = []
     for row0, rows in one:
         begin, end = max(row0, first), min(row0 + rows.rows, first + count)
@@ -98,7 +97,7 @@ def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
 
 
 def write_whole(g: Graph, trained: SavedModule, shards: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained matrix into shards, ``(first row, rows)`` of any type, that kernels read."""
+    """Writes the trained matrix into the kernels' shards, ``(first row, rows)`` of any type."""
     for row0, shard in shards:
         for first, rows in overlapping(trained.rows, row0, shard.rows):
             units = rows.rows * rows.units(8)

@@ -1,7 +1,8 @@
-"""Gradients of trained tokens and matrices: of the embedding's lookups, and of the head's logits.
+"""Gradients of trained tokens and matrices: from the embedding's lookups and the head's logits.
 
-Those of trained tokens meet on the tape, since a tied head's rows are the embedding's. Those of
-whole matrices are added to the adapter's gradient at once, since they are as large as the matrix.
+Those of trained tokens are accumulated on the tape, since a tied head's rows are the embedding's.
+Those of whole matrices are added to the adapter's gradient directly, since they are as large as
+the matrix.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ def add_lookup_gradient(
 ) -> None:
     """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each trained row t.
 
-    The sum goes from a token's first place in the batch to the next one with the same token, and so
-    on: in order, without atomics.
+    The sum runs over a token's places in the batch in order, without atomics.
     """
     following = following_places(g, ids, dy.rows, trained.padding, trained.slots)
     threads = g.profile.flat_group
@@ -48,14 +48,13 @@ def add_lookup_gradient(
 
 
 class HeadGradient:
-    """The gradient of the trained rows of a head, gathered while its logits exist.
+    """The gradient of a head's trained rows, gathered while its logits exist.
 
     Attributes:
-        columns: The logits' gradient, of these rows alone.
+        columns: The gradient of these rows' logits.
     """
 
     def __init__(self, g: Graph, trained: TrainableTokens, batch: BatchBuffers) -> None:
-        """Begins with zeros."""
         self._g, self._trained, self._batch = g, trained, batch
         self.columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
         fill_zero(g, self.columns)
@@ -63,8 +62,8 @@ class HeadGradient:
     def take(self, dlogits: Tensor, row0: int, first: int, scale: float) -> None:
         """Takes the columns of trained rows.
 
-        dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on), ``scale`` what
-        the head's product was multiplied by.
+        dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on), ``scale`` the
+        factor of the head's product.
         """
         trained, columns = self._trained, self.columns
         if not trained.within(row0, dlogits.columns):
@@ -89,7 +88,6 @@ class HeadGradient:
         )
 
     def add(self, hidden: Tensor, factors: Tensor | None = None) -> None:
-        """Adds the gradient, of products with the hidden states."""
         g, rows = self._g, self._trained.rows
         gradient = g.float32(f"d {self._trained.name}", *rows.shape)
         fill_zero(g, gradient)
@@ -100,7 +98,7 @@ class HeadGradient:
 
 
 def sum_up(g: Graph, trained: TrainableTokens) -> None:
-    """Adds a backward's gradient to the sum over micro-batches, once."""
+    """Adds the gradient of a backward pass to the sum over micro-batches, once."""
     add_to(g, trained.gradient, g.gradient_of(trained.rows))
 
 
@@ -110,9 +108,9 @@ def sum_up(g: Graph, trained: TrainableTokens) -> None:
 def following_places(
     g: Graph, ids: Tensor, rows: int, padding: int | None, slots: Tensor | None = None
 ) -> Tensor:
-    """For each of so many places the next one of the same token, which ``padding`` has none of.
+    """For each of ``rows`` places the next one of the same token; none for ``padding``.
 
-    With ``slots`` only of tokens that are trained.
+    With ``slots``, only for trained tokens.
     """
     following, threads = g.integers("next of the same token", rows), g.profile.flat_group
     g.launch(
@@ -127,7 +125,7 @@ def following_places(
 
 
 def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, scale: float) -> None:
-    """The same where all rows are trained."""
+    """``add_lookup_gradient`` if all rows are trained."""
     following = following_places(g, ids, dy.rows, trained.padding)
     threads = g.profile.flat_group
     for row0, gradient in trained.gradients:
@@ -152,7 +150,7 @@ def add_whole_head(
     scale: float,
     factors: Tensor | None,
 ) -> None:
-    """Adds the gradient of some rows of the head from some label rows, times factors if any.
+    """Adds the gradient of the head's rows from some label rows, times factors if any.
 
     dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on).
     """

@@ -1,4 +1,4 @@
-"""Quantization of frozen weights: NF4 as bitsandbytes has it, and the formats of other files."""
+"""Quantization of frozen weights: NF4 as in bitsandbytes, and the formats of other files."""
 
 from qlora_wgpu.quant.ggml import GGML_FORMATS, GgmlFormat, repack_ggml
 from qlora_wgpu.quant.nf4 import BLOCKSIZES, nf4_format, quantize_nf4

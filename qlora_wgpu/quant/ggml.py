@@ -1,9 +1,10 @@
 """Quantized tensors of GGUF files: the same numbers in this package's layout.
 
-ggml stores a row as blocks of 32 to 256 weights with their scales among them. They are taken apart:
-codes of at most 4 bits become 4, wider ones 8. A super-block's integer scales, which its one or two
-float16 numbers multiply, are double quantization with blocks of 256 weights. Products and sums are
-exact in float32 up to the last rounding. Layouts: ggml-common.h and ggml-quants.c of llama.cpp.
+ggml stores a row as blocks of 32 to 256 weights together with their scales. Here they are
+separated: codes of at most 4 bits become 4-bit codes, others 8-bit ones. A super-block's integer
+scales, which its one or two float16 numbers multiply, are double quantization with blocks of 256
+weights. Products and sums are exact in float32 up to the last rounding. Layouts: ggml-common.h and
+ggml-quants.c of llama.cpp.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,9 +36,8 @@ Float32Array = npt.NDArray[np.float32]
 class Parts:
     """The parts of n stored blocks."""
 
-    codes: UInt8Array  # (n, weights of a block), a code each
-    # (n, scales of a block), or with minima (n, scales of a block, 2): float32, or uint8 codes of
-    # integers.
+    codes: UInt8Array  # (n, weights of a block)
+    # (n, scales of a block), or with minima (n, scales of a block, 2): float32, or uint8 integers.
     scales: npt.NDArray[Any]
     nested: Float32Array | None = None  # factors of these, float32 (n, 1), or with minima (n, 2)
 
@@ -46,15 +46,14 @@ class Parts:
 class GgmlFormat:
     """A quantized type of ggml."""
 
-    block: int  # weights that are stored together; a row is a whole number of blocks
+    block: int  # weights per block; a row consists of whole blocks
     block_bytes: int  # bytes of such a block
-    form: WeightFormat  # the form in which they are kept here
+    form: WeightFormat  # the format used here
     take_apart: Callable[[UInt8Array], Parts]  # parts of uint8 (n, block_bytes)
-    scale_map: Float32Array | None = None  # float32 (256,), what scales in 8 bits stand for
+    scale_map: Float32Array | None = None  # float32 (256,), the values of 8-bit scales
 
     @property
     def name(self) -> str:
-        """ggml's name of it."""
         return self.form.name
 
 
@@ -71,7 +70,7 @@ def low_then_high(columns: UInt8Array, group: int) -> UInt8Array:
 
 
 def bit_planes(columns: UInt8Array, group: int, shifts: range) -> UInt8Array:
-    """Bytes shifted right by each of ``shifts``, ``group`` bytes at a time, as codes follow."""
+    """Bytes shifted right by each of ``shifts``, ``group`` bytes at a time, in the codes' order."""
     grouped = columns.reshape(len(columns), -1, 1, group)
     steps = np.array(shifts, np.uint8)[:, None]
     return (grouped >> steps).reshape(len(columns), -1)
@@ -79,7 +78,7 @@ def bit_planes(columns: UInt8Array, group: int, shifts: range) -> UInt8Array:
 
 _BLOCK = 32
 
-# ggml doubles E2M1's values and halves their scales; its zeros have no sign.
+# ggml doubles E2M1's values and halves the scales; its zeros have no sign.
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 
 
@@ -124,7 +123,7 @@ def _nvfp4(blocks: UInt8Array) -> Parts:
 
 
 def _unsigned_e4m3() -> Float32Array:
-    """Half of what NVFP4's scales stand for, without a sign; ggml takes 127 for 0."""
+    """Half the values of NVFP4's scales, unsigned; ggml reads 127 as 0."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
@@ -213,15 +212,16 @@ def _iq4_xs(blocks: UInt8Array) -> Parts:
 
 
 def _with_minimum(columns: UInt8Array) -> Float32Array:
-    """d and -dmin: what is subtracted is a minimum with the other sign."""
+    """d and -dmin, since ggml subtracts minima."""
     return halves(columns) * np.array([1, -1], np.float32)
 
 
 def _six_bits(columns: UInt8Array) -> UInt8Array:
     """Eight scales and eight minima of 6 bits in 12 bytes, as (n, 8, 2).
 
-    The lower four of each have the low 6 bits of bytes 0 to 3 and 4 to 7. The others have nibbles
-    of bytes 8 to 11, the minima's the high ones, and their upper bits in those bytes' last two.
+    The first four of each are the low 6 bits of bytes 0 to 3 and 4 to 7. The others have nibbles of
+    bytes 8 to 11 (the high ones for minima) and their upper two bits in the upper bits of those
+    bytes.
     """
     first, second, third = columns[:, :4], columns[:, 4:8], columns[:, 8:]
     six, two = np.uint8(63), np.uint8(2)
@@ -257,15 +257,15 @@ _SUPER_BLOCKS = (
 
 
 GGML_FORMATS: Mapping[str, GgmlFormat] = {form.name: form for form in (*_BLOCKS, *_SUPER_BLOCKS)}
-"""By the names of ggml's types."""
+"""The formats by ggml's names."""
 
-_WEIGHTS = 1 << 20  # taken apart at a time
+_WEIGHTS = 1 << 20  # processed at a time
 
 
 def repack_ggml(
     type_name: str, raw: npt.NDArray[np.uint8], shape: tuple[int, int], where: str
 ) -> QuantizedWeight:
-    """A matrix of a GGUF file.
+    """Converts a matrix of a GGUF file.
 
     Args:
         type_name: A key of ``GGML_FORMATS``.
@@ -277,13 +277,14 @@ def repack_ggml(
     rows, columns = shape
     if columns % form.block:
         raise CheckpointError(
-            f"{where} has rows of {columns} weights, but {type_name} stores {form.block} at a time"
+            f"{where} has rows of {columns} weights, expected a multiple of {form.block} for "
+            f"{type_name}"
         )
     count = rows * columns // form.block
     if raw.size != count * form.block_bytes:
         raise CheckpointError(
-            f"{where} has {raw.size} bytes, but {rows} x {columns} weights of {type_name} take "
-            f"{count * form.block_bytes}"
+            f"{where} has {raw.size} bytes, expected {count * form.block_bytes} for {rows} x "
+            f"{columns} weights of {type_name}"
         )
     weight = _empty(form, shape)
     blocks = raw.reshape(count, form.block_bytes)
@@ -317,7 +318,6 @@ def _empty(form: GgmlFormat, shape: tuple[int, int]) -> QuantizedWeight:
 def _put(
     form: GgmlFormat, weight: QuantizedWeight, blocks: npt.NDArray[np.uint8], first: int
 ) -> None:
-    """Writes stored blocks, the first of which has number ``first``."""
     parts = form.take_apart(blocks)
     codes = pack_nibbles(parts.codes) if form.form.bits == 4 else parts.codes.reshape(-1)
     per_block = codes.size // len(blocks)
@@ -337,5 +337,5 @@ def _check_finite(weight: QuantizedWeight, where: str) -> None:
         finite &= bool(np.isfinite(weight.nested_quant_map)[weight.absmax].all())
     if not finite:
         raise CheckpointError(
-            f"{where} holds a scale that is NaN or infinite, so the model is damaged"
+            f"{where} contains a scale that is NaN or infinite: the model is damaged"
         )

@@ -19,10 +19,10 @@ from qlora_wgpu.quant.quantized_weight import (
 from qlora_wgpu.weight_format import WeightFormat
 
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Weights per scale that bitsandbytes knows."""
+"""The block sizes (weights per scale) of bitsandbytes."""
 
-_CHUNK = 65536  # weights worked on at a time: temporaries that stay in the processor's cache
-_SMALLEST_ABSMAX = np.float32(1e-38)  # bitsandbytes divides by no less, so zeros give no NaN
+_CHUNK = 65536  # weights processed at a time, so that temporaries stay in the cache
+_SMALLEST_ABSMAX = np.float32(1e-38)  # bitsandbytes' minimum divisor, so zeros give no NaN
 _BOUNDS = (NF4_QUANT_MAP[:-1] + NF4_QUANT_MAP[1:]) / np.float32(2)
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -37,25 +37,25 @@ def quantize_nf4(
 ) -> QuantizedWeight:
     """Quantizes a weight matrix exactly as bitsandbytes 0.50 does on a CPU.
 
-    A value half-way between two codes gets the lower one. Temporary memory is bounded, whatever
-    the size of the matrix (a non-contiguous one is copied first).
+    A value half-way between two codes gets the lower one. Temporary memory is bounded for
+    matrices of any size (a non-contiguous one is copied first).
 
     Args:
         weight: float32 (out_features, in_features).
         blocksize: Weights per scale, one of ``BLOCKSIZES``.
         double_quant: Whether to store the scales in 8 bits as well.
-        dtype: The type to note as the weights' own; it changes no number.
+        dtype: The type recorded as the weights' own; it changes no value.
     """
     if blocksize not in BLOCKSIZES:
         allowed = ", ".join(map(str, BLOCKSIZES))
-        raise ConfigError(f"quant.blocksize is {blocksize}, but must be one of {allowed}")
+        raise ConfigError(f"quant.blocksize must be one of {allowed}, got {blocksize}")
     if weight.ndim != 2 or weight.size == 0 or weight.dtype != np.float32:
         raise ShapeError(
-            f"only a float32 matrix can be quantized to NF4, not {weight.dtype} {weight.shape}"
+            f"NF4 quantization requires a float32 matrix, got {weight.dtype} {weight.shape}"
         )
     codes, absmax = _quantize_blocks(np.ascontiguousarray(weight).reshape(-1), blocksize)
     if not np.isfinite(absmax).all():
-        raise CheckpointError("a weight that should be quantized is NaN or infinite")
+        raise CheckpointError("cannot quantize a weight that is NaN or infinite")
     shape, form = (weight.shape[0], weight.shape[1]), nf4_format(blocksize, double_quant)
     if not double_quant:
         return QuantizedWeight(shape, form, codes, absmax, dtype=dtype)
@@ -73,7 +73,7 @@ def quantize_nf4(
 
 
 def nf4_format(blocksize: int, double_quant: bool) -> WeightFormat:
-    """NF4 as bitsandbytes has it."""
+    """NF4 as in bitsandbytes."""
     nested = NESTED_BLOCKSIZE if double_quant else None
     return WeightFormat("NF4", NF4_QUANT_MAP, blocksize, nested, has_offset=double_quant)
 
@@ -83,7 +83,7 @@ def _quantize_finite(absmax: Float32Array) -> QuantizedAbsmax:
         nested = quantize_absmax(absmax)
     if not np.isfinite(nested.nested_offset):
         raise CheckpointError(
-            "weights are too large to be quantized doubly: the mean of their block maxima "
+            "weights are too large for double quantization: the mean of their block maxima "
             "overflows float32; set quant.double_quant to false"
         )
     return nested
@@ -100,11 +100,11 @@ def _quantize_blocks(flat: Float32Array, blocksize: int) -> tuple[UInt8Array, Fl
         largest = scaled.max(axis=1)
         absmax[start // blocksize : stop // blocksize] = largest
         inverse = np.float32(1) / np.maximum(largest, _SMALLEST_ABSMAX)
-        with np.errstate(invalid="ignore"):  # infinite weights, refused by the caller
+        with np.errstate(invalid="ignore"):  # infinite weights, which the caller refuses
             np.multiply(blocks, inverse[:, None], out=scaled)
         codes[start // 2 : stop // 2] = _pack(scaled.reshape(-1))
     if whole < flat.size:
-        # bitsandbytes treats a short last block otherwise: the smallest absmax is stored, and the
+        # bitsandbytes treats a short last block differently: the minimum absmax is stored, and the
         # weights are divided by it instead of multiplied by its reciprocal.
         rest = flat[whole:]
         absmax[-1] = np.maximum(np.abs(rest).max(), _SMALLEST_ABSMAX)
@@ -114,10 +114,10 @@ def _quantize_blocks(flat: Float32Array, blocksize: int) -> tuple[UInt8Array, Fl
 
 
 def _pack(scaled: Float32Array) -> UInt8Array:
-    """Codes of an even count of values in [-1, 1], two a byte.
+    """Codes of an even number of values in [-1, 1], two per byte.
 
-    A code is the number of bounds below the value. Fifteen vectorized comparisons are faster in
-    NumPy than any table or search, and exact.
+    A code is the number of bounds below the value. Fifteen vectorized comparisons are exact, and
+    faster in NumPy than any table or search.
     """
     codes = np.zeros(scaled.size, np.uint8)
     above = np.empty(scaled.size, np.bool_)

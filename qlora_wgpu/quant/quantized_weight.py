@@ -1,4 +1,4 @@
-"""Quantized matrices: codebooks, scales (quantized, too), and what they stand for in NumPy."""
+"""Quantized matrices in NumPy: codebooks, scales (also quantized), and dequantization."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ E2M1: Float32Array = _fixed(
 )
 """Floats of 4 bits: MXFP4's and NVFP4's elements (OCP Microscaling Formats 1.0, section 5.3.3)."""
 E4M3: Float32Array = _fixed(_BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
-"""Floats of 8 bits that end at 448 and have no infinity (Micikevicius et al., arXiv:2209.05433)."""
+"""8-bit floats with the maximum 448 and no infinity (Micikevicius et al., arXiv:2209.05433)."""
 E5M2: Float32Array = _fixed(_BYTES.view(ml_dtypes.float8_e5m2).astype(np.float32))
 """Floats of 8 bits with float16's exponents."""
 E8M0: Float32Array = _fixed([*np.ldexp(1.0, np.arange(255) - 127), np.nan])
@@ -41,7 +41,7 @@ E8M0: Float32Array = _fixed([*np.ldexp(1.0, np.arange(255) - 127), np.nan])
 IQ4_VALUES: Float32Array = _fixed(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 )
-"""What codes of ggml's IQ4_NL and IQ4_XS stand for."""
+"""The values of ggml's IQ4_NL and IQ4_XS."""
 
 
 NF4_QUANT_MAP: npt.NDArray[np.float32] = np.array(
@@ -71,12 +71,12 @@ NF4_QUANT_MAP.flags.writeable = False
 
 @cache
 def dynamic_quant_map(*, signed: bool = True) -> npt.NDArray[np.float32]:
-    """The 256 sorted values of bitsandbytes' dynamic type, in which it stores absmax and moments.
+    """The 256 sorted values of bitsandbytes' dynamic type, used for absmax and moments.
 
     For i = 0..6 they are ±10^(i-6) times the 2^i midpoints of 2^i + 1 even steps from 0.1 to 1,
     plus 0 and 1 (Dettmers, 8-Bit Approximations for Parallelism in Deep Learning,
-    arXiv:1511.04561); without signs, twice as many steps. Every step is rounded to float32 as
-    PyTorch rounds it, so that the bits agree with bitsandbytes' own map, which is read-only.
+    arXiv:1511.04561); without signs, twice as many steps. Every step is rounded to float32 as in
+    PyTorch, so that the result is bit-identical to bitsandbytes' map. It is read-only.
     """
     values = [np.zeros(1, np.float32), np.ones(1, np.float32)]
     for i in range(7):
@@ -90,7 +90,7 @@ def dynamic_quant_map(*, signed: bool = True) -> npt.NDArray[np.float32]:
 
 
 def _linspace(start: float, stop: float, count: int) -> npt.NDArray[np.float32]:
-    """PyTorch's float32 linspace, by fused multiply-adds: counted from either end to the middle."""
+    """PyTorch's float32 linspace, with fused multiply-adds from both ends to the middle."""
     first, last = np.float32(start), np.float32(stop)
     step = float((last - first) / np.float32(count - 1))
     index = np.arange(count)
@@ -99,18 +99,18 @@ def _linspace(start: float, stop: float, count: int) -> npt.NDArray[np.float32]:
     return np.where(index < count // 2, from_first, from_last).astype(np.float32)
 
 
-_LANES = 8  # floats of an AVX2 register: PyTorch sums with these on every x86 processor
-_UNROLL = 4  # registers added to side by side
+_LANES = 8  # floats per AVX2 register, which PyTorch uses for sums on all x86 processors
+_UNROLL = 4  # registers accumulated in parallel
 
 
 def float32_mean(values: npt.NDArray[np.float32]) -> np.float32:
-    """The float32 mean as PyTorch computes it on one thread of an x86 processor, to the bit.
+    """The float32 mean, bit-identical to PyTorch's on one thread of an x86 processor.
 
-    Rounding depends on the order of summation, and the offset in a doubly quantized file is such a
-    mean, so the order is followed: 8 lanes times 4 registers run down the array, in a cascade of
-    four levels that keeps partial sums of similar size (``SumKernel.cpp``). From 32,769 values on,
-    PyTorch with several threads cuts the array into as many parts, so that its own result depends
-    on the machine; this one is then at most a few units in the last place away.
+    Rounding depends on the order of summation, and the offset in a double-quantized file is such a
+    mean, so this uses the same order: 8 lanes times 4 registers run down the array, in a cascade of
+    four levels with partial sums of similar size (``SumKernel.cpp``). From 32,769 values on,
+    PyTorch with several threads splits the array into as many parts, so its result depends on the
+    machine; this one then differs by at most a few units in the last place.
     """
     return np.float32(_sum(values) / np.float32(values.size))
 
@@ -131,7 +131,7 @@ def _sum(values: npt.NDArray[np.float32]) -> np.float32:
 
 
 def _cascade(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Sums rows in groups of ``step``, those sums in groups of ``step``, and so on, four levels."""
+    """Sums rows in groups of ``step``, these sums in groups of ``step``, and so on, four levels."""
     step = 1 << max(4, max(len(rows) - 1, 0).bit_length() // 4)
     levels = []
     for _ in range(3):
@@ -144,7 +144,7 @@ def _cascade(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _add_in_order(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The sum over the first axis, strictly one after the other; ``np.sum`` may pair them."""
+    """The sum over the first axis, strictly in order; ``np.sum`` may use pairs."""
     if not len(rows):
         return np.zeros(rows.shape[1:], np.float32)
     result: npt.NDArray[np.float32] = np.add.accumulate(rows, axis=0)[-1]
@@ -156,12 +156,12 @@ NESTED_BLOCKSIZE = 256
 
 @dataclass(frozen=True)
 class QuantizedAbsmax:
-    """Scales as bitsandbytes stores them with ``compress_statistics``."""
+    """Scales as in bitsandbytes with ``compress_statistics``."""
 
     codes: npt.NDArray[np.uint8]  # uint8 (n,), codes of ``dynamic_quant_map``
     # float32 (ceil(n / 256),), the scale of each block of 256 scales.
     nested_absmax: npt.NDArray[np.float32]
-    nested_offset: np.float32  # what was subtracted before: the mean of all scales
+    nested_offset: np.float32  # the mean of all scales, subtracted before quantization
 
 
 def quantize_absmax(absmax: npt.NDArray[np.float32]) -> QuantizedAbsmax:
@@ -169,12 +169,12 @@ def quantize_absmax(absmax: npt.NDArray[np.float32]) -> QuantizedAbsmax:
     offset = float32_mean(absmax)
     centred = absmax - offset
     blocks = -(-absmax.size // NESTED_BLOCKSIZE)
-    # Zeros change no block's absmax, and their codes are cut off again.
+    # Zeros do not change a block's absmax, and their codes are dropped.
     padded = np.zeros((blocks, NESTED_BLOCKSIZE), np.float32)
     padded.reshape(-1)[: absmax.size] = centred
     nested_absmax = np.abs(padded).max(axis=1)
     nonzero = nested_absmax > 0
-    # The reciprocal of a denormal overflows, and 0 · inf is NaN: in bitsandbytes as here.
+    # The reciprocal of a denormal overflows, and 0 · inf is NaN, as in bitsandbytes.
     with np.errstate(over="ignore", invalid="ignore"):
         inverse = np.reciprocal(np.where(nonzero, nested_absmax, np.float32(1)))
         codes = nearest_codes(padded * inverse[:, None])
@@ -196,10 +196,10 @@ def dequantize_absmax(
 
 
 def nearest_codes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """The codes of values in [-1, 1], through bitsandbytes' table of 65,536 points.
+    """The codes of values in [-1, 1], by bitsandbytes' table of 65,536 points.
 
-    The table is part of the format's bits: near a midpoint between two codes it rounds as its
-    nearest point does, where an exact search would sometimes take the neighbour. NaN gets code 0.
+    The table affects results: near a midpoint between two codes it rounds like its nearest point,
+    where an exact search would sometimes give the neighbour. NaN gets code 0.
     """
     one, half = np.float32(1), np.float32(0.5)
     clipped = np.clip(np.where(np.isnan(x), -one, x), -one, one)
@@ -216,7 +216,7 @@ def _table() -> npt.NDArray[np.uint8]:
     return np.searchsorted(midpoints, points, side="left").astype(np.uint8)
 
 
-_CHUNK = 65536  # bytes of codes worked on at a time: temporaries that stay in the cache
+_CHUNK = 65536  # bytes of codes processed at a time, so that temporaries stay in the cache
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -225,29 +225,28 @@ UInt8Array = npt.NDArray[np.uint8]
 class QuantizedWeight:
     """A matrix of n = out_features · in_features weights in nb blocks, in bitsandbytes' layout.
 
-    Where blocks have minima, scales and minima alternate: ``absmax`` is (nb, 2), and so is
-    ``nested_absmax``.
+    If blocks have minima, scales and minima alternate: ``absmax`` and ``nested_absmax`` are (nb,
+    2).
     """
 
     shape: tuple[int, int]  # (out_features, in_features)
-    format: WeightFormat  # what codes stand for, and which weights share a scale
-    # uint8: two 4-bit codes a byte, the even weight in the high nibble, (ceil(n / 2),), or one of 8
-    # bits, (n,). Rows follow each other without a gap.
+    format: WeightFormat  # the values of codes, and which weights share a scale
+    # uint8: two 4-bit codes per byte, the even weight in the high nibble, (ceil(n / 2),), or one
+    # 8-bit code, (n,). Rows follow each other without a gap.
     codes: UInt8Array
-    # Scale of each block: float32 (nb,), or uint8 codes if doubly quantized.
+    # Scale of each block: float32 (nb,), or uint8 codes if double-quantized.
     absmax: Float32Array | UInt8Array
-    # float32 (ceil(nb / nested_blocksize),), or None if not doubly quantized.
+    # float32 (ceil(nb / nested_blocksize),), or None if not double-quantized.
     nested_absmax: Float32Array | None = None
-    # float32 (256,), the value of each absmax code, or None likewise.
+    # float32 (256,), the value of each absmax code, or None if not double-quantized.
     nested_quant_map: Float32Array | None = None
-    # A float32 number added to each dequantized scale, or None if there is none.
+    # A float32 number added to each dequantized scale, or None.
     nested_offset: float | None = None
-    # Type of the weights before, as PyTorch calls it, for example "bfloat16".
+    # The original type of the weights by PyTorch's name, for example "bfloat16".
     dtype: str = "float32"
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
         arrays = (self.codes, self.format.quant_map, self.absmax)
         nested = (self.nested_absmax, self.nested_quant_map)
         return sum(a.nbytes for a in arrays) + sum(a.nbytes for a in nested if a is not None)
@@ -289,7 +288,7 @@ class QuantizedWeight:
         return weight.reshape(self.shape)
 
     def _values(self) -> Float32Array:
-        """What each code stands for: float32 (n,)."""
+        """The value of each code: float32 (n,)."""
         n = self.shape[0] * self.shape[1]
         if self.format.bits == 8:
             return self.format.quant_map[self.codes[:n]]
@@ -310,7 +309,7 @@ class QuantizedWeight:
         return weight
 
     def _scale(self, values: Float32Array, scales: Float32Array) -> None:
-        """Makes weights of values, in place, with scales (…) or scales and minima (…, 2)."""
+        """Scales values in place, with scales (…) or scales and minima (…, 2)."""
         minima, form = None, self.format
         if form.has_minima:
             scales, minima = scales[..., 0], scales[..., 1]
@@ -325,7 +324,7 @@ class QuantizedWeight:
 
 
 def pack_nibbles(codes: UInt8Array) -> UInt8Array:
-    """Codes of 4 bits, two a byte, the even one in the high nibble; an odd last one is padded."""
+    """4-bit codes, two per byte, the even one in the high nibble; an odd last one is padded."""
     flat = codes.reshape(-1)
     if flat.size % 2:
         flat = np.pad(flat, (0, 1))

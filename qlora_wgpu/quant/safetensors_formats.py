@@ -1,6 +1,6 @@
 """Quantized weights of safetensors: AWQ, GPTQ, compressed-tensors, 8-bit integers, FP8, FP4.
 
-Files have the even weight of a byte in the low nibble.
+In files, the even weight of a byte is in the low nibble.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ Float32Array = npt.NDArray[np.float32]
 _PER_127 = float(np.float32(7.874015718698502e-3))  # bitsandbytes multiplies by 1 / 127
 
 FP8_MAPS = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
-"""What 8-bit floats stand for, by safetensors' names of their types."""
+"""The values of 8-bit floats, by safetensors' names of their types."""
 
 INT8 = WeightFormat("LLM.int8", SIGNED, WHOLE, block_rows=1, factor=_PER_127)
 """w = q · scale of its row · (1 / 127), rounded after each product."""
@@ -41,18 +41,18 @@ def fp8_format(stored: str, tile: tuple[int, int]) -> WeightFormat:
 
 
 MXFP4 = WeightFormat("MXFP4", E2M1, 32, WHOLE)
-"""w = value · 2^(e - 127), 32 weights of a row to an e (OCP Microscaling Formats 1.0)."""
+"""w = value · 2^(e - 127), with an e for 32 weights of a row (OCP Microscaling Formats 1.0)."""
 NVFP4 = WeightFormat("NVFP4", E2M1, 16, WHOLE)
-"""w = value · scale, 16 weights of a row to a scale, which is one of E4M3 and one of the tensor."""
+"""w = value · scale, with an E4M3 scale for 16 weights of a row, times one of the tensor."""
 
 
 def fp4_weight(
     form: WeightFormat, codes: UInt8Array, scales: UInt8Array, scale_map: Float32Array
 ) -> QuantizedWeight:
-    """A matrix in MXFP4 or NVFP4, of (out_features, in_features / 2) bytes.
+    """A matrix in MXFP4 or NVFP4, with (out_features, in_features / 2) bytes.
 
-    Scales are codes, one of each block, which stand for the 256 of ``scale_map``; what all of them
-    are multiplied by is in that.
+    Scales are codes, one per block, for the 256 values of ``scale_map``, which include their common
+    factor.
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
@@ -66,16 +66,14 @@ def fp4_weight(
 
 
 def _even_first(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Bytes with their nibbles swapped."""
     flat = codes.reshape(-1)
     return flat << np.uint8(4) | flat >> np.uint8(4)
 
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of a word that holds each of its eight weights
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of a word for each of its eight weights
 
 
 def group_format(name: str, bits: int, columns: int, group_size: int) -> WeightFormat:
-    """The form of a matrix."""
     group = WHOLE if group_size == -1 else group_size
     return WeightFormat(
         name,
@@ -91,9 +89,9 @@ def grouped_weight(
 ) -> QuantizedWeight:
     """A matrix of AWQ or GPTQ: w = (q - zero) · scale.
 
-    That is kept as q · scale + minimum with minimum = -zero · scale. Scales are float16 and
-    integers short, so that every product and the sum are exact in float32. Codes are (in_features,
-    out_features), zeros and scales (groups, out_features); a zero of 256, of GPTQ's 8 bits, does
+    It is stored as q · scale + minimum with minimum = -zero · scale. Scales are float16 and
+    integers short, so every product and sum is exact in float32. Codes are (in_features,
+    out_features), zeros and scales (groups, out_features); a zero of 256, in GPTQ's 8 bits, does
     not occur.
     """
     minima = -zeros.astype(np.float32) * scales
@@ -113,9 +111,9 @@ def unpack_awq(words: Int32Array) -> UInt8Array:
 
 
 def unpack(words: Int32Array, bits: int) -> UInt8Array:
-    """The integers of each run of words along the last axis, the lowest bits first.
+    """The integers of each run of words along the last axis, lowest bits first.
 
-    Integers whose bits do not divide 32 lie across the ends of words, 32 of them in ``bits`` words.
+    If bits do not divide 32, integers cross words, 32 of them in ``bits`` words.
     """
     if 32 % bits == 0:
         return _unpacked(words, bits).reshape(*words.shape[:-1], -1)
@@ -137,16 +135,16 @@ def _unpacked(words: Int32Array, bits: int) -> UInt8Array:
 def packed_format(
     bits: int, tile: tuple[int, int], columns: int, *, has_zeros: bool
 ) -> WeightFormat:
-    """The form of integers of few bits, which are stored without a sign: q + 2^(bits - 1).
+    """The format of integers of few bits, stored unsigned: q + 2^(bits - 1).
 
-    With zeros, which are stored likewise, what is added to both cancels.
+    Zeros, if any, are stored with the same offset, which cancels.
     """
     codes = NIBBLES if bits <= 4 else UNSIGNED
     return _form(f"INT{bits}", codes if has_zeros else _centred(bits), tile, columns, has_zeros)
 
 
 def byte_format(tile: tuple[int, int], columns: int, *, has_zeros: bool) -> WeightFormat:
-    """The form of integers of 8 bits in two's complement; arguments as of ``packed_format``."""
+    """The format of 8-bit integers in two's complement; arguments as for ``packed_format``."""
     return _form("INT8", SIGNED, tile, columns, has_zeros)
 
 
@@ -157,9 +155,9 @@ def scaled_weight(
     dtype: str,
     zeros: Float32Array | None = None,
 ) -> QuantizedWeight:
-    """A matrix of codes (out_features, in_features) as stored, and a scale of each block.
+    """A matrix of codes (out_features, in_features) as stored, with a scale per block.
 
-    Zeros, if the form has them, are as many, in the codes' numbers.
+    Zeros, if the format has them, are integers in the codes' range, one per block.
     """
     absmax = scales.reshape(-1).astype(np.float32)
     if zeros is not None:
@@ -184,7 +182,7 @@ def _form(
     name: str, codes: Float32Array, tile: tuple[int, int], columns: int, has_zeros: bool
 ) -> WeightFormat:
     rows, across = tile
-    neighbours = rows == 1 and columns % across == 0  # which more kernels read than tiles
+    neighbours = rows == 1 and columns % across == 0  # supported by more kernels than tiles
     return WeightFormat(
         name,
         codes,

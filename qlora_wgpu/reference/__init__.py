@@ -1,1 +1,1 @@
-"""The ops in NumPy, float64: what the kernels are held to. Nothing at run time needs them."""
+"""The ops in NumPy, float64, as references for the kernels; not needed at run time."""

@@ -1,4 +1,4 @@
-"""Causal attention with its scores in full, its rotation, and what its heads are made of."""
+"""Causal attention with full score matrices, RoPE, and the composition of heads."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,11 +9,11 @@ import numpy.typing as npt
 from qlora_wgpu.reference.tape import Array, constant
 
 Part = tuple[Array, int, int, int]
-"""A matrix, its columns for each head (0: all heads have the same), the first taken, how many."""
+"""A matrix, its columns per head (0: shared by all heads), the first column, and the number."""
 
 
 def visible(segments: npt.NDArray[np.integer], window: int | None = None) -> npt.NDArray[np.bool_]:
-    """(batch, seq) segments, 0 for padding: (batch, query, key), as the kernels' mask says."""
+    """The kernels' mask (batch, query, key) from segments (batch, seq), 0 for padding."""
     seq = segments.shape[1]
     back = np.arange(seq)[:, None] - np.arange(seq)
     causal = (back >= 0) & (back < (window or seq))
@@ -36,8 +36,8 @@ def attention(
 ) -> Array:
     """q (batch · seq, heads · head_dim), k and v (batch · seq, kv_heads · head_dim).
 
-    ``sinks`` (heads) are logits beside the keys' that have no value: softmax's sums contain them.
-    Softmax's gradient subtracts do·o: that of ``stored``, the output as it was rounded, if given.
+    ``sinks`` (heads) are additional logits without a value in softmax's sums. Softmax's gradient
+    subtracts do·o, with ``stored``, the rounded output, if given.
     """
     group = q.shape[1] // k.shape[1]
     qh = _heads(q, segments.shape, head_dim)
@@ -52,7 +52,7 @@ def attention(
     top = np.where(np.isfinite(top), top, 0.0)
     e = np.exp(scores - top)
     total = np.sum(e, axis=-1, keepdims=True) + np.exp(sink - top)
-    total = np.where(total > 0, total, 1.0)  # a query that sees nothing gets zeros
+    total = np.where(total > 0, total, 1.0)  # a query without visible keys gets zeros
     sums = np.einsum("bhqk,bhkd->bhqd", e, vh)
     if stored is None:
         return _rows(sums / total)
@@ -83,14 +83,14 @@ def rope(
 
 
 def group_columns(x: Array, groups: int, group: int, first: int, widths: Sequence[int]) -> Array:
-    """Parts of every group of columns of (rows, groups · group), like parts together."""
+    """Parts of every group of columns of (rows, groups · group), equal parts joined."""
     own = np.arange(groups * group).reshape(groups, group)
     ends = first + np.cumsum([0, *widths])
     return x[:, np.concatenate([own[:, a:b].reshape(-1) for a, b in pairwise(ends)])]
 
 
 def head_parts(parts: Sequence[Part], heads: int, head_dim: int) -> Array:
-    """y (rows, heads · head_dim), zero behind the parts of each head."""
+    """y (rows, heads · head_dim), padded with zeros after the parts of each head."""
     rows = len(parts[0][0])
     taken = [
         x.reshape(rows, heads, group)[:, :, first : first + width]

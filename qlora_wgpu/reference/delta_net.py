@@ -1,4 +1,4 @@
-"""Delta nets (Yang et al., 2024) token by token: their convolution, their gates and their rule."""
+"""Delta nets (Yang et al., 2024) token by token: convolution, gates and delta rule."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ _EPS = 1e-6
 
 @dataclass(frozen=True)
 class Heads:
-    """How many heads of which sizes there are; a key head serves neighbouring value heads."""
+    """Numbers and sizes of heads; neighbouring value heads share a key head."""
 
     keys: int
-    values: int  # a multiple of that
+    values: int  # a multiple of ``keys``
     key_dim: int
     value_dim: int
 
@@ -62,7 +62,7 @@ def gated_delta_rule(
 
     q and k (batch · seq, key heads · key_dim) are normalized to length one first, q scaled by
     1/√key_dim; v is (batch · seq, value heads · value_dim), decay g_t and beta (batch · seq, value
-    heads); padding, where segments (batch, seq) are 0, is passed over.
+    heads); padding, where segments (batch, seq) are 0, is skipped.
     """
     q = _normalized(q, heads) * heads.key_dim**-0.5
     states, nothing = _states(k, v, decay, beta, segments, heads), np.zeros(v.shape[1])
@@ -83,7 +83,6 @@ def last_state(
 def _states(
     k: Array, v: Array, decay: Array, beta: Array, segments: Segments, heads: Heads
 ) -> list[Array | None]:
-    """The state after each token; None for padding."""
     k, seq = _normalized(k, heads), segments.shape[1]
     states = list[Array | None]()
     for row, segment in enumerate(segments.reshape(-1)):
@@ -101,7 +100,7 @@ def _states(
 
 
 def _normalized(x: Array, heads: Heads) -> Array:
-    """(rows, value heads, key_dim) of heads of length one."""
+    """Heads normalized to length one, (rows, value heads, key_dim)."""
     x = x.reshape(len(x), heads.keys, heads.key_dim)
     x = x / np.sqrt(np.sum(x * x, axis=2, keepdims=True) + _EPS)
     return np.repeat(x, heads.values // heads.keys, axis=1)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the choice of experts, what balances it, and what they make."""
+"""Mixtures of experts: routing, load balancing, and the experts' layers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def route(logits: Array, top: int, *, normalized: bool) -> tuple[Ids, Array]:
-    """Ids (rows, top) of the largest logits, and their softmax over all or over the chosen."""
+    """Ids (rows, top) of the largest logits, and their softmax over all or the selected."""
     ids = _largest(logits, top)
     return ids, weights_of(logits, ids, normalized=normalized)
 
@@ -27,7 +27,7 @@ def route_by_scores(
     pairs: bool = False,
     **rule: Any,
 ) -> tuple[Ids, Array]:
-    """Ids (rows, top) of the chosen experts, the best first, and their weights.
+    """Ids (rows, top) of the selected experts, the best first, and their weights.
 
     Options are the fields of ``ops.routing.Scoring``.
     """
@@ -50,7 +50,6 @@ def weights_of(
     at_least: bool = False,
     scale: float = 1.0,
 ) -> Array:
-    """The weights (rows, top) of chosen experts."""
     chosen = np.take_along_axis(scores_of(logits, sigmoids=sigmoid), ids, 1)
     if not normalized:
         return scale * chosen
@@ -59,14 +58,14 @@ def weights_of(
 
 
 def with_factors(weights: Array, ids: Ids, factors: Array) -> Array:
-    """(rows, top) times the factor (experts) of each."""
+    """Weights (rows, top) times the experts' factors (experts)."""
     return weights * factors[ids]
 
 
 def slots_of(ids: Ids, experts: int, tile: int) -> tuple[Ids, Ids]:
-    """Slots (rows · top) of assignments, and (experts, 2) each expert's first and past its last.
+    """Slots (rows · top) of assignments, and each expert's first and last + 1, (experts, 2).
 
-    Each expert's begin with a whole tile, and are given in the order of the assignments.
+    Each expert's slots start with a whole tile and are in the order of the assignments.
     """
     counts = np.bincount(ids.ravel(), minlength=experts)
     first = np.cumsum(-(-counts // tile) * tile) - -(-counts // tile) * tile
@@ -84,7 +83,7 @@ def mix(x: Array, ids: Ids, weights: Array, w: Array, bias: Array | None = None)
 
 
 def balance_sums(logits: Array, top_k: int, mask: Array) -> Array:
-    """(2, experts): how often each is chosen, and its probabilities, over rows whose mask is 1."""
+    """(2, experts): selections of each, and its probabilities, summed over rows with mask 1."""
     chosen = np.zeros(logits.shape)
     np.put_along_axis(chosen, _largest(logits, top_k), 1.0, 1)
     shares = mask[:, None] * scores_of(logits, sigmoids=False)

@@ -19,7 +19,7 @@ def linear(
 
 
 def dora_norm(w: Array, a: Array, b: Array, s: float) -> Array:
-    """‖w + s·b·a‖ of each row: w (out, in), a (r, in), b (out, r)."""
+    """‖w + s·b·a‖ per row: w (out, in), a (r, in), b (out, r)."""
     return np.sqrt(np.sum((w + s * (b @ a)) ** 2, axis=1))
 
 
@@ -36,7 +36,7 @@ def dropout_parts(x: Array, mask: Array) -> tuple[Array, Array]:
 def dropout_mask(
     rows: int, stride: int, columns: int, p: float, batch_key: int, module_key: int
 ) -> Array:
-    """The mask of a module's input, bit for bit: 0 or 1 / (1 - p), (rows, columns)."""
+    """The bit-exact mask of a module's input: 0 or 1 / (1 - p), (rows, columns)."""
     bits = random_bits(rows, stride, columns, batch_key, module_key)
     below = np.uint32(min(round((1 - p) * 2**32), 2**32 - 1))
     return np.where(bits < below, np.float64(np.float32(1 / (1 - p))), 0.0)
@@ -45,7 +45,7 @@ def dropout_mask(
 def embedding_noise(
     rows: int, stride: int, columns: int, most: float, batch_key: int, module_key: int
 ) -> Array:
-    """What NEFTune adds to (rows, columns): uniform in ±most, bit for bit the device's draws."""
+    """NEFTune's noise (rows, columns): uniform in ±most, bit-identical to the device's."""
     bits = random_bits(rows, stride, columns, batch_key, module_key)
     share = (bits >> np.uint32(8)).astype(np.float64) * (2.0 / 2**24)
     return most * (share - 1.0)
@@ -54,14 +54,13 @@ def embedding_noise(
 def random_bits(
     rows: int, stride: int, columns: int, batch_key: int, module_key: int
 ) -> npt.NDArray[np.uint32]:
-    """Of each element of (rows, columns); the index of (row, column) is row · stride + column."""
+    """Random bits (rows, columns); the index of an element is row · stride + column."""
     row, column = np.arange(rows, dtype=np.uint32), np.arange(columns, dtype=np.uint32)
     index: Bits = row[:, None] * np.uint32(stride) + column
     return mixed(mixed(index + np.uint32(batch_key)) ^ np.uint32(module_key))
 
 
 def mixed(v: Bits) -> Bits:
-    """The device's hash of numbers."""
     v = (v ^ (v >> np.uint32(16))) * np.uint32(0x7FEB352D)
     v = (v ^ (v >> np.uint32(15))) * np.uint32(0x846CA68B)
     result: Bits = v ^ (v >> np.uint32(16))

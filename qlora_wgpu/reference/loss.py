@@ -1,4 +1,4 @@
-"""Both ends of a model: the loss of labelled rows through ``lm_head``, and trained matrices."""
+"""The loss of label rows through ``lm_head``, embeddings, and trained matrices."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ Indices = npt.NDArray[np.integer]
 
 
 def logits(hidden: Array, head: Array, scale: float = 1.0, softcap: float | None = None) -> Array:
-    """z = scale · hidden · headᵀ, of hidden (rows, columns), head (vocab, columns); or capped."""
+    """z = scale · hidden · headᵀ, hidden (rows, columns), head (vocab, columns); with a softcap."""
     z = scale * (hidden @ head.T)
     return z if softcap is None else softcap * np.tanh(z / softcap)
 
@@ -24,7 +24,7 @@ def losses(
     smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Array:
-    """The loss of each row that has a target (rows), which -100 is not."""
+    """The loss (rows) of each row whose target is not -100."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
     z = logits(hidden[rows], head, scale, softcap)
     top = np.max(z, axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
@@ -36,7 +36,7 @@ def losses(
 def hits(
     hidden: Array, head: Array, targets: Indices, scale: float, softcap: float | None
 ) -> Array:
-    """Whether each row's target has the largest logit, the first of those that are as large."""
+    """Whether each row's target has the largest logit, the first in a tie."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
     return logits(hidden[rows], head, scale, softcap).argmax(axis=1) == targets[rows]
 
@@ -44,23 +44,23 @@ def hits(
 def with_pair(
     hidden: Array, head: Array, a: Array, b: Array, s: float, mask: Array
 ) -> tuple[Array, Array]:
-    """Hidden states and a head with r more columns, whose product is that of the head and its LoRA.
+    """Hidden states and a head with r more columns, whose product includes the head's LoRA.
 
-    The losses take them as any others: hidden·Wᵀ + s·(mask∘hidden)·Aᵀ·Bᵀ.
+    It is hidden·Wᵀ + s·(mask∘hidden)·Aᵀ·Bᵀ.
     """
     u = s * ((mask * hidden) @ a.T)
     return np.concatenate([hidden, u], axis=1), np.concatenate([head, b], axis=1)
 
 
 def overwritten(weight: Array, indices: Indices, rows: Array) -> Array:
-    """weight (vocab, columns) with ``rows`` in place of those that ``indices`` name."""
+    """weight (vocab, columns) with the rows ``indices`` replaced by ``rows``."""
     source = np.arange(len(weight))
     source[indices] = len(weight) + np.arange(len(indices))
     return np.concatenate([weight, rows])[source]
 
 
 def lookup(weight: Array, ids: Indices, scale: float = 1.0, padding: int | None = None) -> Array:
-    """scale · weight[ids]; ids that are padding give no gradient."""
+    """scale · weight[ids]; padding has no gradient."""
     rows = weight[ids]
     return scale * np.where((ids == padding)[:, None], constant(rows), rows)
 
@@ -76,6 +76,6 @@ def lookup_with_pair(
 ) -> Array:
     """(len(ids), hidden), of weight (vocab, hidden), a (r, vocab), b (hidden, r).
 
-    Ids that are padding give no gradient to A.
+    A gets no gradient from padding.
     """
     return scale * weight[ids] + s * lookup(a.T, ids, scale, padding) @ b.T

@@ -14,7 +14,7 @@ BLOCK = 256
 
 
 def clipped(gradient: Array, tokens: int, max_norm: float) -> tuple[Array, float]:
-    """The mean of a summed gradient, no longer than that, and its norm before."""
+    """The mean of a summed gradient, clipped to ``max_norm``, and its norm before clipping."""
     g = gradient / tokens
     norm = float(np.sqrt(np.sum(g * g)))
     return (g * min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else g), norm
@@ -67,7 +67,7 @@ class Quantized:
 
     @classmethod
     def of(cls, x: Array, *, signed: bool) -> Quantized:
-        """Each element's nearest code; a negative one's is never that of zero."""
+        """Each element's nearest code; a negative element never gets the code of zero."""
         absmax = np.array([np.abs(x[i : i + BLOCK]).max() for i in range(0, x.size, BLOCK)])
         values = dynamic_quant_map(signed=signed).astype(np.float64)
         codes = np.searchsorted(middles(signed=signed), normalized(x, absmax), side="left")
@@ -76,19 +76,19 @@ class Quantized:
         return cls(codes.astype(np.uint8), absmax)
 
     def values(self, *, signed: bool) -> Array:
-        """What the codes stand for."""
+        """The values of the codes."""
         scales = np.repeat(self.absmax, BLOCK)[: self.codes.size]
         return dynamic_quant_map(signed=signed).astype(np.float64)[self.codes] * scales
 
 
 def middles(*, signed: bool) -> Array:
-    """Where one code ends and the next begins, between -1 and 1."""
+    """The boundaries between codes, between -1 and 1."""
     values = dynamic_quant_map(signed=signed).astype(np.float64)
     return (values[:-1] + values[1:]) / 2
 
 
 def normalized(x: Array, absmax: Array) -> Array:
-    """Elements over their block's largest magnitude; 0 where that is 0."""
+    """Elements divided by their block's largest magnitude; 0 if that is 0."""
     scales = np.repeat(absmax, BLOCK)[: x.size]
     return np.divide(x, scales, out=np.zeros_like(x), where=scales > 0)
 
@@ -103,7 +103,7 @@ class AdamW8Bit:
 
 
 def adamw_8bit(state: AdamW8Bit, gradient: Array, tokens: int, t: int, **rates: float) -> AdamW:
-    """One step from a summed gradient; returns parameters and moments before these are rounded."""
+    """One step from a summed gradient; returns parameters, and moments before rounding."""
     exact = AdamW(state.p, state.m.values(signed=True), state.v.values(signed=False))
     adamw(exact, gradient, tokens, t, **rates)
     if tokens:

@@ -1,4 +1,4 @@
-"""Formulas of single elements, and of rows times a number."""
+"""Element-wise formulas, and rows times a scalar."""
 
 import math
 
@@ -46,12 +46,12 @@ def clamped_glu(gate: Array, up: Array, limit: float, alpha: float) -> Array:
 
 
 def clip(x: Array, limit: float) -> Array:
-    """clamp(x, -limit, limit); at the limits themselves its slope is one."""
+    """clamp(x, -limit, limit); its derivative at the limits is one."""
     return np.clip(x, -limit, limit)
 
 
 def row_gate(x: Array, gate: Array) -> Array:
-    """A factor for each row: sigmoid(gate) · x of x (rows, columns) and a gate (rows, 1)."""
+    """sigmoid(gate) · x, with x (rows, columns) and gate (rows, 1)."""
     return sigmoid(gate) * x
 
 

@@ -16,7 +16,7 @@ def pairs(
     chosen: Array, rejected: Array, loss_type: str, counts: tuple[Array, Array], beta: float,
     smoothing: float = 0.0,
 ) -> Array:  # fmt: skip
-    """DPO's losses of log ratios (policy to reference) of answers of so many tokens each."""
+    """DPO's losses of log ratios (policy to reference); ``counts`` are the answers' tokens."""
     m, n = counts
     x, xc, xr = beta * (chosen - rejected), beta * chosen, beta * rejected
     if loss_type == "sigmoid":
@@ -46,12 +46,12 @@ def pairs(
 
 
 def odds(chosen: Array, rejected: Array, beta: float) -> Array:
-    """ORPO's term of mean log probabilities, without the chosen's likelihood."""
+    """ORPO's odds-ratio term of mean log probabilities, without the chosen's likelihood."""
     return -beta * log_sigmoid(log_odds(chosen, rejected))
 
 
 def log_odds(chosen: Array, rejected: Array) -> Array:
-    """The logarithm of the ratio of two answers' odds, of their mean log probabilities."""
+    """The log odds ratio of two answers, from their mean log probabilities."""
     return chosen - rejected - np.log(-np.expm1(chosen)) + np.log(-np.expm1(rejected))
 
 

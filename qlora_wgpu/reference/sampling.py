@@ -1,4 +1,4 @@
-"""The choice of a token by its logits, with the noise of the device."""
+"""Sampling of a token from logits, with the device's noise."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ def scores(
     seed: int,
     step: int,
 ) -> Array:
-    """What is largest for the token that is chosen, (vocab); -inf for those that do not stay."""
+    """Scores (vocab), whose maximum is the sampled token; -inf for tokens filtered out."""
     x = logits.copy()
     x[list(biases)] += list(biases.values())
     x = np.where(seen, np.where(x < 0, x * penalty, x / penalty), x)
@@ -43,7 +43,7 @@ def scores(
 
 
 def exponentials(vocab: int, seed: int, step: int) -> Array:
-    """A number for each token, of an exponential distribution."""
+    """An exponentially distributed number for each token."""
     low, high = (np.array([part & 0xFFFFFFFF], np.uint32) for part in (seed, seed >> 32))
     with np.errstate(over="ignore"):
         text = mixed(mixed(low ^ mixed(high)) + np.uint32(step))

@@ -1,7 +1,7 @@
-"""Gradients of the formulas beside this file: reverse mode through NumPy's own functions.
+"""Gradients of the reference formulas: reverse mode through NumPy's own functions.
 
-A formula is called with ``Var`` in place of arrays, and NumPy hands each operation on them to the
-tables below. What a formula compares or sorts by are plain arrays: no gradient passes there.
+A formula is called with ``Var`` instead of arrays, and NumPy dispatches each operation on them to
+the tables below. Comparisons and sorting use plain arrays, without gradients.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 Array = Any
-"""What formulas take and make: float64, or a ``Var`` of it."""
-_Pull = Callable[[Array], Array]  # from the gradient of a result to that of what it is made of
+"""The formulas' inputs and results: float64, or a ``Var`` of it."""
+_Pull = Callable[[Array], Array]  # from the gradient of a result to that of an input
 
 
 def grads(
     f: Callable[..., Any], dy: Any, *args: Any, of: int | Sequence[int], **options: Any
 ) -> tuple[Array, ...]:
-    """Those of Σ dy · f(args) with respect to some arguments."""
+    """The gradients of Σ dy · f(args) with respect to some arguments."""
     places = range(of) if isinstance(of, int) else of
     inputs = {place: Var(args[place]) for place in places}
     made = f(*(inputs.get(i, a) for i, a in enumerate(args)), **options)
@@ -38,24 +38,24 @@ def grads(
 
 
 def grad(f: Callable[..., Any], dy: Any, *args: Any, **options: Any) -> Array:
-    """That of Σ dy · f(args) with respect to the first argument."""
+    """The gradient of Σ dy · f(args) with respect to the first argument."""
     return grads(f, dy, *args, of=1, **options)[0]
 
 
 def constant(x: Any) -> Array:
-    """The same numbers, through which no gradient passes."""
+    """The same numbers without a gradient."""
     return x.value if isinstance(x, Var) else np.asarray(x)
 
 
 def through(x: Any, value: _Pull | None = None, gradient: _Pull | None = None) -> Any:
-    """The same where an op stores it, or its gradient, in another type."""
+    """The same for an op that stores the value, or its gradient, in another type."""
     if not isinstance(x, Var):
         return x if value is None else value(x)
     return Var(x.value if value is None else value(x.value), [(x, gradient or (lambda g: g))])
 
 
 def erfc(x: Any) -> Any:
-    """The complement of the error function, which NumPy has not."""
+    """The complementary error function, which NumPy lacks."""
     if isinstance(x, Var):
         slope = -2 / math.sqrt(math.pi) * np.exp(-(x.value**2))
         return Var(erfc(x.value), [(x, lambda g: g * slope)])
@@ -63,7 +63,7 @@ def erfc(x: Any) -> Any:
 
 
 class Var(NDArrayOperatorsMixin):
-    """An array with what it was made of."""
+    """An array with the operands that it was computed from."""
 
     __array_priority__ = 1000
 
@@ -117,7 +117,7 @@ class Var(NDArrayOperatorsMixin):
         return total * (total.size / max(self.size, 1))  # type: ignore[no-any-return]
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Array:
-        """A plain array: formulas take it away and add it again."""
+        """A plain array: formulas subtract it and add it again."""
         return np.asarray(self.value.max(axis=axis, keepdims=keepdims))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
@@ -142,7 +142,7 @@ class Var(NDArrayOperatorsMixin):
 
 
 def _in_order(ends: Sequence[Var]) -> list[Var]:
-    """All that was made on the way to these, each behind what it was made of."""
+    """All intermediates of these, in topological order."""
     order, seen = list[Var](), set[int]()
     waiting: list[tuple[Var, bool]] = [(end, False) for end in ends]
     while waiting:
@@ -170,7 +170,7 @@ def _fitted(g: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(np.sum(g, axis=ones, keepdims=True), shape)
 
 
-# The gradients of the operands by that of the result: g, the result, the operands.
+# The gradients of the operands from g, the gradient of the result, the result and the operands.
 _UFUNCS: dict[np.ufunc, tuple[Callable[..., Array], ...]] = {
     np.add: (lambda g, y, a, b: g, lambda g, y, a, b: g),
     np.subtract: (lambda g, y, a, b: g, lambda g, y, a, b: -g),

@@ -1,4 +1,4 @@
-"""The report of a run: one page that needs nothing else."""
+"""The report of a run: a self-contained HTML page."""
 
 from qlora_wgpu.report.page import Facts, TextSample, write_png, write_report
 

@@ -1,4 +1,4 @@
-"""report.html: a run's curves and texts as one page without scripts."""
+"""report.html: a run's curves and samples as one self-contained page."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from qlora_wgpu.visible import visible
 # ---- axes ----------------------------------------------------------------------------------------
 
 _TICKS = 5
-_WORTH_A_LOGARITHM = 5.0  # the largest value over the smallest
+_LOG_RATIO = 5.0  # of the largest value to the smallest, from which an axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Axis:
     """A range of values along a side of a chart."""
 
-    low: float  # the least value that is shown
-    high: float  # the largest
+    low: float  # minimum of the axis
+    high: float  # maximum of the axis
     is_log: bool = False  # whether equal ratios are equal distances, instead of equal differences
-    only: float | None = None  # the one value there is, if so: nothing else is marked
+    only: float | None = None  # if all values are equal, that value, which is the only tick
 
     @classmethod
     def of_values(cls, values: Sequence[float], *, may_be_log: bool = False) -> Axis:
-        """An axis with a small margin around values."""
+        """An axis around values, with a small margin."""
         low, high = min(values), max(values)
-        if may_be_log and wants_log(values):
+        if may_be_log and suits_log(values):
             margin = (high / low) ** 0.04
             return cls(low / margin, high * margin, is_log=True)
         if low == high:
@@ -50,25 +50,25 @@ class Axis:
         return cls(low - margin, high + margin)
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at the low end, 1 at the high one."""
+        """The position of a value, from 0 at the low end to 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round numbers within, or the one value."""
+        """Round numbers on the axis, or the only value."""
         if self.only is not None:
             return [self.only]
         return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high)
 
 
-def wants_log(values: Sequence[float]) -> bool:
-    """Whether values span so much that a logarithmic axis shows them better."""
-    return min(values) > 0 and max(values) / min(values) >= _WORTH_A_LOGARITHM
+def suits_log(values: Sequence[float]) -> bool:
+    """Whether values span enough for a logarithmic axis."""
+    return min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from about low to about high, at equal distances."""
+    """Equally spaced round numbers from about low to about high."""
     step = 10 ** math.floor(math.log10(max(high - low, 1e-12) / _TICKS))
     for factor in (1, 2, 5, 10):
         if (high - low) / (factor * step) <= _TICKS:
@@ -79,7 +79,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high, at about equal ratios."""
+    """Round numbers from low to high, spaced by about equal ratios."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         marks = [digit * 10.0**e for e in exponents for digit in digits]
@@ -92,19 +92,19 @@ def log_ticks(low: float, high: float) -> list[float]:
 # ---- points --------------------------------------------------------------------------------------
 
 Points = Sequence[tuple[float, float]]
-_LONGEST_MEAN = 20  # points that a smoothed line is about the mean of
-_MOST_DRAWN = 800  # points of a line; a screen shows no more
+_MAX_SMOOTHING = 20  # points that a smoothed line averages over
+_MAX_POINTS = 800  # of a line; a screen shows no more
 
 
 def smoothing_length(count: int) -> int:
-    """Of about how many points a smoothed line of so many is the mean."""
-    return round(min(max(count / 10, 1.0), _LONGEST_MEAN))
+    """Over about how many points a line of ``count`` points is smoothed."""
+    return round(min(max(count / 10, 1.0), _MAX_SMOOTHING))
 
 
 def smoothed(points: Points, *, in_logarithms: bool = False) -> list[tuple[float, float]]:
-    """An exponential mean, without the bias of its start; shorter where there are few points.
+    """An exponential moving average with bias correction, over fewer points for short lines.
 
-    In logarithms it is the geometric mean, which is the mean on a logarithmic axis.
+    In logarithms it is a geometric mean, as fits a logarithmic axis.
     """
     keep = 1 - 1 / smoothing_length(len(points))
     means, mean, weight = [], 0.0, 0.0
@@ -116,10 +116,10 @@ def smoothed(points: Points, *, in_logarithms: bool = False) -> list[tuple[float
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """At most some hundred points: of each stretch its lowest and its highest, in their order."""
-    if len(points) <= _MOST_DRAWN:
+    """At most ``_MAX_POINTS`` points: the minimum and maximum of each interval, in order."""
+    if len(points) <= _MAX_POINTS:
         return list(points)
-    size = -(-2 * len(points) // _MOST_DRAWN)
+    size = -(-2 * len(points) // _MAX_POINTS)
     kept: list[tuple[float, float]] = []
     for first in range(0, len(points), size):
         stretch = points[first : first + size]
@@ -130,18 +130,18 @@ def thinned(points: Points) -> list[tuple[float, float]]:
 
 # ---- SVG -----------------------------------------------------------------------------------------
 
-_SIZE = 1000  # units of the drawing, either way
-_MOST_BANDS = 160
+_SIZE = 1000  # units of the drawing, in both directions
+_MAX_BANDS = 160
 _Show = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points of a chart."""
+    """A line of a chart."""
 
-    name: str  # for the legend and for the values under the pointer
+    name: str  # for the legend and the tooltip
     style: str  # a CSS class: "main", "faint" or "dots"
-    points: Points  # (step, value), steps rising
+    points: Points  # (step, value), by step
 
 
 def chart(
@@ -151,11 +151,11 @@ def chart(
     *,
     may_be_log: bool = False,
 ) -> str:
-    """A figure; nothing where there is no point.
+    """A chart as HTML; empty without points.
 
-    The lines are stretched to whatever room there is; texts lie beside them as HTML, so that they
-    are as large on a phone as on a wide screen. Over the lines lie invisible bands, one for each
-    step or several, of which the one under the pointer shows its values.
+    The lines are SVG that scales with the page. Labels are HTML, so that they have the same size on
+    a phone and on a wide screen. Invisible bands over the lines, one for each step or several, show
+    a tooltip with the values.
     """
     lines = [line for line in lines if line.points]
     if not lines:
@@ -189,7 +189,7 @@ def _labels(across: Axis, up: Axis, show: _Show) -> str:
         f'<i class="y" style="bottom:{100 * up.share(y):.2f}%">{escape(show(y))}</i>'
         for y in up.ticks()
     )
-    marks = [x for x in across.ticks() if math.isclose(x, round(x))]  # steps are whole
+    marks = [x for x in across.ticks() if math.isclose(x, round(x))]  # steps are integers
     return values + "".join(
         f'<i class="x{" odd" if index % 2 else ""}" style="left:{100 * across.share(x):.2f}%">'
         f"{x:g}</i>"
@@ -205,15 +205,15 @@ def _drawn(line: Line, across: Axis, up: Axis) -> str:
     path = f'<polyline class="{line.style}" points="{" ".join(placed)}"/>'
     if line.style != "dots" and len(placed) > 1:
         return path
-    # A line without a length has round ends: a dot that stretching leaves round.
+    # A line of length 0 has round ends: a dot that stays round when the SVG is stretched.
     dots = "".join(f'<polyline class="dot {line.style}" points="{at} {at}"/>' for at in placed)
     return path + dots
 
 
 def _bands(lines: Sequence[Line], across: Axis, show: _Show) -> str:
-    """A band for each step that has a value; where there are many, for every few of them."""
+    """A band for each step with a value, or for every few steps if there are many."""
     steps = sorted({x for line in lines for x, _ in line.points})
-    steps = steps[:: -(-len(steps) // _MOST_BANDS)]
+    steps = steps[:: -(-len(steps) // _MAX_BANDS)]
     edges = [(a + b) / 2 for a, b in pairwise(steps)]
     widths = [b - a for a, b in zip([across.low, *edges], [*edges, across.high], strict=True)]
     return "".join(
@@ -223,7 +223,7 @@ def _bands(lines: Sequence[Line], across: Axis, show: _Show) -> str:
 
 
 def _values(lines: Sequence[Line], step: float, show: _Show) -> str:
-    """The step, and each line's latest value up to it."""
+    """A tooltip: the step, and each line's latest value up to it."""
     parts = [f"step {step:g}"]
     for line in lines:
         index = bisect_right(line.points, step, key=lambda point: point[0]) - 1
@@ -244,10 +244,7 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column, from 
 def dots(
     curve: Points, marks: Points, width: int, height: int, *, may_be_log: bool = True
 ) -> tuple[list[str], Axis] | None:
-    """A curve in characters, and single marks over the same steps: rows from the top, and the axis.
-
-    None where there is no point.
-    """
+    """A curve and marks in Braille characters: rows from the top, and the axis; None if empty."""
     points = [*curve, *marks]
     if not points:
         return None
@@ -269,7 +266,7 @@ def dots(
 
 
 def _joined(places: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
-    """All dots from one place to the next, along straight lines."""
+    """All dots on the straight lines between places."""
     for x, y in places[:1]:
         yield round(x), round(y)
     for (x0, y0), (x1, y1) in pairwise(places):
@@ -279,7 +276,7 @@ def _joined(places: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
 
 
 def _shown(value: object) -> object:
-    """A value for the page, where marks for the direction of writing have no power either."""
+    """A value for the page, with control characters and direction marks escaped."""
     return value if isinstance(value, Markup) else visible(str(value))
 
 
@@ -292,70 +289,68 @@ _TEMPLATES = Environment(
 )
 
 
-_ANSWERS = {
-    "rewards/margins": "margin of rewards",
-    "rewards/accuracies": "rewards the right way round",
+_PREFERENCE_METRICS = {
+    "rewards/margins": "reward margin",
+    "rewards/accuracies": "reward accuracy",
     "kl": "KL divergence",
     "log_odds_chosen": "log odds ratio",
 }
-_REFRESHED = 10  # seconds, while a run goes on
-_GIVEN_UP = 180  # minutes without a new page, after which nobody writes one any more
-_SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
+_REFRESH_SECONDS = 10  # between reloads of the page during a run
+_GIVE_UP_MINUTES = 180  # age of the page from which it is not reloaded any more
+_MIN_SHOWN = 2**20 / 20  # bytes of a kind that are not shown as 0.0 MiB
 
 
 @dataclass(frozen=True)
 class TextSample:
-    """One text that the model continues."""
+    """A prompt, and what the model generates for it."""
 
-    prompt: str  # the text to continue
-    expected: str  # how the data goes on
-    before: str  # the model's continuation before the first step
-    after: str = ""  # the model's continuation in the end; empty while there is none
-    between: Sequence[tuple[int, str]] = ()  # steps, and the model's continuation after each
+    prompt: str
+    expected: str  # the data's completion
+    before: str  # generated before the first step
+    after: str = ""  # generated after training; empty until then
+    between: Sequence[tuple[int, str]] = ()  # steps, and the text generated after each
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that a page tells besides its curves."""
+    """What a page shows in addition to its curves."""
 
     title: str  # the model and the data
     subtitle: str  # device and versions
-    figures: Mapping[str, str]  # short values by their names
-    samples: Sequence[TextSample] = ()  # texts before and after
+    figures: Mapping[str, str]  # short values by name
+    samples: Sequence[TextSample] = ()
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes on the device by kind
     config: str = ""  # the run's YAML
-    command: str = ""  # how the run was begun
-    began: str = ""  # when
-    state: str = ""  # where it is: that it goes on, or how it ended
-    warnings: Sequence[str] = ()  # what the run has told
-    # Whether the page will not change any more; else a browser reads it again, and stays where the
-    # reader was
-    is_finished: bool = True
+    command: str = ""  # that started the run
+    began: str = ""  # when it started
+    state: str = ""  # whether the run continues, or how it ended
+    warnings: Sequence[str] = ()
+    is_finished: bool = True  # whether the page is final; else the browser reloads it
 
 
 def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the page, whole or not at all."""
+    """Writes the page, atomically."""
     write_file(path, page(facts, rows).encode())
 
 
 def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page as text."""
+    """The page as HTML."""
     memory = [
         (kind, f"{nbytes / 2**20:,.1f}")
         for kind, nbytes in sorted(facts.memory.items(), key=lambda item: -item[1])
-        if nbytes >= _SHOWN
+        if nbytes >= _MIN_SHOWN
     ]
     template = _TEMPLATES.get_template("page.html.jinja")
-    drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped where it was drawn
-    refresh = 0 if facts.is_finished else _REFRESHED
+    drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped by chart
+    refresh = 0 if facts.is_finished else _REFRESH_SECONDS
     return template.render(
         facts=facts, charts=drawn, memory=memory, refresh=refresh, written=int(time.time()),
-        given_up=_GIVEN_UP,
+        give_up_minutes=_GIVE_UP_MINUTES,
     )  # fmt: skip
 
 
 def inline(rows: Sequence[Mapping[str, Any]], head: str = "") -> str:
-    """The curves as a piece of HTML, for a notebook; its style touches nothing else there."""
+    """The curves as an HTML fragment for a notebook, with scoped styles."""
     drawn = [Markup(svg) for svg in _charts(rows) if svg]
     return _TEMPLATES.get_template("inline.html.jinja").render(charts=drawn, head=head)
 
@@ -363,23 +358,23 @@ def inline(rows: Sequence[Mapping[str, Any]], head: str = "") -> str:
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
-        *_answer_charts(rows),
-        chart("token accuracy", _hits(rows), "{:.1%}".format),
-        _chart(rows, "aux_loss", "balance of experts", "{:.4g}".format),
+        *_preference_charts(rows),
+        chart("token accuracy", _accuracy(rows), "{:.1%}".format),
+        _chart(rows, "aux_loss", "load-balancing loss", "{:.4g}".format),
         _chart(rows, "learning_rate", "learning rate", _rate),
         _chart(rows, "grad_norm", "gradient norm", "{:.3g}".format, may_be_log=True),
         _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}".format),
     ]
 
 
-def _answer_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rewards of good and bad answers, how far apart they are, and what else TRL shows."""
+def _preference_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Rewards of chosen and rejected answers, and TRL's other metrics."""
     rewards = [
         Line(name, style, points(rows, f"rewards/{name}"))
         for name, style in (("chosen", "main"), ("rejected", "faint"))
     ]
     yield chart("rewards", rewards, "{:.3g}".format)
-    for key, title in _ANSWERS.items():
+    for key, title in _PREFERENCE_METRICS.items():
         lines = [
             Line("training", "main", points(rows, key)),
             Line("held-out", "dots", points(rows, f"eval_{key}")),
@@ -388,19 +383,18 @@ def _answer_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """The loss as it is, its mean over it, and the held-out loss."""
+    """The loss as logged and smoothed, and the held-out loss."""
     loss, held_out = points(rows, "loss"), points(rows, "eval_loss")
     raw, length = Line("as logged", "faint", loss), smoothing_length(len(loss))
     dots = Line("held-out", "dots", held_out)
     if length == 1:
         return [replace(raw, style="main"), dots]
-    is_log = wants_log([value for _, value in [*loss, *held_out]])
+    is_log = suits_log([value for _, value in [*loss, *held_out]])
     name = f"EMA {'of logarithms ' if is_log else ''}over about {length} points"
     return [raw, Line(name, "main", smoothed(loss, in_logarithms=is_log)), dots]
 
 
-def _hits(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """The share of labels that are predicted: its mean, as of the loss, and the held-out one."""
+def _accuracy(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     trained = points(rows, "mean_token_accuracy")
     dots = Line("held-out", "dots", points(rows, "eval_mean_token_accuracy"))
     return [Line("training", "main", smoothed(trained)), dots]
@@ -422,13 +416,13 @@ def _chart(
 
 
 def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(step, value) of the rows that have a value."""
+    """(step, value) of the rows that have one."""
     return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
 
 
 def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Writes the curve; False where matplotlib is not installed."""
-    # It tells of a home folder that cannot be written, which is none of the run's business.
+    """Writes the loss curve; False if matplotlib is not installed."""
+    # It warns if the home folder is not writable, which does not matter here.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         figure_type = importlib.import_module("matplotlib.figure").Figure
@@ -443,11 +437,11 @@ def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
     if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#d63", label="held-out")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.3)
     if loss or held_out:
         axes.legend()
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    write_file(path, picture.getvalue())
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
+    write_file(path, png.getvalue())
     return True

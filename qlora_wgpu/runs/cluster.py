@@ -22,10 +22,10 @@ from qlora_wgpu.cluster.blocks import (
     WorkerInfo,
     WorkerSpec,
 )
-from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
-from qlora_wgpu.config import ClusterConfig, Config
-from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.loading import changed
 from qlora_wgpu.errors import ClusterError, ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
@@ -77,7 +77,6 @@ class Worker:
     """The frozen base and the adapter on a worker's device. Its calls come one at a time."""
 
     def __init__(self, specification: WorkerSpec) -> None:
-        """Opens the model."""
         if specification.version != __version__:
             raise ClusterError(
                 f"it has qlora-wgpu {__version__}, but the owner has {specification.version}: "
@@ -91,7 +90,7 @@ class Worker:
         self._version = -1
         self._shapes: set[tuple[str, int, int]] = set()
         self._write = writer_of(self._model)
-        self._prepare("train", settings.rows_at_once, specification.length)
+        self._compile("train", (settings.rows_at_once, specification.length))
 
     def identity(self) -> WorkerInfo:
         """Its device, version and hashes; waits until the base weights are hashed."""
@@ -130,11 +129,8 @@ class Worker:
 
         ``divergence`` is the sum over all answers of the step, and their number.
         """
-        self._require(asked.version)
         model = self._model
-        with model.device.in_turn:
-            self._prepare("train", *ids.shape)
-            began = time.perf_counter()
+        with self._turn(asked, "train", ids.shape) as began:
             self._zero.run()
             self._begin(divergence)
             model.accumulate(
@@ -159,20 +155,14 @@ class Worker:
         self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int
     ) -> BlockResult:
         """The summed log probability of each of ``count`` answers."""
-        self._require(asked.version)
-        with self._model.device.in_turn:
-            self._prepare("sums", *ids.shape)
-            began = time.perf_counter()
+        with self._turn(asked, "sums", ids.shape) as began:
             logps = self._model.answer_logps(ids, targets, mask, count)
             seconds = time.perf_counter() - began
             return BlockResult(0.0, 0.0, 0, seconds, answers=logps, nonce=asked.nonce)
 
     def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> BlockResult:
         """The loss summed over a batch's labels, their number and hits; no gradient."""
-        self._require(asked.version)
-        with self._model.device.in_turn:
-            self._prepare("loss", *ids.shape)
-            began = time.perf_counter()
+        with self._turn(asked, "loss", ids.shape) as began:
             loss, tokens, correct = self._model.summed_loss([(ids, labels, mask)])
             seconds = time.perf_counter() - began
             return BlockResult(
@@ -190,14 +180,19 @@ class Worker:
         if version != self._version:
             raise ClusterError(f"it has version {self._version} of the parameters, not {version}")
 
+    @contextmanager
+    def _turn(self, asked: Asked, kind: StepKind, shape: tuple[int, int]) -> Iterator[float]:
+        """The device's turn with the parameters asked for; yields when computing begins."""
+        self._require(asked.version)
+        with self._model.device.in_turn:
+            self._compile(kind, shape)
+            yield time.perf_counter()
+
     def _measured(
         self, kind: Literal["loss", "divergence"], asked: Asked, ids: Any, targets: Any, mask: Any,
         samples: PreferenceInputs, divergence: tuple[float, float],
     ) -> BlockResult:  # fmt: skip
-        self._require(asked.version)
-        with self._model.device.in_turn:
-            self._prepare(kind, *ids.shape)
-            began = time.perf_counter()
+        with self._turn(asked, kind, ids.shape) as began:
             self._begin(divergence)
             self._model.measure(kind, ids, targets, mask, samples)
             return self._sums(asked, began, kind)
@@ -225,11 +220,11 @@ class Worker:
             nonce=asked.nonce,
         )  # fmt: skip
 
-    def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
+    def _compile(self, kind: StepKind, shape: tuple[int, int]) -> None:
         """Compiles the programs of a shape; that time is not measured."""
-        if (kind, batch, seq) not in self._shapes:
-            self._shapes.add((kind, batch, seq))
-            self._model.program(kind, batch, seq)
+        if (kind, *shape) not in self._shapes:
+            self._shapes.add((kind, *shape))
+            self._model.program(kind, *shape)
 
 
 def _worker_settings(settings: Config, gpu: str | None) -> Config:
@@ -245,7 +240,6 @@ def _worker_settings(settings: Config, gpu: str | None) -> Config:
 
 
 def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer) -> QLoRAModel:
-    """The model on its device, with kernels that its driver computes correctly."""
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
     workload = TrainingWorkload.of(settings, source.pretrained, length, shapes).on_worker
@@ -286,7 +280,7 @@ def opened_cluster(
         Cluster(settings.cluster, Worker, specify, check, observer.warning, processes=processes)
     ) as cluster:
         observer.activity("opening the model on workers")
-        identities = cluster.wait_for(_min_workers(settings.cluster, processes))
+        identities = cluster.wait_for(max(processes, 1))
         observer.activity("")
         note_workers(identities, settings.train.gradient_accumulation_steps, cluster, observer)
         options = training_options(settings.train, weighted=settings.data.has_weights)
@@ -303,7 +297,6 @@ def opened_cluster(
 def _owner_layout(
     settings: Config, workload: TrainingWorkload, device: Device, observer: Observer
 ) -> ModelPlan:
-    """The adapter's layout, with kernels that the owner's driver computes correctly."""
 
     def launches(layout: ModelPlan) -> Iterator[Launch]:
         yield from update_plan(layout, workload.optim).launches
@@ -340,17 +333,9 @@ def _gpus(settings: Config) -> list[str]:
     return cards(settings.device.backend) or ["auto"]
 
 
-def _min_workers(settings: ClusterConfig, processes: int) -> int:
-    """The number of workers that training waits for."""
-    if settings.scheduler == "local":
-        return processes
-    return 1 if settings.workers == "auto" else int(settings.workers)
-
-
 def _problem(
     identity: WorkerInfo, base: dict[str, str], shapes: dict[str, tuple[int, ...]]
 ) -> str | None:
-    """Why a worker is refused; None if it is not."""
     if identity.base["weights"] != base["weights"]:
         return "its base weights differ: copy the same model there, or name it with --model"
     if identity.base != base:

@@ -8,7 +8,7 @@ from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.runs.opening import OpenedModel
@@ -62,14 +62,7 @@ def prepare(
     held_out: bool = False,
     overrides: tuple[str, ...] = (),
 ) -> PreparedData:
-    """Reads and encodes the data of a run as ``train`` does, without weights and without a GPU.
-
-    Args:
-        config: A ``Config``, a YAML file's path, or a mapping.
-        observer: Gets notes, warnings and progress.
-        held_out: Whether to read ``data.eval`` instead of ``data.train``.
-        overrides: Strings such as ``"data.packing=true"``, for a YAML file.
-    """
+    """Reads and encodes the data of a run as ``train`` does, without weights and without a GPU."""
     settings = as_config(config, overrides)
     observer = observer or Unwatched()
     warn_of_cache(observer)

@@ -13,11 +13,17 @@ from qlora_wgpu.bench.measure import training_speed
 from qlora_wgpu.bench.workload import config_of, find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
-from qlora_wgpu.data.new_tokens import extended_tokenizer
-from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, TokenizerError, option
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.config.yaml import read_json_object
+from qlora_wgpu.data.tokenizer import extended_tokenizer
+from qlora_wgpu.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    QLoRAError,
+    TokenizerError,
+    install_command,
+    option,
+)
 from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of
@@ -114,7 +120,6 @@ class Estimate:
         return sum(self.memory.values())
 
     def __repr__(self) -> str:
-        """The plan and its memory in a line."""
         work = self.workload
         return (
             f"{type(self).__name__}({self.total / 2**20:,.1f} MiB on {self.device}; r "
@@ -202,7 +207,7 @@ def estimate(
         )
     memory = kept.memory(step, kept.sized(step).plan)
     total = totals(layout, step)
-    fits = None if budget is None else _what_fits(total, step.seq, budget)
+    fits = None if budget is None else _largest_sizes(total, step.seq, budget)
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
     if room is not None and memory.total() > room:
@@ -312,8 +317,7 @@ LENGTHS = (
 )
 
 
-def _what_fits(total: Total, seq: int, budget: int) -> Fits:
-    """The largest batch at the planned length, and the longest single row."""
+def _largest_sizes(total: Total, seq: int, budget: int) -> Fits:
     rows = range(1, max(MOST_TOKENS // seq, 1) + 1)
     return Fits(
         largest_fitting(lambda n: total(batch=n), budget, rows),
@@ -489,32 +493,16 @@ _SIZES: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def what_it_means(device: Device) -> str:
+def training_summary(device: Device) -> str:
     """One or two sentences: what fits on a GPU, or how long training takes on the processor."""
-    return _of_processor(device) if device.is_cpu else _of_gpu(device)
-
-
-def of_several(count: int) -> str:
-    """A sentence on how to train on several GPUs of one machine; empty for one."""
-    if count < 2:
-        return ""
-    return (
-        f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
-        "trains on all of them; each holds the whole base and computes some of the micro-batches "
-        f"({install_command('cluster')})."
-    )
-
-
-def _of_processor(device: Device) -> str:
-    speed = training_speed(config_of(_SMALL), device)
-    return (
-        f"You have no GPU: training runs on the processor, at about {_rounded(speed):,} tokens/s "
-        "for a model with 135M parameters (QLoRA, estimated from a few of its layers). A thousand "
-        f"rows of 200 tokens take about {_duration(_EXAMPLE / speed)}."
-    )
-
-
-def _of_gpu(device: Device) -> str:
+    if device.is_cpu:
+        speed = training_speed(config_of(_SMALL), device)
+        rounded = int(float(f"{max(speed, 1.0):.1e}"))  # it is no more precise
+        return (
+            f"You have no GPU: training runs on the processor, at about {rounded:,} tokens/s for a "
+            "model with 135M parameters (QLoRA, estimated from a few of its layers). A thousand "
+            f"rows of 200 tokens take about {_duration(_EXAMPLE / speed)}."
+        )
     size = memory_size(device)
     if size is None:
         return (
@@ -530,6 +518,17 @@ def _of_gpu(device: Device) -> str:
     )
 
 
+def several_gpus_hint(count: int) -> str:
+    """A sentence on how to train on several GPUs of one machine; empty for one."""
+    if count < 2:
+        return ""
+    return (
+        f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
+        "trains on all of them; each holds the whole base and computes some of the micro-batches "
+        f"({install_command('cluster')})."
+    )
+
+
 def largest_model(target: DeviceSpec, room: int) -> str | None:
     """The largest usual size of a Llama that fits into ``room`` bytes with checkpointing."""
     for name, config in _SIZES.items():
@@ -538,11 +537,6 @@ def largest_model(target: DeviceSpec, room: int) -> str | None:
         if total is not None and total <= room:
             return name
     return None
-
-
-def _rounded(number: float) -> int:
-    """To two digits, since the speed is no more precise."""
-    return int(float(f"{max(number, 1.0):.1e}"))
 
 
 def _duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import explicit_in
+from qlora_wgpu.config.loading import explicit_in
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, DataError, option
@@ -230,7 +230,6 @@ def _predictions(
     model: QLoRAModel, tokenizer: Tokenizer, rows: list[EvalPrompt], settings: GenerationEval,
     observer: Observer, what: str,
 ) -> list[Prediction]:  # fmt: skip
-    """The model's answers to ``eval_prompts``."""
     ends = {row.answer[-1] for row in rows}
     special = {token for token in ends if not tokenizer.decode([token])}
     stops = tokenizer.eos_token_ids | special  # including those of the template's turns

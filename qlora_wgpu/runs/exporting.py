@@ -14,27 +14,34 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
 from qlora_wgpu.config import Config, QuantConfig
-from qlora_wgpu.config.as_trained import changed, config_of_run, find_run
+from qlora_wgpu.config.loading import changed, config_of_run, find_run
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.data.dataset import encoded_examples
 from qlora_wgpu.data.gguf_vocabulary import (
     LlamaCppTokenizer,
     TrainedText,
-    cutting_note,
+    pre_tokenizer_note,
     vocabulary_keys,
 )
-from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
-from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError, QLoRAError, TokenizerError
-from qlora_wgpu.export import export_gguf
-from qlora_wgpu.export.folders import take_over_prompts
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import find_file_type
-from qlora_wgpu.export.merge import Base, MergedWeights
+from qlora_wgpu.data.ollama import PROBES, modelfile, ollama_template
+from qlora_wgpu.errors import (
+    CheckpointError,
+    ConfigError,
+    DeviceError,
+    QLoRAError,
+    TokenizerError,
+    command,
+    option,
+)
+from qlora_wgpu.exporting import export_gguf
+from qlora_wgpu.exporting.folders import copy_prompt_files
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.merge import Base, MergedWeights
 from qlora_wgpu.files import exists, file_bytes, is_there
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gguf.architectures import model_type_of
@@ -101,7 +108,8 @@ def on_a_device(what: str = "") -> Iterator[None]:
     try:
         yield
     except DeviceError as err:
-        raise type(err)(f"{what}{err}; --no-check skips the measurement") from err
+        flag = "--no-check" if command() else "check=False"
+        raise type(err)(f"{what}{err}; {flag} skips the measurement") from err
 
 
 def measure_trained(
@@ -121,6 +129,15 @@ def measure_drift(
     with load_adapted(result, None, plain, observer, with_notes=False) as model:
         after = _logits(model, trained.ids)
     return drift_between(trained.logits, after, trained.texts)
+
+
+def merge_drift(
+    source: OpenedModel, adapter: str, merged: Path, settings: Config, observer: Observer
+) -> Drift:
+    """How far a merged model is from base and adapter as they were trained."""
+    with on_a_device(f"{merged} is complete, but its drift is unknown: "):
+        trained = measure_trained(source, adapter, settings, observer)
+        return measure_drift(trained, OpenedModel.open(str(merged)), settings, observer)
 
 
 def drift_between(before: Logits, after: Logits, texts: str) -> Drift:
@@ -209,6 +226,14 @@ def _texts(
     return [ids_of_sample], "of a sample text"
 
 
+@dataclass(frozen=True)
+class MergeResult:
+    """A merged model that was written."""
+
+    path: Path  # its folder
+    drift: Drift | None  # how far it is from what was trained; None if not measured
+
+
 # ---- GGUF files ----------------------------------------------------------------------------------
 
 SUFFIX = ".gguf"
@@ -226,8 +251,8 @@ _PHI3_NAME = re.compile("phi-?3", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Exported:
-    """A file that was written."""
+class ExportResult:
+    """A GGUF file that was written."""
 
     path: Path  # the file
     nbytes: int  # its size
@@ -236,12 +261,15 @@ class Exported:
     notes: tuple[str, ...]  # where llama.cpp differs
 
 
-def check_target(path: Path, option: str) -> None:
+def check_target(path: Path) -> None:
     """Refuses a file name that cannot be written, before anything takes time."""
     if path.suffix != SUFFIX:
-        raise ConfigError(f"{option} {str(path)!r} must end in {SUFFIX}")
+        name = "--gguf" if command() else "gguf"
+        raise ConfigError(f"{name} {str(path)!r} must end in {SUFFIX}")
     if exists(path):
-        raise ConfigError(f"{path} already exists: choose another name with --gguf, or remove it")
+        raise ConfigError(
+            f"{path} already exists: choose another name with {option('gguf', ...)}, or remove it"
+        )
 
 
 def export_model(
@@ -255,7 +283,7 @@ def export_model(
     settings: Config | None = None,
     observer: Observer | None = None,
     progress: Callable[[str], None] = lambda name: None,
-) -> Exported:
+) -> ExportResult:
     """Writes base and adapter, merged, as a GGUF file with its tokenizer.
 
     Matrices are stored as ``type_name``, by default in the base's own 16 bits. The adapter is
@@ -264,7 +292,7 @@ def export_model(
     measured.
     """
     path, observer = Path(out), observer or Unwatched()
-    check_target(path, "--gguf")
+    check_target(path)
     file_type = None if type_name is None else find_file_type(type_name)
     merged = MergedWeights(model, adapter, base, quant)
     where = (tokenizer_folder(adapter) or merged.folder.text_folder) / "tokenizer.json"
@@ -296,7 +324,7 @@ def export_model(
     trained = None if settings is None else measured(settings)
     with _with_modelfile(path, ollama), atomic_file(path) as unfinished:
         made.write(unfinished, progress)
-        note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
+        note = pre_tokenizer_note(made.keys.get("tokenizer.ggml.pre"))
         difference = _difference(unfinished, adapter, written, of_rows=settings is not None)
         no_template = None
         if written.template is not None and ollama_template(written) is None:
@@ -323,13 +351,13 @@ def export_model(
                     f"{drift}, and only {100 * maximum:.0f} % are allowed: choose a larger --type, "
                     "or --base dequantized; --no-check keeps the file as it is"
                 )
-    return Exported(path, path.stat().st_size, kind.name.lower(), drift, notes)
+    return ExportResult(path, path.stat().st_size, kind.name.lower(), drift, notes)
 
 
 def export_adapter(model: str, adapter: str, out: str | Path) -> int:
     """Writes an adapter that llama.cpp loads with ``--lora``, and its Modelfile."""
     path = Path(out)
-    check_target(path, "--gguf")
+    check_target(path)
     with _text_folder(ModelFolder.without_weights(model), adapter) as texts:
         if not is_there(texts / "tokenizer.json"):
             return export_gguf(model, adapter, path)
@@ -353,7 +381,9 @@ def _with_modelfile(path: Path, text: str) -> Iterator[None]:
     target, content = modelfile_of(path), text.encode()
     existed = is_there(target)
     if existed and not _holds(target, content):
-        raise ConfigError(f"{target} already exists: choose another name with --gguf, or remove it")
+        raise ConfigError(
+            f"{target} already exists: choose another name with {option('gguf', ...)}, or remove it"
+        )
     with atomic_file(target) as unfinished:
         unfinished.write_bytes(content)
     try:
@@ -419,7 +449,7 @@ def _text_folder(folder: ModelFolder, adapter: str) -> Iterator[Path]:
         for name in ("config.json", GENERATION):
             if is_there(source / name):
                 (made / name).write_bytes(file_bytes(source / name, MODEL_JSON_BYTES))
-        take_over_prompts(Path(adapter), made)
+        copy_prompt_files(Path(adapter), made)
         yield made
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder, write_file
 from qlora_wgpu.checkpoint.hub import check_reachable, is_hub_name, name_on_hub, upload
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data import PromptKind, prompt_kind
-from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export.model_card import CardKind, model_card
+from qlora_wgpu.errors import CheckpointError, ConfigError, option
+from qlora_wgpu.exporting.model_card import CardKind, model_card
 from qlora_wgpu.files import file_bytes, is_file, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
@@ -76,6 +76,10 @@ def push(
     the upload: None is returned if it does not. A missing model card is also written into the
     adapter's folder, if that is writable.
     """
+    if merged is not None and gguf is not None:
+        raise ConfigError(
+            f"{option('merged', ...)} and {option('gguf', ...)} are mutually exclusive"
+        )
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
             raise ConfigError(f"{text!r} is not a name on the hub, expected owner/name")
@@ -105,7 +109,6 @@ def push(
 
 
 def _merged_files(folder: Path) -> dict[str, Path | bytes]:
-    """The files of a merged model: weights, configuration, tokenizer."""
     if not is_file(folder / "config.json"):
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a merged model: qlora-wgpu merge writes one"
@@ -123,7 +126,6 @@ def _merged_files(folder: Path) -> dict[str, Path | bytes]:
 
 
 def _gguf_files(path: Path) -> dict[str, Path | bytes]:
-    """A GGUF file and its Modelfile."""
     if path.suffix != ".gguf" or not is_file(path):
         raise CheckpointError(f"{path} is not a GGUF file: qlora-wgpu export writes one")
     files: dict[str, Path | bytes] = {path.name: path}
@@ -159,7 +161,6 @@ def card_text(
 
 
 def _plot_of(run: Path | None) -> Path | None:
-    """The loss curve of a run, if it exists."""
     plot = None if run is None else RunPaths(run).plot
     return plot if plot is not None and is_file(plot) else None
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig
-from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run
+from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.files import is_dir
 from qlora_wgpu.generation import QLoRAModel

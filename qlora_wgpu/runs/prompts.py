@@ -12,7 +12,7 @@ import numpy as np
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.messages import with_system

@@ -26,8 +26,8 @@ from qlora_wgpu.data import (
 from qlora_wgpu.data.batches import pack
 from qlora_wgpu.data.dataset import first_row, infer_objective
 from qlora_wgpu.data.mixture import ConcatDataset
-from qlora_wgpu.data.prepared import learns
-from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.data.prepared import has_labels
+from qlora_wgpu.data.sources import holds_documents, select_files
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_dir
@@ -80,7 +80,7 @@ class FirstData:
         rows = np.sort(lengths[lengths > 0]).tolist()
         limit = longest_text(folder.config) or _POSITIONS
         documents = any(
-            exists(Path(path)) and holds_documents(data_files(Path(path))) for path in paths
+            exists(Path(path)) and holds_documents(select_files(Path(path)).files) for path in paths
         )
         texts = objective == "sft" and all(
             row_format(path, tokenizer, config) == "text"
@@ -109,8 +109,8 @@ class FirstData:
     def has_late_labels(self) -> bool:
         """Whether more rows have labels in their last ``length`` tokens than in their first."""
         length = self.length
-        first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
-        last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
+        first = sum(has_labels(example.labels[:length].tolist()) for example in self.dataset)
+        last = sum(has_labels(example.labels[-length:].tolist()) for example in self.dataset)
         return not (self.are_documents or self.are_texts) and last > first
 
 
@@ -119,7 +119,7 @@ def split_folder(path: str) -> list[str]:
     place = Path(path)
     if not is_dir(place):
         return [path]
-    files = data_files(place)
+    files = list(select_files(place).files)
     if holds_documents(files):
         return [path]
     keys = [(first_row(file) or {}).keys() for file in files]
@@ -305,7 +305,7 @@ def recommend_config(
     )
     template = next((name for name in names if name is not None), None)
     data = FirstData.read(paths, folder, tokenizer, template, by_path)
-    options = training_options(TrainConfig(objective=objective))
+    options = training_options(TrainConfig.model_validate({"objective": objective}))
     sides = 2 if objective == "dpo" else 1
 
     step = options.step("train", 1, 1)
@@ -432,9 +432,10 @@ def _optim(hidden_size: int, objective: str) -> list[Setting]:
 
 def _output(batches: FirstBatches, name: str) -> list[Setting]:
     often = max(5, min(50, batches.steps // 4))
+    plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"
     return [
         Setting("eval.eval_steps", often, "with held-out data"),
-        Setting("output.dir", _free_run(f"runs/{_plain(name)}")),
+        Setting("output.dir", _free_run(f"runs/{plain}")),
         Setting("output.save_steps", often),
     ]
 
@@ -460,7 +461,3 @@ def first_learning_rate(hidden_size: int) -> float:
     power = 10.0 ** math.floor(math.log10(rate))
     nearest = min((1, 2, 3, 5, 10), key=lambda digit: abs(math.log(digit * power / rate)))
     return float(f"{min(max(nearest * power, 1e-4), 5e-3):.1e}")
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, command
 from qlora_wgpu.files import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
@@ -30,6 +30,8 @@ from qlora_wgpu.training.run_folder import read_rows
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
+# ---- the log -------------------------------------------------------------------------------------
+
 
 class RunHistory:
     """What a run has logged; a notebook shows its curves.
@@ -40,7 +42,6 @@ class RunHistory:
     """
 
     def __init__(self, rows: Sequence[Row], samples: Sequence[Row] = ()) -> None:
-        """Takes the rows of both files."""
         self.rows, self.samples = list(rows), list(samples)
 
     @property
@@ -84,21 +85,21 @@ def read_log(run: str | PathLike[str]) -> RunHistory:
         ConfigError: If the folder contains no run.
         CheckpointError: If the log cannot be read.
     """
-    paths = RunPaths(run)
+    return RunHistory(*_logged(RunPaths(run)))
+
+
+def _logged(paths: RunPaths) -> tuple[list[Row], list[Row]]:
     if not exists(paths.metrics):
         raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist")
-    return RunHistory(read_rows(paths.metrics), read_rows(paths.samples))
+    return read_rows(paths.metrics), read_rows(paths.samples)
 
 
 class RunStatus(RunHistory):
     """The log of a run and its state; another process may be running it."""
 
     def __init__(self, run: str | PathLike[str]) -> None:
-        """Reads a run's folder."""
         paths = RunPaths(run)
-        if not exists(paths.metrics):
-            raise ConfigError(f"{paths.path} contains no run: metrics.jsonl does not exist (yet)")
-        super().__init__(read_rows(paths.metrics), read_rows(paths.samples))
+        super().__init__(*_logged(paths))
         self.path = paths.path
         progress: Row = {}
         with suppress(CheckpointError):
@@ -132,6 +133,8 @@ class RunStatus(RunHistory):
         return [row for row in self.samples if row["step"] == self.samples[-1]["step"]]
 
 
+# ---- the report ----------------------------------------------------------------------------------
+
 _INTERVAL = 5.0  # minimum seconds between two pages during a run
 _SHARE = 100  # times the time that writing a page takes: at most one percent of the run
 _LARGEST_EXPONENT = 20.0  # of a perplexity worth showing
@@ -145,7 +148,6 @@ class Reporter(Observer):
     """
 
     def __init__(self, settings: Config, observer: Observer) -> None:
-        """Writes nothing yet."""
         self._settings, self._observer = settings, observer
         self._paths = RunPaths(settings.output.dir)
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")

@@ -6,10 +6,10 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_hint
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
-from qlora_wgpu.config.as_trained import config_of_run, find_run, without_none
+from qlora_wgpu.config.loading import config_of_run, find_run, without_none
 from qlora_wgpu.config.paths import RunPaths, path_hint
 from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.files import exists, is_dir, is_file
@@ -95,7 +95,7 @@ def base_in(settings: Config) -> str:
         hint = path_hint(Path(path).expanduser()) or _similar_model(Path(path))
         if not hint:
             hint = f"if it has moved, {set_it}"
-            if wanted := owner_wanted(path):
+            if wanted := owner_hint(path):
                 hint += f"; {wanted}"
         raise ConfigError(f"model folder {path} does not exist: {hint}")
     return path
@@ -180,14 +180,6 @@ def _is_gguf(path: Path) -> bool:
 # ---- opening -------------------------------------------------------------------------------------
 
 
-def _checked(memory: str | int | None) -> str | int | None:
-    """A size as ``device.memory`` parses it."""
-    if memory is None:
-        return None
-    settings = {"model": {"path": "."}, "device": {"memory": memory}}
-    return Config.model_validate(settings).device.memory
-
-
 def open_adapter(
     adapter: str | PathLike[str],
     model: str | PathLike[str] | None = None,
@@ -215,10 +207,13 @@ def open_adapter(
     observer = observer or Unwatched()
     adapter = adapter_in(str(adapter)) or str(adapter)
     settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
+    if memory is not None:
+        checked = {"model": {"path": "."}, "device": {"memory": memory}}
+        memory = Config.model_validate(checked).device.memory
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
-        "device": {"gpu": gpu, "backend": backend, "memory": _checked(memory)},
+        "device": {"gpu": gpu, "backend": backend, "memory": memory},
     }
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     source = OpenedModel.open(settings.model.path)

@@ -13,8 +13,7 @@ from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
 from qlora_wgpu.cluster.security import Address
 from qlora_wgpu.config import Config, LoraConfig, load_config
-from qlora_wgpu.config.as_trained import changed
-from qlora_wgpu.config.loading import PATH_KEYS, Overrides, located, with_settings
+from qlora_wgpu.config.loading import PATH_KEYS, Overrides, changed, located, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, RunPaths, is_inline_template
 from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
@@ -87,7 +86,6 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
 
 
 def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
-    """The section and key of each override."""
     if isinstance(overrides, Mapping):
         return set(located(overrides))
     keys = (text.partition("=")[0].strip().partition(".") for text in overrides)

@@ -18,7 +18,6 @@ from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
-from qlora_wgpu.runs.placement import Placement
 from qlora_wgpu.runs.prompts import (
     SampleTexts,
     Writer,
@@ -41,7 +40,7 @@ from qlora_wgpu.runs.settings import (
 from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.batching import sorted_by_length
-from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
+from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_figures
 from qlora_wgpu.training.evaluation import log_texts
@@ -64,7 +63,7 @@ def train(
     overwrite: bool = False,
     resume: bool = False,
     overrides: Overrides = (),
-    callbacks: Callbacks = NO_CALLBACKS,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
     """Fine-tunes a model as ``qlora_wgpu.train`` does, without printing anything.
 
@@ -74,6 +73,7 @@ def train(
     require_own_peers(config, settings, overrides)
     refuse_both(overwrite=overwrite, resume=resume)
     events = Events.of(observer)
+    subscribe_callbacks(events, callbacks)
     events.forget_stop()
     if resume:
         settings = relocate_paths(settings, events)
@@ -87,7 +87,7 @@ def train(
 
 
 def _train(
-    settings: Config, events: Events, page: Reporter, callbacks: Callbacks, *,
+    settings: Config, events: Events, page: Reporter, callbacks: Sequence[TrainerCallback], *,
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     settings.require_train()
@@ -172,7 +172,10 @@ def _opened_model(
             yield settings, owned, cluster, cluster.text
         return
     placed = place_training(settings, workload, data.computed_tokens, device, observer)
-    settings = _as_placed(settings, placed)
+    assert isinstance(placed.workload, TrainingWorkload)
+    if placed.workload.step.checkpointing != settings.train.gradient_checkpointing:
+        train = settings.train.model_copy(update={"gradient_checkpointing": True})
+        settings = settings.model_copy(update={"train": train})
     if resume and settings.lora.changes_base:  # the checkpoint has it, so it is not recomputed
         start = start_of(checkpoint_folders(Path(settings.output.dir)))
         adapter = placed.layout.adapter
@@ -182,15 +185,6 @@ def _opened_model(
     # The largest plan first, since smaller ones reuse its slots.
     model.prepare(settings.rows_at_once, data.length)
     yield settings, model, None, writer_of(model)
-
-
-def _as_placed(settings: Config, placed: Placement) -> Config:
-    """The settings, with gradient checkpointing if the placement needs it."""
-    assert isinstance(placed.workload, TrainingWorkload)
-    if placed.workload.step.checkpointing == settings.train.gradient_checkpointing:
-        return settings
-    train = settings.train.model_copy(update={"gradient_checkpointing": True})
-    return settings.model_copy(update={"train": train})
 
 
 def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:

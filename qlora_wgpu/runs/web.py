@@ -48,7 +48,9 @@ def write_page(
     sample = _sample(settings) if with_data else None
     source = OpenedModel.open(base_in(settings))
     if sample is not None:
-        _check_rows(settings, source, sample, max(options.buckets, default=0))
+        length = max(options.buckets, default=0) or settings.data.max_seq_length
+        data = settings.data.model_copy(update={"max_seq_length": length})
+        load_dataset(sample, source.tokenizer, length, how=preparation(data))  # as the page will
     with atomic_folder(out) as unfinished:
         put_page(unfinished)
         if sample is not None:
@@ -69,13 +71,6 @@ def _sample(settings: Config) -> Path:
     return path
 
 
-def _check_rows(settings: Config, source: OpenedModel, sample: Path, longest: int) -> None:
-    """Refuses an example that the page would refuse."""
-    length = longest or settings.data.max_seq_length
-    data = settings.data.model_copy(update={"max_seq_length": length})
-    load_dataset(sample, source.tokenizer, length, how=preparation(data))
-
-
 class SiteServer(socketserver.ThreadingTCPServer):
     """Serves a site on the loopback address, for this machine only."""
 
@@ -85,7 +80,6 @@ class SiteServer(socketserver.ThreadingTCPServer):
     _free = threading.BoundedSemaphore(_CONNECTIONS)
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        """Binds a port without serving yet."""
         folder = Path(folder)
         try:
             json.loads(file_bytes(folder / MANIFEST, OWN_JSON_BYTES))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from qlora_wgpu.cluster.computing import received_gradient
+from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.families.parts.config import longest_text
@@ -146,7 +146,6 @@ class TrainingWorkload(Workload):
         return list({id(plan): plan for plan in (*first, *others, *training)}.values())
 
     def _other(self, layout: ModelPlan, kind: StepKind, length: int) -> Plan:
-        """The plan of a step without a gradient."""
         options = TrainingOptions(objective=self.step.objective)
         return layout.step(options.step(kind, self.step.batch, length)).plan
 
@@ -240,7 +239,6 @@ def _first_plans(layout: ModelPlan) -> Iterator[Plan]:
 
 
 def _norms_plans(layout: ModelPlan) -> Iterator[Plan]:
-    """The plans of DoRA's magnitudes."""
     for name in layout.adapter.loras if layout.adapter.config.use_dora else ():
         graph, norms = norms_graph(layout, name)
         yield compile_plan(graph, (norms,))

@@ -1,6 +1,5 @@
-"""What came with a stranger's files and computes: templates, patterns and tokenizers.
+"""Code in untrusted files: chat templates, regular expressions and tokenizers.
 
-Some of it runs in a process of its own (``process.py``, and ``child.py`` on the other side), which
-the operating system holds to its limits: neither Jinja nor Python's regular expressions nor the
-library of tokenizers can be stopped from within.
+Some of it runs in a child process (``process.py``) whose time and memory the operating system
+limits: neither Jinja nor Python's ``re`` nor the tokenizers library can be interrupted from within.
 """

@@ -1,7 +1,7 @@
-"""Regular expressions of strangers, as Python reads them.
+"""Untrusted regular expressions in Python's syntax.
 
-PEFT's patterns need Python's syntax, looking ahead included, which no engine without searching back
-has. So an expression that may search back for long runs in a process of its own.
+PEFT's patterns need Python's syntax, such as lookahead, which engines without backtracking lack. So
+expressions that may backtrack for long run in a child process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REPEATS = re.compile(r"[*+?{]")
 
 
 class ExpressionError(ValueError):
-    """An expression is broken, or takes too long; the message says what it does or is."""
+    """An expression is invalid or takes too long; the message is a predicate of it."""
 
 
 @lru_cache(maxsize=1)
@@ -28,21 +28,21 @@ def _process() -> SandboxProcess:
 
 
 def check_expression(expression: str) -> None:
-    """Makes sure that a regular expression is one."""
+    """Requires a valid regular expression."""
     check_expressions((expression,))
 
 
 @lru_cache(maxsize=1024)
 def check_expressions(expressions: tuple[str, ...]) -> None:
-    """Makes sure that regular expressions are such, and not too many."""
+    """Requires valid regular expressions, and not too many."""
     if len(expressions) > PATTERNS:
         raise ExpressionError(f"are {len(expressions):,} patterns, more than {PATTERNS:,}")
     if sum(map(len, expressions)) > PATTERN_CHARACTERS:
         raise ExpressionError(f"has more than {PATTERN_CHARACTERS:,} characters")
-    searching = [each for each in expressions if not _is_quick(each)]
+    slow = [each for each in expressions if not _is_quick(each)]
     quick = [each for each in expressions if _is_quick(each)]
-    problems = _problems(quick) + (_apart(_problems, searching) if searching else [])
-    for expression, problem in zip(quick + searching, problems, strict=True):
+    problems = _problems(quick) + (_in_child(_problems, slow) if slow else [])
+    for expression, problem in zip(quick + slow, problems, strict=True):
         if problem is not None:
             which = "is not" if len(expressions) == 1 else f"has {expression[:80]!r}, which is not"
             raise ExpressionError(f"{which} a regular expression: {problem}")
@@ -50,48 +50,47 @@ def check_expressions(expressions: tuple[str, ...]) -> None:
 
 @lru_cache(maxsize=2**16)
 def fits(expression: str, text: str) -> bool:
-    """Whether a whole text fits a regular expression, as ``re.fullmatch`` has it."""
+    """Whether ``re.fullmatch`` matches."""
     check_expression(expression)
     if _is_quick(expression, text):
         return _fits(expression, text)
-    return bool(_apart(_fits, expression, text))
+    return bool(_in_child(_fits, expression, text))
 
 
 @lru_cache(maxsize=2**16)
 def first_fitting(expressions: tuple[str, ...], text: str) -> int | None:
-    """The place of the first expression that a whole text fits; None where none does.
+    """The index of the first expression that ``re.fullmatch`` matches; None if none does.
 
-    All that may search back are asked of the other process at once: what they cost together is
-    bounded as one is.
+    All that may backtrack are sent to the child process in one call with a common time limit.
     """
-    searching: list[int] = []
+    slow: list[int] = []
     found = None
-    for place, expression in enumerate(expressions):
+    for index, expression in enumerate(expressions):
         if not _is_quick(expression, text):
-            searching.append(place)
+            slow.append(index)
         elif _fits(expression, text):
-            found = place
+            found = index
             break
-    if searching:
-        check_expressions(tuple(expressions[place] for place in searching))
-        place = _apart(_first_fitting, [expressions[place] for place in searching], text)
-        found = found if place is None else searching[place]
+    if slow:
+        check_expressions(tuple(expressions[index] for index in slow))
+        earlier = _in_child(_first_fitting, [expressions[index] for index in slow], text)
+        found = found if earlier is None else slow[earlier]
     return found
 
 
 @lru_cache(maxsize=2**16)
 def begins(expression: str, text: str) -> bool:
-    """Whether a text begins with what fits a regular expression, as ``re.match`` has it."""
+    """Whether ``re.match`` matches."""
     check_expression(expression)
     if _is_quick(expression, text):
         return _begins(expression, text)
-    return bool(_apart(_begins, expression, text))
+    return bool(_in_child(_begins, expression, text))
 
 
 def _is_quick(expression: str, text: str = "") -> bool:
-    """Whether it repeats one thing at most, or chooses a few times without repeating.
+    """Whether it has at most one repetition, or a few alternatives without any.
 
-    That PEFT lets anything stand before a name, up to a dot, makes it no worse.
+    PEFT's prefix that matches any parent module does not count.
     """
     own = expression.removeprefix(ANY_PARENT)
     repeats, choices = len(_REPEATS.findall(own)), own.count("|")
@@ -99,29 +98,28 @@ def _is_quick(expression: str, text: str = "") -> bool:
     return is_short and ((repeats == 0 and choices < 8) or (repeats == 1 and choices == 0))
 
 
-def _apart(function: Callable[..., Any], *args: str | list[str]) -> Any:
+def _in_child(function: Callable[..., Any], *args: str | list[str]) -> Any:
     try:
         return _process().call(function, *args)
     except SandboxError as err:
         raise ExpressionError(str(err)) from None
 
 
-# ---- what runs in the child process, too ---------------------------------------------------------
-
-
-def _problem(expression: str) -> str | None:
-    try:
-        re.compile(expression)
-    except (re.error, RecursionError, OverflowError) as err:
-        return str(err)
-    return None
+# ---- functions of this process and of the child --------------------------------------------------
 
 
 def _problems(expressions: list[str]) -> list[str | None]:
-    return [_problem(each) for each in expressions]
+    problems: list[str | None] = []
+    for expression in expressions:
+        try:
+            re.compile(expression)
+            problems.append(None)
+        except (re.error, RecursionError, OverflowError) as err:
+            problems.append(str(err))
+    return problems
 
 
-_compiled = lru_cache(maxsize=4 * PATTERNS)(re.compile)  # re itself keeps few
+_compiled = lru_cache(maxsize=4 * PATTERNS)(re.compile)  # re's own cache is small
 
 
 def _fits(expression: str, text: str) -> bool:

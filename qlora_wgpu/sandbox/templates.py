@@ -1,8 +1,7 @@
-"""Chat templates of strangers: no code of their own, nothing that tells of this process.
+"""Untrusted chat templates, in Jinja's sandbox and without access to addresses of objects.
 
-Jinja's sandbox stops access to Python's internals and changes to values. It does not stop loops
-without end or texts without bound: the process that this runs in is held to its time and memory
-(``process.py``).
+Jinja's sandbox prevents access to Python's internals and changes to values, but neither endless
+loops nor unlimited output: the process that renders limits time and memory (``process.py``).
 """
 
 from __future__ import annotations
@@ -29,19 +28,13 @@ from qlora_wgpu.errors import DataError, TokenizerError
 
 # ---- the environment -----------------------------------------------------------------------------
 
-_TELL_ADDRESSES = (
-    BuiltinFunctionType,
-    FunctionType,
-    MethodType,
-    MethodWrapperType,
-    BlockReference,
-)
+_WITH_ADDRESS = (BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, BlockReference)
 _STREAMS = (
     *("batch", "items", "map", "reject", "rejectattr"),
     *("reverse", "select", "selectattr", "slice", "unique"),
 )
 
-# Private-use characters around assistant text. Unlike counted positions they stay right when a
+# Noncharacters around the assistant's text. Unlike counted positions they stay correct if a
 # template captures a block in a variable or a macro before printing it.
 SPAN_START, SPAN_END = "\ufdd0", "\ufdd1"
 
@@ -51,7 +44,7 @@ class RefusedConversation(Exception):
 
 
 class _Function:
-    """A function or method that a template got hold of: to be called, not to be looked at."""
+    """A function or method that a template may call but not inspect."""
 
     __slots__ = ("function",)
 
@@ -63,11 +56,11 @@ class _Function:
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return "<function>"  # Python's own tells addresses
+        return "<function>"  # Python's shows the address
 
 
 class _Stream:
-    """What a filter gives piece by piece."""
+    """The lazy result of a filter."""
 
     __slots__ = ("_pieces",)
 
@@ -85,14 +78,14 @@ class _Stream:
 
 
 def _hidden(value: Any) -> Any:
-    """A value without what Python would write of its address."""
-    return _Function(value) if callable(value) and isinstance(value, _TELL_ADDRESSES) else value
+    """Hides the address of a function or method."""
+    return _Function(value) if callable(value) and isinstance(value, _WITH_ADDRESS) else value
 
 
 def _streaming(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose iterators do not tell their addresses."""
+    """A filter whose iterators do not show their addresses."""
 
-    @functools.wraps(original)  # Jinja's marks included
+    @functools.wraps(original)  # with Jinja's attributes
     def stream(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         return _Stream(result) if isinstance(result, Iterator) else result
@@ -101,12 +94,12 @@ def _streaming(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class GenerationExtension(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}``: marks what the assistant writes."""
+    """``{% generation %}...{% endgeneration %}``: marks the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Any) -> Any:
-        """Turns the block into a call of ``_marked`` around its body."""
+        """Parses the block as a call of ``_marked`` around its body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_marked")
@@ -119,8 +112,8 @@ class GenerationExtension(jinja2.ext.Extension):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The environment that chat templates are written for.
 
-    Blocks are trimmed, loops have ``break`` and ``continue``, and ``raise_exception``,
-    ``strftime_now`` and a plain ``tojson`` exist, as in transformers.
+    As in transformers, blocks are trimmed, loops have ``break`` and ``continue``, and there are
+    ``raise_exception``, ``strftime_now`` and a plain ``tojson``.
     """
 
     def __init__(self) -> None:
@@ -129,7 +122,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[GenerationExtension, jinja2.ext.loopcontrols],
         )
-        now = datetime.now()  # one moment, so that a date cannot change between two renderings
+        now = datetime.now()  # fixed, so that the date cannot change between two renderings
         self.filters["tojson"] = _tojson
         self.globals["range"] = _Function(safe_range)
         self.globals["raise_exception"] = _Function(_raise_exception)
@@ -140,11 +133,11 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             self.globals.pop(name, None)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """An attribute or item, functions without their addresses."""
+        """An attribute or item; functions hide their addresses."""
         return _hidden(super().getattr(obj, attribute))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """An item or attribute, functions without their addresses."""
+        """An item or attribute; functions hide their addresses."""
         return _hidden(super().getitem(obj, argument))
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +153,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escapes for HTML that Jinja's own filter makes."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -174,8 +167,7 @@ def _raise_exception(message: object) -> NoReturn:
     raise RefusedConversation(str(message))
 
 
-# What Jinja, MarkupSafe and Python import when they first need it: a process of strangers' code can
-# open no file any more by then.
+# What Jinja, MarkupSafe and Python load lazily: the sandboxed process cannot open files then.
 for _module in ("html.entities", "jinja2.debug", "unicodedata"):
     importlib.import_module(_module)
 for _codec in ("ascii", "latin-1", "raw_unicode_escape", "unicode_escape", "utf-16", "utf-32"):
@@ -199,7 +191,7 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool,
 ) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation's text, and the ranges of characters that the template marks."""
+    """A conversation's text, and the character ranges of its ``{% generation %}`` blocks."""
     template = _compile(source)[0]
     try:
         text = template.render(
@@ -210,28 +202,30 @@ def render(
             **special_tokens,
         )
     except RefusedConversation as err:
-        raise DataError(f"the chat template refuses this conversation: {_told(err)}") from err
+        raise DataError(f"the chat template refuses this conversation: {_message(err)}") from err
     except SecurityError as err:
-        raise TokenizerError(f"the chat template is stopped: {_told(err)}") from err
+        raise TokenizerError(f"the chat template was stopped: {_message(err)}") from err
     except MemoryError:
-        raise  # told by the process that this runs in
+        raise  # reported by the process that this runs in
     except Exception as err:  # a template can raise anything its filters and operators raise
-        raise DataError(f"the chat template cannot render this conversation: {_told(err)}") from err
+        raise DataError(
+            f"the chat template cannot render this conversation: {_message(err)}"
+        ) from err
     return _take_marks(text)
 
 
 @lru_cache(maxsize=16)
 def _compile(source: str) -> tuple[jinja2.Template, bool]:
     if SPAN_START in source or SPAN_END in source:
-        raise TokenizerError("the chat template holds the noncharacters U+FDD0 or U+FDD1")
+        raise TokenizerError("the chat template must not have the noncharacters U+FDD0 and U+FDD1")
     environment = ChatEnvironment()
     try:
         tree = environment.parse(source)
         template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as err:
-        raise TokenizerError(f"the chat template is broken (line {err.lineno}): {err}") from err
+        raise TokenizerError(f"the chat template is invalid (line {err.lineno}): {err}") from err
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as err:
-        raise TokenizerError(f"the chat template is broken: {_told(err)}") from err
+        raise TokenizerError(f"the chat template is invalid: {_message(err)}") from err
     marks = any(
         node.identifier == GenerationExtension.identifier
         for node in tree.find_all(jinja2.nodes.ExtensionAttribute)
@@ -239,14 +233,14 @@ def _compile(source: str) -> tuple[jinja2.Template, bool]:
     return template, marks
 
 
-def _told(err: Exception) -> str:
-    """An error's message as far as it is worth reading."""
+def _message(err: Exception) -> str:
+    """An error's message without addresses, at most 300 characters."""
     message = _ADDRESS.sub("", str(err))
     return message if len(message) <= 300 else f"{message[:300]}…"
 
 
 def _take_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """Removes the marks and returns where they stood; nested ones count as the outermost."""
+    """Removes the marks and returns their spans; nested ones count as the outermost."""
     pieces: list[str] = []
     spans: list[tuple[int, int]] = []
     length = depth = start = 0

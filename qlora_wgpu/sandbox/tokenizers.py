@@ -1,11 +1,10 @@
-"""Tokenizers of strangers: read and tried in a process of its own, bounded by a text's length.
+"""Untrusted tokenizers: examined in a child process, and kept there if they may be slow.
 
-The library of tokenizers computes whatever tokenizer.json says: its regular expressions search back
-as long as they like, its replacements may grow a text without bound, and where memory runs out it
-ends the process. So a file is first read in a child process. If all its parts are ones whose
-time and memory are bounded by the text's length, this process reads it, too. Else, above all where
-a regular expression is not known to take linear time, the child keeps it: it is slower there, and
-nothing else changes.
+The regular expressions of a tokenizer.json may backtrack without limit, its replacements may grow a
+text without limit, and the library aborts the process when memory runs out. So a file is first read
+in a child process. If the time and memory of all its components are bounded by the text's length,
+this process uses it, too. Otherwise, usually because a regular expression is not known to take
+linear time, it runs in the child process, which is slower but equivalent.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from qlora_wgpu.files import is_file
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 
-# ---- what is bounded -----------------------------------------------------------------------------
+# ---- bounded components --------------------------------------------------------------------------
 
-_LONGEST_TOKEN = 4096  # characters; runs of spaces are the longest that are real
+_LONGEST_TOKEN = 4096  # characters; the longest in practice are runs of spaces
 _LONGEST_WORD = 1000  # characters that WordPiece looks up piece by piece
-_GROWTH = 64  # of a text, by all replacements together
+_GROWTH = 64  # of a text, by all replacements
 _SPECIAL_TOKENS = 64  # around a text
 
 _PLAIN = frozenset(
@@ -50,20 +49,20 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _OTHER = r"[^\r\n\p{L}\p{N}]?"
 _REST_WITH_SLASH = _REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
 
-# Expressions that published families split words with; none looks at a character twice for long.
+# Expressions of published families' pre-tokenizers, which take linear time.
 _KNOWN = frozenset(
     (
         # GPT-2
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        # Llama 3 and GPT-4, Qwen, and others with as many digits as they like
+        # Llama 3 and GPT-4, Qwen, and others with other numbers of digits
         *(
             rf"{_ENDINGS}|{_OTHER}\p{{L}}+|{digits}|{_REST}"
             for digits in (r"\p{N}{1,3}", r"\p{N}", r"\p{N}+", r"\p{N}{1,2}")
         ),
         rf"{_ENDINGS}|{_OTHER}[\p{{L}}\p{{M}}]+|\p{{N}}|"
         r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        # GPT-4o, Phi 4 and gpt-oss; Mistral without its endings
+        # GPT-4o, Phi 4 and gpt-oss; Mistral without the contractions
         rf"{_OTHER}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_OTHER}{_UPPER}+{_LOWER}*{_ENDINGS}?|"
         rf"\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",
         rf"{_OTHER}{_UPPER}*{_LOWER}+|{_OTHER}{_UPPER}+{_LOWER}*|\p{{N}}|{_REST_WITH_SLASH}",
@@ -97,7 +96,7 @@ def is_bounded(parts: Mapping[str, Any], longest_token: int, longest_word: int) 
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:
-    """A part's steps in their order, sequences within sequences laid out."""
+    """A component's steps in order, nested sequences flattened."""
     if not isinstance(part, dict):
         return []
     inner = [step for key in _LISTS for each in part.get(key) or [] for step in _steps(each)]
@@ -118,7 +117,7 @@ def _is_bounded(step: Mapping[str, Any]) -> bool:
 
 
 def _growth(steps: list[dict[str, Any]]) -> float:
-    """How many times longer than a text what is made of it may be, by replacements alone."""
+    """The maximum factor by which replacements make a text longer."""
     growth = 1.0
     for step in steps:
         if step.get("type") == "Replace":
@@ -131,47 +130,41 @@ def _growth(steps: list[dict[str, Any]]) -> float:
 
 # ---- opening -------------------------------------------------------------------------------------
 
-_VERSION = 2  # of what is looked at; a new one looks anew
+_VERSION = 2  # of the examination; another one examines all tokenizers again
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-_SMALL = 1 << 20  # bytes of a file whose memory is not worth a new process
+_SMALL = 1 << 20  # bytes of a file after which the child process is reused
 _TRIAL = "A trial: 12 words,\n\tsome   of them naïve — 漢字. " * 4
 
 
 def open_tokenizer(content: bytes) -> tokenizers.Tokenizer | ConfinedTokenizer:
-    """The tokenizer of a file's content, here or in a process of its own."""
-    seen = cache_path("tokenizers", f"{_VERSION}-{_library()}-{_hash(content)}")
+    """The tokenizer of a file's content, in this process or in a child."""
+    library = importlib.metadata.version("tokenizers")
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    seen = cache_path("tokenizers", f"{_VERSION}-{library}-{digest}")
     if not is_file(seen):
         if not _examine(content):
             return ConfinedTokenizer(content)
-        with suppress(OSError):  # looked at again next time
+        with suppress(OSError):  # examined again next time
             make_cache_folder(seen.parent)
             seen.touch()
-    with library_errors("the library of tokenizers refuses it"):
+    with library_errors("the tokenizers library refuses it"):
         return tokenizers.Tokenizer.from_buffer(content)
 
 
 def _examine(content: bytes) -> bool:
-    """Whether a tokenizer can be read, and whether each of its parts is bounded."""
+    """Whether all components of a tokenizer are bounded; an error if it is invalid."""
     try:
-        return bool(_examiner().call(_load_and_look, content))
+        return bool(_examiner().call(_load_and_examine, content))
     except SandboxError as err:
         raise TokenizerError(f"it {err}") from err
     finally:
-        if len(content) > _SMALL:  # a process keeps what it once had
+        if len(content) > _SMALL:  # frees its memory
             _examiner().close()
 
 
 @lru_cache(maxsize=1)
 def _examiner() -> SandboxProcess:
     return SandboxProcess("sandbox.tokenizers")
-
-
-def _library() -> str:
-    return importlib.metadata.version("tokenizers")
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
 
 
 class _Encoding(NamedTuple):
@@ -184,10 +177,9 @@ class _AddedToken(NamedTuple):
 
 
 class ConfinedTokenizer:
-    """What this package uses of a ``tokenizers.Tokenizer``, in a process of its own."""
+    """The methods of ``tokenizers.Tokenizer`` that this package uses, run in a child process."""
 
     def __init__(self, content: bytes) -> None:
-        """Takes the content of a tokenizer.json, which is read when it is first used."""
         self._content = content
         self._process = SandboxProcess("sandbox.tokenizers", (_load, content))
 
@@ -196,18 +188,18 @@ class ConfinedTokenizer:
         self._process.close()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
-        """Ids and ranges of characters."""
+        """Token ids and offsets of a text."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True
     ) -> list[_Encoding]:
-        """Those of several texts, in one call."""
-        made = self._call(_encode, list(texts), add_special_tokens, answers=len(texts))
+        """Token ids and offsets of several texts, in one call."""
+        made = self._call(_encode, list(texts), add_special_tokens, items=len(texts))
         return [_Encoding(ids, [(a, b) for a, b in offsets]) for ids, offsets in made]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids."""
+        """Text of token ids."""
         return str(self._call(_decode, list(ids), skip_special_tokens))
 
     def token_to_id(self, token: str) -> int | None:
@@ -229,37 +221,37 @@ class ConfinedTokenizer:
         return {number: _AddedToken(special) for number, special in self._call(_added_tokens)}
 
     def to_str(self) -> str:
-        """What it was made of."""
+        """The content of its tokenizer.json."""
         return self._content.decode("utf-8", "replace")
 
     def no_truncation(self) -> None:
-        """Nothing: it never truncates."""
+        """Does nothing: it never truncates."""
 
     def no_padding(self) -> None:
-        """Nothing: it never pads."""
+        """Does nothing: it never pads."""
 
-    def _call(self, function: Callable[..., Any], *args: Any, answers: int = 1) -> Any:
+    def _call(self, function: Callable[..., Any], *args: Any, items: int = 1) -> Any:
         try:
-            return self._process.call(function, *args, answers=answers)
+            return self._process.call(function, *args, items=items)
         except SandboxError as err:
-            raise TokenizerError(f"the tokenizer is stopped: it {err}") from err
+            raise TokenizerError(f"the tokenizer was stopped: it {err}") from err
 
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turns what ``tokenizers`` raises into TokenizerError, its panics included."""
+    """Raises errors and panics of the ``tokenizers`` library as TokenizerError."""
     try:
         yield
     except (TokenizerError, MemoryError):
         raise
     except BaseException as err:
-        # A Rust panic is raised as a BaseException; an interrupt must stay one.
+        # Rust panics are BaseExceptions; interrupts must not be caught.
         if isinstance(err, Exception) or type(err).__name__ == "PanicException":
             raise TokenizerError(f"{what}: {str(err)[:300]}") from err
         raise
 
 
-# ---- what runs in the child process --------------------------------------------------------------
+# ---- functions of the child process --------------------------------------------------------------
 
 _backend: tokenizers.Tokenizer
 _longest_token: int
@@ -267,7 +259,7 @@ _longest_token: int
 
 def _load(content: bytes) -> None:
     global _backend, _longest_token
-    with library_errors("the library of tokenizers refuses it"):
+    with library_errors("the tokenizers library refuses it"):
         _backend = tokenizers.Tokenizer.from_buffer(content)
         _backend.no_truncation()
         _backend.no_padding()
@@ -279,14 +271,14 @@ def _load(content: bytes) -> None:
 def _check_ids(ids: Iterable[int]) -> None:
     highest = max(ids, default=0)
     if highest > TOKEN_ID:
-        raise TokenizerError(f"it has a token with the id {highest}, above {TOKEN_ID}")
+        raise TokenizerError(f"it has a token with the id {highest}, more than {TOKEN_ID}")
 
 
-def _load_and_look(content: bytes) -> bool:
+def _load_and_examine(content: bytes) -> bool:
     _load(content)
-    with library_errors("it cannot be used"):
+    with library_errors("it fails on a short text"):
         ids = _backend.encode(_TRIAL).ids
-        _check_ids(ids)  # what is put around a text need not be in the vocabulary
+        _check_ids(ids)  # added special tokens may be missing from the vocabulary
         _backend.decode(ids)
         states = {name: getattr(_backend, name) for name in _PARTS}
         parts = {n: s and json.loads(s.__getstate__()) for n, s in states.items()}
@@ -297,13 +289,13 @@ def _load_and_look(content: bytes) -> bool:
 def _encode(
     texts: list[str], add_special_tokens: bool
 ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    with library_errors("it cannot encode the text"):
+    with library_errors("it fails to encode the text"):
         made = [_backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         return [(each.ids, each.offsets) for each in made]
 
 
 def _decode(ids: list[int], skip_special_tokens: bool) -> str:
-    with library_errors("it cannot decode the ids"):
+    with library_errors("it fails to decode the ids"):
         return str(_backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
 

@@ -1,4 +1,4 @@
-"""Checks of a driver: every variant of the kernels against its NumPy reference."""
+"""Checks of a driver: all kernel variants against NumPy references."""
 
 from qlora_wgpu.selfcheck.cases import checks
 from qlora_wgpu.selfcheck.results import (

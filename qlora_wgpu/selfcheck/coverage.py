@@ -1,6 +1,6 @@
-"""Which checks a run needs: few that execute every statement of the run's shaders.
+"""Chooses a few checks that execute every statement of a run's shaders.
 
-Statements are compared without their numbers, which depend on shapes.
+Statements are compared without numbers, which depend on shapes.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from qlora_wgpu.selfcheck.cases import Case
 
 Statements = frozenset[tuple[str, str]]  # each with its shader's file
 
-_OPERANDS = "operands"  # in place of a file, of how bindings are read and written by any shader
-_EACH = 4000  # characters of code, in whose time a check computes and compares
+_OPERANDS = "operands"  # instead of a file, for accesses to bindings in any shader
+_EACH = 4000  # a check's own cost, in characters of code to compile
 _COMMENT = re.compile(r"//[^\n]*")
 _END = re.compile(r"[;{}\n]")
 _NUMBER = re.compile(r"\d+")
 _FIELDS = re.compile(r"(\w+: [\w<>]+,?\s*)+")  # of a struct: nothing is executed
-# What ``gpu/operands.py`` writes for a binding, each on one line.
+# The code that ``gpu/operands.py`` generates for a binding, one line each.
 _ACCESSOR = re.compile(
     r"(?:@group\(0\) @binding\(\d+\) var(?:<[^>]*>)? |alias Raw_|fn (?:load|raw|unpack|texel|halves"
     r"|beyond|rounded|broadcast|store|store_small)_)([a-z][a-z0-9_]*?)(?:_\d+)?\b(?=[:(]| =)"
 )
-# Whose functions those call.
+# The files with the functions that this code calls.
 _STORED_FORMS = ("texel", "eight", "bfloat16", "small_bfloat16", "float16", "eight_float16")
 
 
 class Footprint(NamedTuple):
-    """The statements that launches execute, and the shaders that a driver compiles for them."""
+    """The statements that launches execute, and the shaders that are compiled for them."""
 
-    statements: Statements  # all statements, without their numbers
-    shaders: Mapping[str, int]  # the length of each shader's code, by its label
+    statements: Statements  # without numbers
+    shaders: Mapping[str, int]  # the length of each shader's code by label
 
     @classmethod
     def of(cls, launches: Iterable[Launch]) -> Footprint:
-        """That of some launches."""
         shaders = {launch.shader.label: launch.shader for launch in launches}
         parts = (_statements(shader.path, shader.code) for shader in shaders.values())
         lengths = {label: len(shader.code) for label, shader in shaders.items()}
@@ -47,7 +46,6 @@ class Footprint(NamedTuple):
 
     @property
     def paths(self) -> set[str]:
-        """The shaders' files."""
         return {path for path, _ in self.statements} - {_OPERANDS}
 
 
@@ -67,13 +65,13 @@ def _statements(path: str, code: str) -> Statements:
 
 @cache
 def _named_x(line: str, name: str) -> str:
-    """How a binding is read or written, without its name and numbers."""
+    """An access to a binding, without its name and numbers."""
     return re.sub(rf"(\b|_){name}(?=\b|_before\b)", r"\1x", _NUMBER.sub("#", line))
 
 
 @cache
 def _of_stored_forms() -> frozenset[str]:
-    """The statements by which every shader reads and writes bfloat16, float16 and texels."""
+    """The statements for reading and writing bfloat16, float16 and texels in all shaders."""
     return frozenset().union(
         *(_pieces(shader_source(f"common/{name}.wgsl")) for name in _STORED_FORMS)
     )
@@ -86,17 +84,17 @@ def _pieces(code: str) -> frozenset[str]:
 
 @cache
 def _executed(piece: str) -> str:
-    """A statement without its numbers; empty if nothing is executed."""
+    """A statement without numbers; empty if nothing is executed."""
     return "" if _FIELDS.fullmatch(piece) else _NUMBER.sub("#", piece)
 
 
 def covering(
     missing: Statements, traced: Mapping[Case, Footprint], compiled: Container[str] = ()
 ) -> tuple[list[Case], Statements]:
-    """Chooses checks that execute what is missing, as far as any does.
+    """Chooses checks that execute the missing statements, as far as any check does.
 
-    The next is always the one that executes most of it for what its shaders take to compile, where
-    those that the run compiles as well cost nothing; what others make superfluous is left out.
+    Greedy: the next check executes the most of them relative to the cost of compiling its shaders,
+    without those that the run compiles anyway; redundant checks are left out.
     """
     costs = {
         case: _EACH + sum(n for label, n in own.shaders.items() if label not in compiled)

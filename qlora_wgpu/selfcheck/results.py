@@ -1,7 +1,7 @@
-"""Runs the checks of a device, all or those that a training run needs, and caches the results.
+"""Runs a device's checks, all or those that a training run needs, and caches the results.
 
-A statement of a shader that was checked once is sound for every run with the same profile, so that
-a run with other settings checks only the statements that are new.
+A shader statement that passed once is verified for all runs with the same profile, so a run with
+other settings only checks new statements.
 """
 
 from __future__ import annotations
@@ -31,40 +31,38 @@ from qlora_wgpu.selfcheck.runner import Runner, Tracer, TracingDone
 # ---- the cache -------------------------------------------------------------------------------
 
 _SOUND, _WRONG = "sound", "wrong"
-_CUTS = 32  # profiles that are kept
+_CUTS = 32  # number of profiles in the cache
 
 
 def cache_file() -> Path:
-    """The file of results: ``qlora-wgpu/checked.json`` in the cache folder."""
     return cache_path("checked.json")
 
 
 def unchecked(cut: str, needed: Statements) -> Statements:
-    """The statements of a run that were not found sound yet."""
+    """The statements of a run that are not verified yet."""
     sound = _strings(_read(_SOUND).get(cut))
     return frozenset(statement for statement in needed if key(statement) not in sound)
 
 
 def keep_sound(cut: str, checked: Statements) -> None:
-    """Remembers statements that are sound; arguments as for ``unchecked``."""
+    """Stores verified statements; arguments as for ``unchecked``."""
     sound = _read(_SOUND)
     marks = _strings(sound.pop(cut, None)) | {key(statement) for statement in checked}
-    others = list(sound.items())[1 - _CUTS :]  # those that were added to last
+    others = list(sound.items())[1 - _CUTS :]  # the most recently used ones
     _write({_SOUND: {**dict(others), cut: sorted(marks)}, _WRONG: _read(_WRONG)})
 
 
 def is_wrong(kind: str) -> bool:
-    """Whether kernels of a kind were found to be computed wrongly."""
+    """Whether kernels of a kind are known to give wrong results."""
     return kind in _read(_WRONG)
 
 
 def keep_wrong(kind: str) -> None:
-    """Remembers that kernels of a kind are computed wrongly."""
+    """Stores that kernels of a kind give wrong results."""
     _write({_SOUND: _read(_SOUND), _WRONG: {**_read(_WRONG), kind: True}})
 
 
 def key(parts: Iterable[object]) -> str:
-    """A short hash of some values."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:16]
 
 
@@ -75,7 +73,7 @@ def _read(what: str) -> dict[str, Any]:
 
 
 def _write(known: dict[str, Any]) -> None:
-    # Where it cannot be kept, it is checked again next time.
+    # If it cannot be stored, it is checked again next time.
     write_cache_file(cache_file(), json.dumps(known) + "\n")
 
 
@@ -96,19 +94,19 @@ class Result:
     check: str  # a key of ``checks()``
     variant: str  # the profile of its kernels
     dtype: str  # element type of operands
-    error: float  # the largest, relative to the largest value; infinite for NaN
-    excess: float  # the largest as a multiple of what its type allows
-    refusal: str = ""  # the driver's error instead of a result, if there was one
+    error: float  # the maximum error relative to the largest value; infinite for NaN
+    excess: float  # the maximum error as a multiple of the tolerance
+    refusal: str = ""  # the driver's error instead of a result, if any
     shaders: frozenset[str] = frozenset()  # the files that ran
 
     @property
     def good(self) -> bool:
-        """Whether the driver computed it, and near enough."""
+        """Whether the driver computed it within the tolerance."""
         return not self.refusal and self.excess <= 1.0
 
 
 def variants(device: Device) -> dict[str, Profile]:
-    """Every profile that a device may run, its own first."""
+    """All profiles that a device can run, its own first."""
     profiles = {"own": device.profile}
     if device.profile.textures:
         profiles["buffers"] = CPU_PROFILE
@@ -126,19 +124,16 @@ def _of_kind(profile: Profile, kind: str) -> Profile:
 
 
 def num_checks(device: Device) -> int:
-    """How many results ``check_device`` has."""
     return len(variants(device)) * len(DTYPES) * len(checks())
 
 
 def check_device(device: Device) -> Iterator[Result]:
-    """Runs all checks of all variants in both types."""
     for variant in variants(device):
         for dtype in DTYPES:
             yield from check_variant(device, variant, dtype)
 
 
 def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
-    """Runs all checks of one variant in one type."""
     profile = variants(device)[variant]
     cases = cases_of(device, profile, dtype)
     for name in checks():
@@ -147,14 +142,13 @@ def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
 
 
 def num_own_cases(device: Device) -> int:
-    """How many results ``check_own_cases`` has."""
     return len(DTYPES) * len(cases_for(device.profile))
 
 
 def check_own_cases(device: Device) -> Iterator[Result]:
-    """Runs the cases of the device's own kernels one by one, for who stops when time is up.
+    """Runs the cases of the device's own kernels one by one, so that callers can stop any time.
 
-    Every check's first case comes before any second.
+    All checks' first cases come before any second one.
     """
     by_check = groupby(cases_for(device.profile), key=lambda case: case.check)
     for cases in zip_longest(*(list(own) for _, own in by_check)):
@@ -169,16 +163,16 @@ def check_launches(
     new: Statements | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Result]:
-    """Runs checks that execute what a run's launches execute.
+    """Runs checks that execute all statements of a run's launches.
 
     Args:
-        device: Where they run.
-        graph: One of the run's, for its element type and how its kernels are cut.
+        device: The device to check.
+        graph: A graph of the run, for its element type and profile.
         launches: All launches of the run.
-        new: What of it has to be checked; all of it by default.
-        progress: Called with the number of each check and how many there are.
+        new: The statements to check; all of them by default.
+        progress: Called with the number of each check and their total.
     """
-    progress(_VERIFYING)  # which checks they are takes a while to find
+    progress(_VERIFYING)  # choosing the checks takes a while
     cases = cases_of_launches(device, graph.profile, graph.dtype, launches, new)
     for number, case in enumerate(cases, 1):
         progress(f"{_VERIFYING} {number}/{len(cases)}")
@@ -192,12 +186,11 @@ def cases_of_launches(
     launches: Iterable[Launch],
     new: Statements | None = None,
 ) -> list[Case]:
-    """The checks that ``check_launches`` runs."""
     needed = Footprint.of(launches)
     missing = needed.statements if new is None else new
     paths = {path for path, _ in missing}
     cases, chosen, tried = cases_for(profile), list[Case](), set[Case]()
-    # First those in buffers that launch the same files; few runs need any of the others.
+    # First those in buffers that launch the same files; few runs need others.
     for in_textures, only in ((False, paths), (True, paths), (None, None)):
         others = [c for c in cases if c not in tried and in_textures in (c.in_textures, None)]
         if missing and others:
@@ -209,9 +202,9 @@ def cases_of_launches(
 
 
 def cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
-    """All checks in buffers, and those in textures that execute anything else."""
+    """All checks in buffers, and those in textures that execute other statements."""
     if not profile.textures:
-        return cases_for(profile)  # tracing them all, which takes a while, would add none
+        return cases_for(profile)  # tracing all of them is slow and adds none
     traced = _traced(device, profile, dtype)
     chosen = [case for case in traced if not case.in_textures]
     missing = _executed(traced.values()) - _executed(traced[case] for case in chosen)
@@ -229,9 +222,9 @@ def _traced(
     cases: Iterable[Case] | None = None,
     paths: Set[str] | None = None,
 ) -> dict[Case, Footprint]:
-    """What checks execute, all by default.
+    """The footprints of checks, all by default.
 
-    A check whose first case launches none of the shaders in ``paths`` is left at that one.
+    If a check's first case launches none of the shaders in ``paths``, its others are skipped.
     """
     traced: dict[Case, Footprint] = {}
     for _, own in groupby(cases or cases_for(profile), key=lambda case: case.check):
@@ -252,14 +245,14 @@ def ensure_sound(
     launches: Iterable[Launch],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Checks a run's kernels, each statement of their shaders once per GPU, driver and version."""
+    """Checks a run's kernels, each shader statement once per GPU, driver and version."""
     problem = problem_of(device, open_device, graph, launches, progress)
     if problem:
         raise unsound(problem)
 
 
 def unsound(problem: str) -> DeviceError:
-    """The error of a driver that computes wrongly, from what ``problem_of`` says of it."""
+    """The error for a driver with wrong results, from the message of ``problem_of``."""
     return DeviceError(
         f"{problem}; update the driver, choose another GPU (device.gpu) or backend "
         "(device.backend), and see `qlora-wgpu doctor --check`"
@@ -273,7 +266,7 @@ def problem_of(
     launches: Iterable[Launch],
     progress: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """What a driver computes wrongly of a run's kernels; empty if nothing.
+    """A message on wrong results of a run's kernels; empty if there are none.
 
     Arguments are those of ``ensure_sound``.
     """
@@ -287,20 +280,19 @@ def problem_of(
     wrong = [result for result in results if not result.good]
     if wrong:
         first = wrong[0]
-        what = first.refusal or f"{first.error:.1e} away from what it should be"
+        what = first.refusal or f"its error is {first.error:.1e}"
         return (
-            f"{device.name} ({device.gpu.info['description'] or 'driver not told'}) does not "
-            f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(results)} checks "
-            "fail)"
+            f"{device.name} ({device.gpu.info['description'] or 'unknown driver'}) gives wrong "
+            f"results: {first.check} failed: {what} ({len(wrong)} of {len(results)} checks failed)"
         )
     keep_sound(cut, new)
     return ""
 
 
 def give_way(device: Device) -> Profile | None:
-    """Gives a device plainer kernels, since its own are wrong, and remembers that of the driver.
+    """Switches a device with wrong results to plainer kernels, and remembers this for its driver.
 
-    Returns the profile it has now; None if there is no plainer one.
+    Returns the new profile; None if there is no plainer one.
     """
     profile = plainer(device.profile)
     if profile is not None:
@@ -310,14 +302,14 @@ def give_way(device: Device) -> Profile | None:
 
 
 def avoid_what_is_wrong(device: Device) -> None:
-    """Gives a device the kernels that this driver was not found to compute wrongly."""
+    """Switches a device to kernels without known errors with this driver."""
     while (wrong := is_wrong(_wrong_kind(device))) or has_crashed(_crash_kind(device)):
         profile = plainer(device.profile)
         if profile is None:
             return
         device.notes += (
-            f"{device.name} {'computed wrongly' if wrong else 'ended the process'} before, with "
-            f"this driver: not with {_kinds(device.profile)}, but with {_kinds(profile)}",
+            f"{device.name} {'gave wrong results' if wrong else 'crashed'} before with this "
+            f"driver: using {_kinds(profile)} instead of {_kinds(device.profile)}",
         )
         device.profile = profile
 
@@ -331,7 +323,7 @@ def _crash_kind(device: Device) -> str:
 
 
 def _kinds(profile: Profile) -> str:
-    return f"products of the kind {profile.gemm_kind!r} and attention {profile.attention_kind!r}"
+    return f"{profile.gemm_kind!r} products and {profile.attention_kind!r} attention"
 
 
 def _result(
@@ -346,7 +338,7 @@ def _result(
                 case.function(run, *case.arguments)
         except (OutOfMemoryError, DeviceLostError):
             raise
-        except Exception as err:  # whatever a driver's compiler or its validation raises
+        except Exception as err:  # any error of a driver's compiler or validation
             return Result(name, variant, dtype, float("inf"), float("inf"), _reason(err))
         error, excess = max(error, run.worst), max(excess, run.excess)
         shaders |= run.shaders
@@ -354,10 +346,10 @@ def _result(
 
 
 def _reason(err: Exception) -> str:
-    """The line of an implementation's message that says what is wrong."""
+    """The line of an implementation's message with the actual error."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     if not lines:
         return type(err).__name__
-    # A compiler's is marked; of other messages wgpu's ends with it, and Dawn's begins with it.
+    # A compiler's error is marked; otherwise it is the end of wgpu's message, the start of Dawn's.
     last = lines[0] if lines[-1].startswith("- While") else lines[-1]
     return next((line for line in lines if "error: " in line), last)

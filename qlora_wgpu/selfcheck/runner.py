@@ -1,4 +1,4 @@
-"""Runs ops on arrays from the host, for checks of a driver."""
+"""Runs ops on NumPy arrays, for checks of a driver."""
 
 from __future__ import annotations
 
@@ -37,31 +37,30 @@ SUMS = 2e-5
 # The relative rounding error of storing a value: half a unit of its last place.
 ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
-# NaN as float32, and in both halves as bfloat16: what is read before it is written shows.
+# NaN as float32, and in both halves as bfloat16: shows reads before writes.
 POISON = 0x7FC17FC1
 
 
 def rounded(array: npt.ArrayLike, dtype: str) -> Array:
-    """An array as the device holds it, as float64."""
+    """An array rounded to a type, as float64."""
     exact = np.asarray(array, np.float32)
     held = stored_floats(stored_bits(exact, dtype).tobytes(), dtype)
     return held.reshape(exact.shape).astype(np.float64)
 
 
 class Runner:
-    """A graph whose inputs come from NumPy and whose outputs go back to it.
+    """A graph with NumPy inputs and outputs.
 
     Attributes:
         graph: The graph that ops are traced into.
-        worst: The largest error of what was compared so far, relative to the largest value.
-        excess: The largest error as a multiple of what is allowed.
-        launches: What ran.
+        worst: The maximum error so far, relative to the largest value.
+        excess: The maximum error as a multiple of the tolerance.
+        launches: The launches that ran.
     """
 
     def __init__(
         self, device: Device, profile: Profile, dtype: str, *, in_textures: bool = False
     ) -> None:
-        """Starts an empty graph."""
         self.device = device
         self.dtype = dtype
         self._in_textures = in_textures and profile.textures
@@ -73,27 +72,23 @@ class Runner:
 
     @property
     def shaders(self) -> set[str]:
-        """The files that ran."""
         return {launch.path for launch in self.launches}
 
     def rounded(self, array: Array) -> Array:
-        """An array as an operand holds it."""
+        """An array rounded to operands."""
         return rounded(array, self.dtype)
 
     def rounded_weight(self, array: Array) -> Array:
-        """Frozen weights as products read them."""
+        """An array rounded to frozen weights."""
         return rounded(array, self.graph.weight_dtype)
 
     def float32(self, array: Array, *, grad: bool = False) -> Tensor:
-        """A float32 tensor with these values."""
         return self._given(np.asarray(array, np.float32), "float32", grad)
 
     def operand(self, array: Array, *, grad: bool = False) -> Tensor:
-        """A matmul operand with these values."""
         return self._given(np.asarray(array, np.float32), self.dtype, grad)
 
     def weight(self, array: Array) -> Tensor:
-        """Frozen weights with these values."""
         return self._given(np.asarray(array, np.float32), self.graph.weight_dtype, False)
 
     def _given(self, array: npt.NDArray[np.float32], dtype: str, grad: bool) -> Tensor:
@@ -117,7 +112,6 @@ class Runner:
         samples: PreferenceInputs | None = None,
         policy: PolicyInputs | None = None,
     ) -> BatchBuffers:
-        """A batch of these inputs."""
         buffers = make_batch_buffers(
             *mask.shape,
             noise=noise,
@@ -140,18 +134,17 @@ class Runner:
         return buffers
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
-        """The gradients of some inputs."""
         self.graph.add_gradient(output, cotangent)
         self.graph.backward()
         return [self.graph.gradient_of(x) for x in of]
 
     def run(self, *outputs: Tensor) -> list[Array]:
-        """Runs everything, slots full of NaN before, and returns some results."""
+        """Runs everything with slots initialized to NaN, and returns some results."""
         program = self._run(outputs)
         return [self._array(program, tensor) for tensor in outputs]
 
     def run_bits(self, *outputs: Tensor) -> list[npt.NDArray[np.uint32]]:
-        """Runs everything as ``run`` does, and returns results as the bits of float32."""
+        """Like ``run``, but returns results as the bits of float32."""
         program = self._run(outputs)
         return [self._rows(program, t)[:, : t.columns].copy().view(np.uint32) for t in outputs]
 
@@ -164,7 +157,7 @@ class Runner:
         return plan
 
     def _move_inputs(self) -> None:
-        """Puts what was given into textures where every reader takes that."""
+        """Moves inputs into textures if all readers support that."""
         readers: dict[Storage, list[tuple[Tensor, str]]] = {}
         for launch in self.graph.launches:
             for name, tensor in launch.tensors.items():
@@ -180,7 +173,7 @@ class Runner:
 
     def _run(self, outputs: tuple[Tensor, ...]) -> Program:
         plan = self._plan(outputs)
-        for tensor in outputs:  # an op may hand on what it was given
+        for tensor in outputs:  # an op may return its input
             if tensor.storage is not None:
                 allocate(self.device, tensor.storage)
         program = Program(self.device, plan, BufferPool(self.device))
@@ -192,7 +185,6 @@ class Runner:
 
     @staticmethod
     def _rows(program: Program, tensor: Tensor) -> npt.NDArray[np.float32]:
-        """A tensor's rows with their padding."""
         raw = program.read(tensor)
         return stored_floats(raw, tensor.dtype).reshape(tensor.rows, tensor.stride)
 
@@ -203,7 +195,7 @@ class Runner:
         rows = self._rows(program, tensor)
         written = ~np.isnan(rows).all(axis=1)
         if rows[written, tensor.columns :].any():
-            self.excess = float("inf")  # kernels count on zeros there
+            self.excess = float("inf")  # kernels rely on zeros there
         return rows[:, : tensor.columns].astype(np.float64)
 
     def compare(
@@ -215,9 +207,9 @@ class Runner:
         inner: float | Array = 0.0,
         by_row: bool = False,
     ) -> None:
-        """Notes how far a result is from its reference; NaN counts as infinitely far.
+        """Records a result's error from its reference; NaN counts as infinite.
 
-        Roundings go up as often as down: their sum is looked at, too.
+        Also checks the sum of errors, since rounding should have no bias.
         """
         sizes = np.abs(expected)
         largest = sizes.max(axis=-1, keepdims=True, initial=0.0) if by_row else sizes.max(initial=0)
@@ -231,47 +223,45 @@ class Runner:
         excess = np.abs(apart) / (roundings + sums)
         self.excess = max(self.excess, float(excess.max(initial=0.0)))
         if not sizes.size or not np.isfinite(self.excess):
-            return  # there is no sum of infinities
+            return  # infinities have no sum
         outwards = abs(float(np.sum(np.where(expected < 0, -apart, apart))))
         likely = 4.0 * float(np.sqrt(np.sum(roundings**2))) + float(np.sum(sums))
         self.excess = max(self.excess, outwards / likely)
 
     def compare_each(self, got: Array, expected: npt.ArrayLike) -> None:
-        """Compares numbers one by one, each by its own size."""
+        """Compares numbers one by one, with relative errors."""
         for value, exact in zip(got, np.asarray(expected, np.float64), strict=True):
             self.compare(value, exact)
 
     def compare_exactly(self, got: Array, expected: Array) -> None:
-        """Notes whether a result has every bit of its reference; NaN is like NaN."""
+        """Records whether a result is bit-exact; NaN equals NaN."""
         same = np.asarray(got) == expected
         if not (same | (np.isnan(got) & np.isnan(expected))).all():
             self.worst = self.excess = float("inf")
 
 
 def _counts(profile: Profile) -> Tensor | None:
-    """Where kernels count values beyond the end of their type, if they do."""
+    """The counter of values that kernels clamp, if they do."""
     return new_counts() if profile.saturates else None
 
 
 def new_counts() -> Tensor:
-    """Where kernels count values beyond the end of their type."""
     storage = Storage("saturated", "check", 16, np.zeros(4, np.uint32))
     return vector("saturated", 4, "uint32", storage)
 
 
 class TracingDone(Exception):
-    """A check has traced all that it launches."""
+    """Raised after a check has traced all its launches."""
 
 
 class Tracer(Runner):
-    """Notes what a check would run, and ends it there."""
+    """Records a check's launches, and ends it before it runs."""
 
     def run(self, *outputs: Tensor) -> list[Array]:
-        """Notes the launches."""
         self._plan(outputs)
         raise TracingDone
 
     def run_bits(self, *outputs: Tensor) -> list[npt.NDArray[np.uint32]]:
-        """Notes the launches and returns zeros: checks that read bits go on and launch more."""
+        """Records the launches and returns zeros: checks that read bits continue with more."""
         self._plan(outputs)
         return [np.zeros((t.rows, t.columns), np.uint32) for t in outputs]

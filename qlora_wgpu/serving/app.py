@@ -1,8 +1,8 @@
-"""The endpoints: models, chat completions and completions, as OpenAI's clients know them.
+"""The endpoints of OpenAI's API: models, chat completions and completions.
 
-Whoever can reach the address can use it, so it is the loopback's alone. Pages of other sites, which
-a browser on this machine shows, cannot: they may send neither JSON without leave nor another host's
-name.
+There is no authentication, so the server only listens on the loopback address. Web pages of other
+sites, opened in a browser on this machine, cannot use it: CORS forbids them to send JSON, and
+requests with another host's name are refused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -29,19 +30,21 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.json_rows import parse_json
 from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
+from qlora_wgpu.generation.text import TokenLogprobs, continuation
 from qlora_wgpu.limits import REQUEST_BYTES
-from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest
-from qlora_wgpu.serving.responses import ChatForm, Choice, TextForm, together
-from qlora_wgpu.serving.writer import Generation, GenerationWorker, ServedModel, told
+from qlora_wgpu.serving.requests import BaseRequest, ChatRequest, CompletionRequest
+from qlora_wgpu.serving.tool_calls import ToolCallParser
+from qlora_wgpu.serving.writer import Chunk, Generation, GenerationWorker, ServedModel, client_error
 
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What comes of the work for a request, which ends as soon as its client has gone."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work for a request; cancels it if the client disconnects."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -53,18 +56,18 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-_READING = 60.0  # seconds in which a request has to come
-_ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are coming
+_READING = 60.0  # seconds within which a request must be received
+_ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are being received
 HOSTS = ["127.0.0.1", "localhost"]
 
 
 class _OwnHost:
-    """Refuses requests that mean another host, as pages of other sites send them."""
+    """Refuses requests for another host name (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,23 +75,25 @@ class _OwnHost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host", "")
         if scope["type"] == "http" and host.split(":")[0] not in HOSTS:
-            refused = _error(400, f"this server is for {' and '.join(HOSTS)}, not {brief(host)}")
+            refused = _error(
+                400, f"unknown host {brief(host)}: this server is {' or '.join(HOSTS)}"
+            )
             await refused(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
 class ChatServer:
-    """What the endpoints do."""
+    """The endpoints."""
 
     def __init__(self, models: Mapping[str, ServedModel], writer: GenerationWorker) -> None:
-        self.models = models  # by the names that requests give
+        self.models = models  # by name
         self._writer = writer
-        self._since = int(time.time())
-        self._held = 0  # bytes of requests that are coming
+        self._created = int(time.time())
+        self._receiving = 0  # bytes
 
     def app(self) -> Starlette:
-        """The application."""
+        """The ASGI application."""
         return Starlette(
             routes=[
                 Route("/v1/models", self._models),
@@ -96,7 +101,7 @@ class ChatServer:
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._text, methods=["POST"]),
             ],
-            exception_handlers={HTTPException: _no_such},
+            exception_handlers={HTTPException: _unknown_endpoint},
             middleware=[Middleware(_OwnHost)],
         )
 
@@ -108,7 +113,7 @@ class ChatServer:
         return JSONResponse(self._card(name)) if name in self.models else self._no_model(name)
 
     def _card(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._since, "owned_by": "qlora-wgpu"}
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "qlora-wgpu"}
 
     async def _chat(self, request: Request) -> Response:
         return await self._complete(request, ChatRequest, ChatForm())
@@ -123,113 +128,115 @@ class ChatServer:
         if content != "application/json":
             return _error(415, "the request's Content-Type must be application/json")
         try:
-            asked = kind.read(_json(await self._body(request)))
-            if asked.model not in self.models:
-                return self._no_model(asked.model)
-            model = self.models[asked.model]
-            answers = await unless_gone(request, self._writer.ask(model, asked))
-            if not asked.streamed:
+            api_request = kind.read(_json(await self._body(request)))
+            if api_request.model not in self.models:
+                return self._no_model(api_request.model)
+            model = self.models[api_request.model]
+            answers = await unless_disconnected(request, self._writer.submit(model, api_request))
+            if not api_request.stream:
                 try:
-                    return await unless_gone(request, self._whole(asked, answers, form))
+                    return await unless_disconnected(
+                        request, self._whole(api_request, answers, form)
+                    )
                 finally:
-                    await _leave(answers)
+                    await _cancel(answers)
         except (ConfigError, DataError, ShapeError) as err:
             return _error(400, str(err))
         except HTTPException as err:
             return _error(err.status_code, err.detail)
         except TimeoutError:
-            return _error(408, f"the request did not come within {_READING:g} seconds")
+            return _error(408, f"the request was not received within {_READING:g} seconds")
         except ClientDisconnect:
-            return Response(status_code=400)  # which nobody reads
-        except Exception as err:  # no traceback for clients, nor in the terminal
-            return _error(500, str(told(err)))
-        events = self._events(asked, answers, form)
-        # Which are not begun where the client has gone by now.
-        left = BackgroundTask(_leave, answers)
-        return StreamingResponse(events, media_type="text/event-stream", background=left)
+            return Response(status_code=400)  # the client has disconnected
+        except Exception as err:  # no traceback, for the client or in the terminal
+            return _error(500, str(client_error(err)))
+        events = self._events(api_request, answers, form)
+        # The generator is never started if the client has already disconnected
+        cleanup = BackgroundTask(_cancel, answers)
+        return StreamingResponse(events, media_type="text/event-stream", background=cleanup)
 
     async def _body(self, request: Request) -> bytes:
-        """A request's bytes; of one that is too long a part is passed over, so that it is told."""
+        """Reads a request; discards one that is too long, so that the client gets an error."""
         parts, size = [], 0
         try:
             async with asyncio.timeout(_READING):
                 async for part in request.stream():
                     size += len(part)
-                    self._held += len(part)
-                    if self._held > _ALL_BYTES or size > 2 * REQUEST_BYTES:
+                    self._receiving += len(part)
+                    if self._receiving > _ALL_BYTES or size > 2 * REQUEST_BYTES:
                         break
                     if size <= REQUEST_BYTES:
                         parts.append(part)
         finally:
-            self._held -= size
+            self._receiving -= size
         if size > REQUEST_BYTES:
-            raise HTTPException(413, f"the request has more than {REQUEST_BYTES:,} bytes")
-        if self._held + size > _ALL_BYTES:
-            raise HTTPException(503, "too many long requests come at once: send it again")
+            raise HTTPException(413, f"the request is longer than {REQUEST_BYTES:,} bytes")
+        if self._receiving + size > _ALL_BYTES:
+            raise HTTPException(503, "too many long requests at once: retry later")
         return b"".join(parts)
 
     def _no_model(self, name: str) -> Response:
         known = ", ".join(map(repr, self.models))
-        return _error(404, f"there is no model {brief(name)} here, only {known}", "model_not_found")
+        return _error(404, f"unknown model {brief(name)} (available: {known})", "model_not_found")
 
-    async def _whole(self, asked: Asked, answers: Sequence[Generation], form: TextForm) -> Response:
+    async def _whole(
+        self, request: BaseRequest, answers: Sequence[Generation], form: TextForm
+    ) -> Response:
         choices = [Choice(*each, form) for each in enumerate(answers)]
         try:
-            async with aclosing(together(answers)) as pieces:
+            async with aclosing(merged(answers)) as pieces:
                 async for number, piece in pieces:
                     choices[number].take(piece)
         except Exception as err:
-            return _error(500, str(told(err)))
-        head = _head(form.prefix, form.whole, asked.model)
-        made = [choice.whole() for choice in choices]
-        return JSONResponse(head | {"choices": made, "usage": _usage(asked, choices)})
+            return _error(500, str(client_error(err)))
+        head = _head(form.prefix, form.whole, request.model)
+        contents = [choice.whole() for choice in choices]
+        return JSONResponse(head | {"choices": contents, "usage": _usage(request, choices)})
 
     async def _events(
-        self, asked: Asked, answers: Sequence[Generation], form: TextForm
+        self, request: BaseRequest, answers: Sequence[Generation], form: TextForm
     ) -> AsyncIterator[str]:
         choices = [Choice(*each, form) for each in enumerate(answers)]
-        head = _head(form.prefix, form.chunk, asked.model)
-        if asked.counted:
+        head = _head(form.prefix, form.chunk, request.model)
+        if request.include_usage:
             head["usage"] = None
         try:
-            async with aclosing(together(answers)) as pieces:
+            async with aclosing(merged(answers)) as pieces:
                 for choice in choices:
-                    if (begun := choice.begun()) is not None:
-                        yield _event(head | {"choices": [begun]})
+                    if (first := choice.first_delta()) is not None:
+                        yield _event(head | {"choices": [first]})
                 async for number, piece in pieces:
                     for part in choices[number].take(piece):
                         yield _event(head | {"choices": [part]})
-            if asked.counted:
-                yield _event(head | {"choices": [], "usage": _usage(asked, choices)})
+            if request.include_usage:
+                yield _event(head | {"choices": [], "usage": _usage(request, choices)})
             yield "data: [DONE]\n\n"
         except Exception as err:
-            yield _event(_problem(str(told(err)), "server_error"))
+            yield _event(_problem(str(client_error(err)), "server_error"))
         finally:
-            await _leave(answers)
+            await _cancel(answers)
 
 
-async def _leave(answers: Sequence[Generation]) -> None:
-    """Ends what nobody waits for any more."""
+async def _cancel(answers: Sequence[Generation]) -> None:
     for answer in answers:
-        answer.is_wanted = False
+        answer.is_cancelled = True
 
 
-async def _no_such(request: Request, err: Exception) -> Response:
-    """What asks for something else, or otherwise, than there is."""
+async def _unknown_endpoint(request: Request, err: Exception) -> Response:
+    """The response to another path or method."""
     assert isinstance(err, HTTPException)
-    asked = f"{request.method} {request.url.path}"
-    there = "/v1/models, /v1/chat/completions and /v1/completions"
-    return _error(err.status_code, f"there is no {brief(asked)} here, only {there}")
+    endpoint = f"{request.method} {request.url.path}"
+    known = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
+    return _error(err.status_code, f"unknown endpoint {brief(endpoint)} (available: {known})")
 
 
 def _json(content: bytes) -> Any:
-    """A request's value."""
     try:
         return parse_json(content.decode())
     except UnicodeDecodeError as err:
-        raise DataError(f"the request is not text in UTF-8: {err}") from err
+        raise DataError(f"the request is not UTF-8: {err}") from err
     except DataError as err:
-        raise DataError(f"the request cannot be read: {err}") from err
+        raise DataError(f"cannot parse the request: {err}") from err
 
 
 def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
@@ -239,14 +246,14 @@ def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _usage(asked: Asked, choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens of each prompt once, however many answers there are to it, and of all answers."""
-    prompt = sum(choice.prompt_tokens for choice in choices[:: asked.count])
-    written = sum(choice.tokens for choice in choices)
+def _usage(request: BaseRequest, choices: Sequence[Choice]) -> dict[str, int]:
+    """Token counts; each prompt counts once, however many answers it has."""
+    prompt = sum(choice.prompt_tokens for choice in choices[:: request.n])
+    completion = sum(choice.tokens for choice in choices)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
     }
 
 
@@ -263,25 +270,25 @@ def _problem(text: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "param": None, "code": code}}
 
 
-_CLOSED = 0.3  # seconds in which it takes no more requests, come what may
-_LOOK = 0.1  # seconds between two looks at whether there was another Ctrl-C
+_CLOSED = 0.3  # seconds within which it stops accepting requests
+_POLL = 0.1  # seconds between two checks for another Ctrl-C
 
 
 class StoppableServer(uvicorn.Server):
-    """Ends answers that are being written, for whose end it would wait else."""
+    """A server that ends answers in progress when it shuts down, instead of finishing them."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._stop = stop
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes no more requests, and waits for the ends of answers, until a second Ctrl-C."""
+        """Stops accepting requests, and waits until answers have ended or for a second Ctrl-C."""
         self._stop()
         ending = asyncio.ensure_future(super().shutdown(sockets))
-        # Since Python 3.12 it would wait for clients that stay connected, too, whatever comes.
+        # Since Python 3.12 it would also wait for idle connections
         await asyncio.wait({ending}, timeout=_CLOSED)
         while not (ending.done() or self.force_exit):
-            await asyncio.wait({ending}, timeout=_LOOK)
+            await asyncio.wait({ending}, timeout=_POLL)
         if not ending.done():
             ending.cancel()
             await asyncio.wait({ending})
@@ -289,7 +296,214 @@ class StoppableServer(uvicorn.Server):
             ending.result()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Takes a signal; a second Ctrl-C waits for nobody, and requests cut off are no errors."""
+        """Handles a signal; after a second Ctrl-C, errors of aborted requests are not logged."""
         super().handle_exit(sig, frame)
         if self.force_exit:
             logging.getLogger("uvicorn.error").disabled = True
+
+
+# ---- formats -------------------------------------------------------------------------------------
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of an answer with its log probability."""
+
+    text: str  # as decoded within the answer
+    logprobs: TokenLogprobs
+    others: list[tuple[str, float]]  # the most likely tokens and their log probabilities
+    offset: int  # characters of the answer before it
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
+        offset: int,
+    ) -> TokenLogprob:  # fmt: skip
+        """Decodes a token and its alternatives after other tokens."""
+        others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
+        return cls(continuation(tokenizer, before, [token]), logprobs, others, offset)
+
+
+class TextForm:
+    """The format of completions."""
+
+    # Prefix of ids, and object types of a whole response and of a streamed chunk.
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def first_delta(self) -> Object | None:
+        """The first chunk of a stream, if there is one before the text."""
+        return None
+
+    def delta(self, text: str) -> Object:
+        """A streamed piece of text."""
+        return {"text": text}
+
+    def all_of(self, text: str, calls: Sequence[Object]) -> Object:
+        """A complete choice."""
+        return {"text": text}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> Object:
+        """Log probabilities, as parallel lists."""
+        return {
+            "tokens": [each.text for each in tokens],
+            "token_logprobs": [each.logprobs.logprob for each in tokens],
+            "top_logprobs": [dict(reversed(each.others)) for each in tokens],
+            "text_offset": [each.offset for each in tokens],
+        }
+
+
+class ChatForm(TextForm):
+    """The format of chat completions, with tool calls."""
+
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def first_delta(self) -> Object:
+        """The role."""
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def delta(self, text: str) -> Object:
+        """A streamed piece of the message."""
+        return {"delta": {"content": text} if text else {}}
+
+    def all_of(self, text: str, calls: Sequence[Object]) -> Object:
+        """The complete message."""
+        message: Object = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": list(calls)}
+        return {"message": message}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> Object:
+        """Tokens with their most likely alternatives."""
+        content = [
+            _likely(each.text, each.logprobs.logprob)
+            | {"top_logprobs": [_likely(*other) for other in each.others]}
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _likely(text: str, logprob: float) -> Object:
+    """A token; its bytes are unknown if it is part of a character."""
+    whole = "\ufffd" not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+def tool_call_deltas(number: int, call: Object) -> list[Object]:
+    """The chunks of a streamed tool call: the name, then the arguments."""
+    function = call["function"]
+    head = {"index": number, **call, "function": {**function, "arguments": ""}}
+    rest = {"index": number, "function": {"arguments": function["arguments"]}}
+    return [{"delta": {"tool_calls": [each]}} for each in (head, rest)]
+
+
+# ---- the answers of a request --------------------------------------------------------------------
+
+
+async def merged(answers: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yields chunks of all answers as they are generated, each with its answer's index.
+
+    Answers are cancelled if the caller stops iterating.
+    """
+    remaining = len(answers)
+    try:
+        while remaining:
+            number, piece = await answers[
+                0
+            ].pieces.get()  # all answers of a request share the queue
+            if isinstance(piece, Exception):
+                raise piece
+            remaining -= piece.finish_reason is not None
+            yield number, piece
+    finally:
+        for answer in answers:
+            answer.is_cancelled = True
+
+
+_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
+
+
+class Choice:
+    """An answer as a choice of the response."""
+
+    def __init__(self, number: int, answer: Generation, form: TextForm) -> None:
+        self.tokens = 0  # so far
+        self._number, self._answer, self._form = number, answer, form
+        self._text = ""
+        tools = answer.prompt.tools
+        self._parser = None if tools is None else ToolCallParser(tools)
+        self._calls: list[Object] = []
+        self._reason: str | None = None
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._offset = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of its prompt."""
+        return len(self._answer.prompt.ids)
+
+    def first_delta(self) -> Object | None:
+        """The first chunk of a stream, if there is one before the text."""
+        first = self._form.first_delta()
+        return None if first is None else self._choice(first, None, None)
+
+    def take(self, piece: Chunk) -> list[Object]:
+        """Adds a chunk; returns what a stream sends for it."""
+        self.tokens = piece.tokens
+        new = self._new_logprobs(piece)
+        deltas = self._deltas(piece)
+        if new and not deltas:
+            deltas = [self._form.delta("")]
+        parts = [self._choice(each, new if each is deltas[0] else None, None) for each in deltas]
+        if piece.finish_reason is not None:
+            called = self._calls and piece.finish_reason != "length"
+            self._reason = "tool_calls" if called else _REASONS[piece.finish_reason]
+            parts.append(self._choice(self._form.delta(""), None, self._reason))
+        return parts
+
+    def whole(self) -> Object:
+        """The complete choice."""
+        return self._choice(
+            self._form.all_of(self._text, self._calls), self._logprobs, self._reason
+        )
+
+    def _deltas(self, piece: Chunk) -> list[Object]:
+        if self._parser is None:
+            self._text += piece.text
+            return [self._form.delta(piece.text)] if piece.text else []
+        parsed = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            parsed += self._parser.end()
+        deltas: list[Object] = []
+        for each in parsed:
+            if isinstance(each, str):
+                self._text += each
+                deltas.append(self._form.delta(each))
+                continue
+            function = {"name": each.name, "arguments": each.arguments}
+            call = {"id": self._parser.format.new_id(), "type": "function", "function": function}
+            deltas += tool_call_deltas(len(self._calls), call)
+            self._calls.append(call)
+        if self._parser.ended:
+            self._answer.is_cancelled = True
+        return deltas
+
+    def _new_logprobs(self, piece: Chunk) -> list[TokenLogprob]:
+        tokenizer, context = self._answer.model.prompts.tokenizer, self._answer.prompt.context
+        new: list[TokenLogprob] = []
+        for token, logprobs in zip(piece.ids, piece.logprobs, strict=False):
+            before = [*context, *self._ids]
+            new.append(TokenLogprob.of(tokenizer, before, token, logprobs, self._offset))
+            self._ids.append(token)
+            self._offset += len(new[-1].text)
+        self._logprobs += new
+        return new
+
+    def _choice(
+        self, content: Object, tokens: list[TokenLogprob] | None, reason: str | None
+    ) -> Object:
+        is_requested = self._answer.request.logprobs is not None and tokens is not None
+        logprobs = self._form.logprobs(tokens or []) if is_requested else None
+        return {"index": self._number, **content, "logprobs": logprobs, "finish_reason": reason}

@@ -1,4 +1,4 @@
-"""Requests for chat completions and completions, in OpenAI's form, and what of them is refused."""
+"""Requests of OpenAI's API for chat completions and completions, and their validation."""
 
 from __future__ import annotations
 
@@ -12,73 +12,71 @@ from qlora_wgpu.errors import ConfigError, DataError, brief
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.limits import ANSWERS, LOGPROBS, STOP_TEXTS
 
-# ---- what all requests have ----------------------------------------------------------------------
+# ---- common parameters ---------------------------------------------------------------------------
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 _COMMON = {
     "model", "stream", "stream_options", "stop", "max_tokens", "n", "logit_bias", *_SAMPLING,
-    # What changes nothing of the answer.
+    # Parameters without an effect on the answer.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
 }  # fmt: skip
-# What is computed only as it is by default.
+# Parameters that are supported with their default only.
 _COMMON_DEFAULTS: Mapping[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
-_STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter says nothing
+_STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter is ignored
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked for."""
+class BaseRequest:
+    """Parameters of all requests."""
 
-    model: str  # the name of the model
-    sampling: Sampling  # how tokens are chosen; OpenAI's temperature of 1 by default
-    max_new_tokens: int | None  # most tokens of an answer; None for as many as there is room for
-    stop: tuple[str, ...]  # strings that end it
-    streamed: bool  # whether it is sent as it comes
-    counted: bool  # whether a streamed answer ends with the number of tokens
-    count: int  # answers to each prompt
-    # How many of the likeliest tokens are told with their log probabilities, beside the chosen one;
-    # None for not even that
+    model: str
+    sampling: Sampling  # by default with OpenAI's temperature of 1
+    max_new_tokens: int | None  # None for as many as fit into the context
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool  # whether a stream ends with token counts
+    n: int  # answers to each prompt
+    # Number of most likely tokens to return with each token's log probability; None for neither
     logprobs: int | None
 
     def sampling_of(self, number: int) -> Sampling:
-        """How tokens of one of the answers are chosen: with a seed of its own."""
+        """The sampling of one of the answers, which has its own seed."""
         seed = self.sampling.seed
         return self.sampling if seed is None else replace(self.sampling, seed=seed + number)
 
 
-def _given(body: Any, known: Collection[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says, without nulls; refuses what is not known, or not computed so."""
+def _parameters(body: Any, known: Collection[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's parameters without nulls; refuses unknown and unsupported ones."""
     if not isinstance(body, dict):
         raise DataError("the request must be a JSON object")
     if unknown := sorted(set(body) - _COMMON - set(known) - set(defaults)):
-        raise ConfigError(f"{brief(unknown[0])} is not known here: leave it out")
+        raise ConfigError(f"unknown parameter {brief(unknown[0])}: remove it")
     for name, default in defaults.items():
         value = body.get(name)
         if value and value != default:
-            instead = "; repetition_penalty is" if name in _COMMON_DEFAULTS else ""
-            raise ConfigError(
-                f"{name} = {brief(value)} is not computed here{instead}: leave it out"
-            )
+            instead = "use repetition_penalty or " if name in _COMMON_DEFAULTS else ""
+            raise ConfigError(f"{name} = {brief(value)} is not supported: {instead}remove it")
     return {name: value for name, value in body.items() if value is not None}
 
 
 def _common(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What all requests say, but for logprobs, as arguments of ``Asked``."""
+    """The fields of ``BaseRequest`` except logprobs."""
     options = given.get("stream_options") or {}
     if not isinstance(options, dict):
         raise DataError("stream_options must be an object")
     if unknown := sorted(set(options) - _STREAM_OPTIONS):
-        raise ConfigError(f"stream_options: {brief(unknown[0])} is not known here: leave it out")
+        raise ConfigError(f"unknown stream option {brief(unknown[0])}: remove it")
     if not isinstance(model := given.get("model"), str):
         raise DataError("'model' must be the name of a model")
+    limits = [name for name in ("max_completion_tokens", "max_tokens") if name in given]
     return {
         "model": model,
         "sampling": _sampling(given),
-        "max_new_tokens": _most_tokens(given),
+        "max_new_tokens": check_count(limits[0], given[limits[0]]) if limits else None,
         "stop": _stops(given.get("stop", [])),
-        "streamed": _flag(given, "stream"),
-        "counted": _flag(options, "include_usage"),
-        "count": _count(given.get("n", 1)),
+        "stream": _flag(given, "stream"),
+        "include_usage": _flag(options, "include_usage"),
+        "n": _n(given.get("n", 1)),
     }
 
 
@@ -92,43 +90,36 @@ def _flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool
 def _number_of_logprobs(name: str, value: Any) -> int:
     count = check_count(name, value)
     if count > LOGPROBS:
-        raise ConfigError(f"{name} = {brief(value)} is more than {LOGPROBS}")
+        raise ConfigError(f"{name} must be at most {LOGPROBS}, got {brief(value)}")
     return count
 
 
 def _sampling(given: Mapping[str, Any]) -> Sampling:
-    said = {name: given[name] for name in _SAMPLING if name in given}
-    if type(seed := said.get("seed")) is int and -(2**63) <= seed < 0:
-        said["seed"] = seed + 2**64  # OpenAI's have a sign
-    biases = given.get("logit_bias", {})  # by tokens' ids, which are texts in JSON
+    values = {name: given[name] for name in _SAMPLING if name in given}
+    if type(seed := values.get("seed")) is int and -(2**63) <= seed < 0:
+        values["seed"] = seed + 2**64  # OpenAI's seeds are signed
+    biases = given.get("logit_bias", {})  # JSON keys are strings
     if not isinstance(biases, dict):
-        raise DataError("'logit_bias' must be an object of tokens' ids and numbers")
+        raise DataError("'logit_bias' must be an object that maps token ids to numbers")
     for token in biases:
         if not re.fullmatch("0|[1-9][0-9]{0,9}", token):
-            raise DataError(f"'logit_bias' has {brief(token)}, which is no token's id")
+            raise DataError(f"'logit_bias' contains {brief(token)}, which is not a token id")
     numbers = {int(token): bias for token, bias in biases.items()}
-    return Sampling(**{"temperature": 1.0, "seed": None, **said}, logit_bias=numbers)
-
-
-def _most_tokens(given: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in given:
-            return check_count(name, given[name])
-    return None
+    return Sampling(**{"temperature": 1.0, "seed": None, **values}, logit_bias=numbers)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-        raise DataError("'stop' must be a text or a list of texts")
+        raise DataError("'stop' must be a string or a list of strings")
     if len(stops) > STOP_TEXTS:
-        raise DataError(f"'stop' has {len(stops)} texts, more than {STOP_TEXTS}")
+        raise DataError(f"'stop' may have at most {STOP_TEXTS} strings, got {len(stops)}")
     return tuple(stops)
 
 
-def _count(value: Any) -> int:
+def _n(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= ANSWERS:
-        raise ConfigError(f"n must be a whole number from 1 to {ANSWERS}, got {brief(value)}")
+        raise ConfigError(f"n must be an integer from 1 to {ANSWERS}, got {brief(value)}")
     return value
 
 
@@ -144,27 +135,25 @@ _CHAT_DEFAULTS = {
 
 
 @dataclass(frozen=True)
-class ChatRequest(Asked):
-    """What a request for a chat completion asks for."""
+class ChatRequest(BaseRequest):
+    """A request for a chat completion."""
 
-    messages: list[dict[str, Any]]  # the conversation
-    # JSON schemas of functions that the model may call, if there are any
-    tools: list[dict[str, Any]] | None
-    several_calls: bool  # whether an answer may have more than one call
-    # What else the chat template is given: ``chat_template_kwargs``, as rows and vLLM have them
-    options: dict[str, Any]
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None  # functions that the model may call
+    parallel_tool_calls: bool  # whether an answer may contain more than one call
+    chat_template_kwargs: dict[str, Any]
 
     @classmethod
     def read(cls, body: Any) -> ChatRequest:
-        """Reads a request's JSON."""
-        given = _given(body, _CHAT, _CHAT_DEFAULTS)
+        """Validates the parsed JSON of a request."""
+        given = _parameters(body, _CHAT, _CHAT_DEFAULTS)
         return cls(
             **_common(given),
             logprobs=_logprobs(given),
             messages=checked_messages(given.get("messages"), "messages"),
             tools=_tools(given),
-            several_calls=_flag(given, "parallel_tool_calls", default=True),
-            options=canonical_options(given.get("chat_template_kwargs")),
+            parallel_tool_calls=_flag(given, "parallel_tool_calls", default=True),
+            chat_template_kwargs=canonical_options(given.get("chat_template_kwargs")),
         )
 
 
@@ -173,7 +162,7 @@ def _logprobs(given: Mapping[str, Any]) -> int | None:
     if _flag(given, "logprobs"):
         return _number_of_logprobs("top_logprobs", top)
     if top:
-        raise ConfigError("top_logprobs is told only where logprobs is true")
+        raise ConfigError("top_logprobs requires logprobs: true")
     return None
 
 
@@ -186,13 +175,12 @@ def _tools(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name or tool.get("type") != "function":
             raise DataError(
-                f"tool {number} is no function: it must be an object with the type 'function' and "
-                "a 'function' that has a 'name'"
+                f"tool {number} must be an object with the type 'function' and a 'function' that "
+                "has a 'name'"
             )
     if choice not in ("auto", "none"):
         raise ConfigError(
-            f"tool_choice = {brief(choice)} is not computed here, only 'auto' and 'none': a model "
-            "is not made to call a function"
+            f"tool_choice = {brief(choice)} is not supported (supported: 'auto', 'none')"
         )
     return None if choice == "none" else tools or None
 
@@ -201,41 +189,42 @@ def _tools(given: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 _COMPLETION = {"prompt", "logprobs"}
 _COMPLETION_DEFAULTS = {**_COMMON_DEFAULTS, "echo": False, "suffix": "", "best_of": 1}
-_MOST_TOKENS = 16  # where nobody says how many, as OpenAI has it
+_MAX_TOKENS = 16  # OpenAI's default
 
 Prompt = str | list[int]
 
 
 @dataclass(frozen=True)
-class CompletionRequest(Asked):
-    """What a request for completions asks for."""
+class CompletionRequest(BaseRequest):
+    """A request for completions."""
 
-    prompts: list[Prompt]  # texts, or their tokens
+    prompts: list[Prompt]
 
     @classmethod
     def read(cls, body: Any) -> CompletionRequest:
-        """Reads a request's JSON."""
-        given = _given(body, _COMPLETION, _COMPLETION_DEFAULTS)
-        common = _common({"max_tokens": _MOST_TOKENS, **given})
+        """Validates the parsed JSON of a request."""
+        given = _parameters(body, _COMPLETION, _COMPLETION_DEFAULTS)
+        common = _common({"max_tokens": _MAX_TOKENS, **given})
         prompts, logprobs = _prompts(given.get("prompt")), given.get("logprobs")
-        if len(prompts) * common["count"] > ANSWERS:
+        if len(prompts) * common["n"] > ANSWERS:
             raise ConfigError(
-                f"{len(prompts)} prompts with n = {common['count']} are more than {ANSWERS} "
-                "answers: ask for fewer at a time"
+                f"{len(prompts)} prompts with n = {common['n']} are more than {ANSWERS} answers: "
+                "send fewer at a time"
             )
-        told = None if logprobs is None else _number_of_logprobs("logprobs", logprobs)
-        return cls(**common, logprobs=told, prompts=prompts)
+        if logprobs is not None:
+            logprobs = _number_of_logprobs("logprobs", logprobs)
+        return cls(**common, logprobs=logprobs, prompts=prompts)
 
 
 def _prompts(value: Any) -> list[Prompt]:
     prompts = [value] if isinstance(value, str) or _are_tokens(value) else value
     if not isinstance(prompts, list) or not prompts:
-        raise DataError("'prompt' must be a text, a list of texts, or tokens")
+        raise DataError("'prompt' must be a string, a list of strings, or token ids")
     for prompt in prompts:
         if not isinstance(prompt, str) and not _are_tokens(prompt):
-            raise DataError("'prompt' must be a text, a list of texts, or tokens")
+            raise DataError("'prompt' must be a string, a list of strings, or token ids")
         if not isinstance(prompt, str) and not all(0 <= token < 2**31 for token in prompt):
-            raise DataError("'prompt' has a number that is no token")
+            raise DataError("'prompt' contains a number that is not a token id")
     return prompts
 
 

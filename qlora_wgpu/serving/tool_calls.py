@@ -1,4 +1,4 @@
-"""How models write calls of functions, and calls told apart from text while it comes."""
+"""Formats of models' tool calls, and a parser that separates calls from streamed text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from qlora_wgpu.data.json_rows import parse_json, raw_decode
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation.text import beginning
+from qlora_wgpu.generation.text import overlap
 
 # ---- formats -------------------------------------------------------------------------------------
 
 Tools = Mapping[str, Mapping[str, Any]]
-_SHORT_ID = 9  # letters and digits of Mistral's ids, which its templates insist on
+_SHORT_ID = 9  # letters and digits of Mistral's ids, which its templates require
 _PARAMETER = re.compile(
     r"<parameter=([^>\n]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL
 )
@@ -27,41 +27,41 @@ _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function."""
+    """A tool call."""
 
-    name: str  # the function's
-    arguments: str  # a JSON object as text
+    name: str  # of the function
+    arguments: str  # a JSON object
 
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """How models of a kind write calls."""
+    """The format of tool calls of a kind of model."""
 
-    opener: str  # what a call begins with
-    closer: str  # what it ends with; empty where it goes on to the answer's end
-    # The calls within, by the functions that are offered; raises ValueError or DataError
+    opener: str  # text before a call
+    closer: str  # text after a call; empty if it ends with the answer
+    # Parses the text between; raises ValueError or DataError
     parse: Callable[[str, Tools], list[Call]]
-    bare: bool = False  # whether an answer that begins with a brace is a call without the opener
-    markers: tuple[str, ...] = ()  # special tokens that it is told by
-    short_ids: bool = False  # whether ids are Mistral's
+    bare: bool = False  # whether an answer that begins with a brace is a call
+    markers: tuple[str, ...] = ()  # special tokens of the format
+    short_ids: bool = False  # Mistral's ids
 
-    def begins_at(self, text: str, *, said: bool) -> int | None:
-        """Where a call begins, if anywhere; ``said`` tells of text before it."""
+    def begins_at(self, text: str, *, follows_text: bool) -> int | None:
+        """Where a call begins; ``follows_text`` if there was other text before."""
         blank = len(text) - len(text.lstrip())
-        if self.bare and not said and text[blank : blank + 1] == "{":
+        if self.bare and not follows_text and text[blank : blank + 1] == "{":
             return blank
         place = text.find(self.opener)
         return None if place < 0 else place
 
     def size(self, text: str, *, to_end: bool) -> int | None:
-        """Characters of the call that a text begins with; None where more may come."""
+        """Length of the call at the beginning of a text; None if it is incomplete."""
         place = text.find(self.closer) if self.closer else -1
         if place >= 0:
             return place + len(self.closer)
         return len(text) if to_end else None
 
     def read(self, text: str, tools: Tools) -> list[Call]:
-        """The calls that a text is; none where it is malformed."""
+        """Parses the calls of a text; none if it is malformed."""
         inner = text.removeprefix(self.opener)
         if self.closer:
             inner = inner.strip().removesuffix(self.closer)
@@ -71,7 +71,7 @@ class ToolCallFormat:
             return []
 
     def new_id(self) -> str:
-        """An id for a call."""
+        """A random id of a call."""
         if self.short_ids:
             letters = string.ascii_letters + string.digits
             return "".join(secrets.choice(letters) for _ in range(_SHORT_ID))
@@ -79,7 +79,7 @@ class ToolCallFormat:
 
 
 def _call_of(value: Any) -> Call:
-    """A call as an object with a name and arguments, or parameters."""
+    """Reads an object with a name and arguments, or parameters."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -95,7 +95,7 @@ def _object(text: str, tools: Tools) -> list[Call]:
 
 
 def _objects(text: str, tools: Tools) -> list[Call]:
-    """Objects one after the other, semicolons between them if at all."""
+    """Reads consecutive objects, optionally separated by semicolons."""
     calls = []
     while text := text.lstrip(" \t\r\n;"):
         value, end = raw_decode(text, 0)
@@ -105,7 +105,7 @@ def _objects(text: str, tools: Tools) -> list[Call]:
 
 
 def _list(text: str, tools: Tools) -> list[Call]:
-    """A list of objects; or names, each with its arguments behind it."""
+    """Reads a list of objects; or names, each followed by its arguments."""
     if text.lstrip().startswith("["):
         listed = parse_json(text)
         return [_call_of(value) for value in listed]
@@ -121,7 +121,7 @@ def _list(text: str, tools: Tools) -> list[Call]:
 
 
 def _tags(text: str, tools: Tools) -> list[Call]:
-    """A function's tag with one for each parameter; the schema says which are no texts."""
+    """Reads a tag of a function with a tag for each parameter, typed by the schema."""
     function = _FUNCTION.fullmatch(text)
     if function is None or _PARAMETER.sub("", function[2]).strip():
         raise ValueError
@@ -154,7 +154,7 @@ LLAMA = ToolCallFormat("<|python_tag|>", "", _objects, bare=True, markers=("<|py
 
 
 def call_format(template: str) -> ToolCallFormat | None:
-    """How a model with this chat template writes calls; None where nothing tells it."""
+    """Detects the format from a chat template; None if it is unknown."""
     if "<tool_call>" in template:
         return QWEN3_CODER if "<function=" in template else HERMES
     if "[TOOL_CALLS]" in template:
@@ -165,46 +165,46 @@ def call_format(template: str) -> ToolCallFormat | None:
 _LLAMA_WORDS = 'Respond in the format {"name": function name, "parameters"'
 
 
-# ---- reading -------------------------------------------------------------------------------------
+# ---- parsing -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ToolSet:
-    """Functions that a request offers, and how the model writes calls of them."""
+    """Functions of a request, and the format in which the model calls them."""
 
-    form: ToolCallFormat  # how
-    tools: Mapping[str, Mapping[str, Any]]  # each function's JSON schema, by its name
-    several: bool = True  # whether an answer may have more than one call
+    format: ToolCallFormat
+    tools: Mapping[str, Mapping[str, Any]]  # the functions' definitions, by name
+    parallel: bool = True  # whether an answer may contain more than one call
 
     def read(self, text: str) -> list[Call]:
-        """The calls that a text is made of; none where it is not, or of other functions."""
-        calls = self.form.read(text, self.tools)
+        """Parses the calls of a text; none if it is malformed or calls an unknown function."""
+        calls = self.format.read(text, self.tools)
         if not calls or any(call.name not in self.tools for call in calls):
             return []
-        return calls if self.several else calls[:1]
+        return calls if self.parallel else calls[:1]
 
 
 class ToolCallParser:
-    """Reads an answer as it comes.
+    """Parses an answer while it is generated.
 
-    What is no whole call of a function that is offered stays text.
+    Anything that is not a complete call of an offered function stays text.
     """
 
     def __init__(self, offered: ToolSet) -> None:
-        self.ended = False  # whether it has the only call that it may have: no more is read
+        self.ended = False  # after the only call that is allowed; the rest is ignored
         self._offered = offered
-        self.form = offered.form
+        self.format = offered.format
         self._rest = ""
-        self._within = False
-        self._calls = self._said = False
+        self._in_call = False
+        self._calls = self._has_text = False
 
     def push(self, text: str) -> list[str | Call]:
-        """Takes more of the answer; what can be told of it by now."""
+        """Adds text; returns text and calls that are certain so far."""
         self._rest += text
         return list(self._read())
 
     def end(self) -> list[str | Call]:
-        """What was held back, once nothing follows."""
+        """Returns the text and calls that were held back."""
         read = list(self._read(to_end=True))
         if self._rest and not self.ended and not (self._calls and self._rest.isspace()):
             read.append(self._rest)
@@ -213,37 +213,37 @@ class ToolCallParser:
 
     def _read(self, *, to_end: bool = False) -> Iterator[str | Call]:
         while self._rest and not self.ended:
-            if not self._within:
-                place = self.form.begins_at(self._rest, said=self._said)
+            if not self._in_call:
+                place = self.format.begins_at(self._rest, follows_text=self._has_text)
                 before = self._shown(len(self._rest) if place is None else place, place is None)
                 if before:
-                    self._said = True
+                    self._has_text = True
                     yield before
                 if place is None:
                     return
-                self._within = True
-            size = self.form.size(self._rest, to_end=to_end)
+                self._in_call = True
+            size = self.format.size(self._rest, to_end=to_end)
             if size is None:
                 return
-            whole, self._rest, self._within = self._rest[:size], self._rest[size:], False
+            whole, self._rest, self._in_call = self._rest[:size], self._rest[size:], False
             calls = self._offered.read(whole)
             if not calls:
-                self._said = True
+                self._has_text = True
                 yield whole
             self._calls |= bool(calls)
             yield from calls
-            self.ended = bool(calls) and not self._offered.several
+            self.ended = bool(calls) and not self._offered.parallel
 
     def _shown(self, end: int, is_open: bool) -> str:
-        """What is shown of the text before a call: white space at its end is not."""
+        """Takes the text before a call, without white space at its end."""
         text = self._rest[:end]
         if is_open:
-            text = text[: end - beginning(text, self.form.opener)]
+            text = text[: end - overlap(text, self.format.opener)]
         shown = text.rstrip()
         self._rest = self._rest[len(shown) if is_open else end :]
         return shown
 
 
-def names_of(tools: Collection[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The functions of a request's tools by their names."""
+def by_name(tools: Collection[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The functions of a request's tools by name."""
     return {tool["function"]["name"]: tool["function"] for tool in tools}

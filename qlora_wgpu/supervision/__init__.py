@@ -1,4 +1,1 @@
-"""A command in a process of its own: what is left when a GPU's driver takes that process away.
-
-Only the standard library is imported here, so that the supervising process stays small.
-"""
+"""Commands in a child process, so that a crash of the GPU driver ends with an explanation."""

@@ -1,4 +1,4 @@
-"""The standard streams, and what is done where they are closed, broken, full or not in UTF-8."""
+"""The standard streams, where they may be closed, broken, full or not in UTF-8."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from typing import Any, TextIO, cast
 
 from qlora_wgpu.errors import QLoRAError, reason
 
-_OF_CLOSED_PIPES = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
-"""What a pipe without a reader gives: Windows has no number of its own for it."""
+# Windows has no error of its own for a pipe that nobody reads
+_BROKEN_PIPE = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
 
 
 class Output:
-    """Stdout or stderr: a reader that has gone ends a command quietly, a full disk is an error.
+    """Stdout or stderr: a broken pipe ends the command quietly, a full disk is an error.
 
-    Where it ``goes_on``, nothing more is written once nobody reads: what a command does, and how
-    it ends, does not hang on who looks at it. Where it is ``lasting``, a full disk ends nothing,
-    either; of stdout a warning tells, since the folder of a run has all that is shown.
+    With ``ignore_broken_pipe`` the command continues when nobody reads, and nothing more is
+    written. With ``ignore_errors`` a full disk does not end it either; for stdout, there is a
+    warning, since the folder of a run has all that is shown.
     """
 
-    def __init__(self, stream: TextIO, *, goes_on: bool = False, lasting: bool = False) -> None:
+    def __init__(
+        self, stream: TextIO, *, ignore_broken_pipe: bool = False, ignore_errors: bool = False
+    ) -> None:
         self._stream = _unwrapped(stream)
-        self._goes_on, self._lasting = goes_on, lasting
+        self._ignore_broken_pipe, self._ignore_errors = ignore_broken_pipe, ignore_errors
         self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +41,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Brings what is written to where it goes."""
+        """Flushes the stream, or does nothing."""
         self._try(self._stream.flush)
 
     def _try(self, action: Callable[..., object], *text: str) -> None:
@@ -48,35 +50,33 @@ class Output:
         try:
             action(*text)
         except OSError as err:
-            has_no_reader = err.errno in _OF_CLOSED_PIPES
-            if not (has_no_reader or self._lasting):
-                raise QLoRAError(
-                    f"what is shown cannot be written to the standard output: {reason(err)}"
-                ) from err
+            is_broken_pipe = err.errno in _BROKEN_PIPE
+            if not (is_broken_pipe or self._ignore_errors):
+                raise QLoRAError(f"cannot write to the standard output: {reason(err)}") from err
             self._is_over = True
             redirect_to_devnull(self._stream)
-            if has_no_reader and not self._goes_on:
-                sys.exit(0)  # whoever read has seen enough, and no more is made
-            if self._lasting and self._stream is not _unwrapped(sys.stderr):
-                told = all_passed_over(sys.stderr)
-                told.write(f"warning: nothing more can be shown ({reason(err)}): the run goes on\n")
-                told.flush()
+            if is_broken_pipe and not self._ignore_broken_pipe:
+                sys.exit(0)  # the reader, such as `head`, has seen enough
+            if self._ignore_errors and self._stream is not _unwrapped(sys.stderr):
+                stderr = best_effort(sys.stderr)
+                stderr.write(f"warning: no more output ({reason(err)}); the run continues\n")
+                stderr.flush()
 
 
 def _unwrapped(stream: TextIO) -> TextIO:
     return stream._stream if isinstance(stream, Output) else stream
 
 
-def all_passed_over(stream: TextIO) -> TextIO:
-    """Stderr, as it is written to by who could tell nobody that it fails."""
-    return cast(TextIO, Output(stream, goes_on=True, lasting=True))
+def best_effort(stream: TextIO) -> TextIO:
+    """Stderr without errors of its own, which nobody would see."""
+    return cast(TextIO, Output(stream, ignore_broken_pipe=True, ignore_errors=True))
 
 
 def replace_closed() -> None:
-    """Puts the null device in place of closed streams, for the processes begun from here, too.
+    """Replaces closed streams by the null device, also for child processes.
 
-    Else the next file that is opened gets such a stream's number, and what native code prints is
-    written into it.
+    Otherwise the next file that is opened would get the stream's descriptor, and native code would
+    print into it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -94,23 +94,21 @@ def replace_closed() -> None:
 
 
 def guard_streams() -> None:
-    """Makes Python's streams those of a command, which escape what their encoding lacks.
+    """Wraps the streams for a command: output escapes characters that its encoding lacks.
 
-    Stdin takes no other characters: locales of C would pass halves of them on.
+    Input is strict: the C locale would pass surrogates on.
     """
     escaped = "backslashreplace"
     for name, errors in {"stdout": escaped, "stderr": escaped, "stdin": "strict"}.items():
-        reconfigure = getattr(
-            getattr(sys, name), "reconfigure", None
-        )  # others than files have none
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)  # only files have it
         if reconfigure is not None:
             reconfigure(errors=errors)
     sys.stdout = cast(TextIO, Output(sys.stdout))
-    sys.stderr = all_passed_over(sys.stderr)
+    sys.stderr = best_effort(sys.stderr)
 
 
 def drop_unwritable() -> None:
-    """Drops what waits and cannot be written: Python would fail at it, with a code of its own."""
+    """Drops buffered output that cannot be written: Python would exit with a code of its own."""
     for stream in map(_unwrapped, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -121,7 +119,7 @@ def drop_unwritable() -> None:
 
 
 def redirect_to_devnull(stream: TextIO) -> None:
-    """Drops what waits in a stream's buffer, and all that follows."""
+    """Drops a stream's buffer and all later output."""
     with suppress(OSError), Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        # OSError: no file of a system's.
+        # OSError: the stream has no descriptor.
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,6 +1,6 @@
 """Training an adapter."""
 
-from qlora_wgpu.training.callbacks import Step
+from qlora_wgpu.training.callbacks import Step, TrainerCallback
 from qlora_wgpu.training.observers import Observer, RunSetup, Sample, TrainResult, WorkerFigures
 from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.run_folder import (
@@ -20,6 +20,7 @@ __all__ = [
     "Step",
     "TrainResult",
     "Trainer",
+    "TrainerCallback",
     "WorkerFigures",
     "check_resumable",
     "checkpoint_folders",

@@ -1,13 +1,12 @@
-"""Callbacks: what a user's code sees and may do between two steps of a run."""
+"""``TrainerCallback``, which watches and steers a run, and the ``Step`` that it gets."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qlora_wgpu.errors import (
     ClusterError,
@@ -20,7 +19,7 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.limits import LEARNING_RATES
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.observers import Events, Row, failure_of
+from qlora_wgpu.training.observers import EventRows, Events, Row, TrainResult, failure_of
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.step_log import StepMetrics
 
@@ -39,7 +38,6 @@ class Step:
     """
 
     def __init__(self, handler: CallbackHandler, step: int, learning_rate: float) -> None:
-        """Is created by the trainer."""
         self.step = step
         self.total_steps = handler.run.total_steps
         self.learning_rate = learning_rate
@@ -84,7 +82,12 @@ class Step:
         """The token accuracy of the latest evaluation."""
         return self._handler.latest.get("eval_mean_token_accuracy")
 
-    def stop(self, reason: str = "the program stopped it") -> None:
+    @property
+    def eval_metrics(self) -> dict[str, Any]:
+        """All metrics of the latest evaluation, as in metrics.jsonl; empty before the first."""
+        return dict(self._handler.latest)
+
+    def stop(self, reason: str = "a callback stopped it") -> None:
         """Ends the run after this step and saves its state.
 
         Args:
@@ -97,13 +100,13 @@ class Step:
         """Measures and logs the held-out loss of the current model, at most once per step.
 
         Raises:
-            ConfigError: If there is no held-out data.
+            ConfigError: If the run has no held-out data.
         """
         run = self._settled()
         if run.state.eval_step != run.state.step:
             self._handler.evaluator.measure(run.state.step)
         if run.state.eval_loss is None:
-            raise ConfigError("there is no held-out loss: the run has no held-out data")
+            raise ConfigError("the run has no held-out data to evaluate on")
         return run.state.eval_loss
 
     def save(self) -> Path | None:
@@ -114,15 +117,15 @@ class Step:
         return run.folder.checkpoint_folder(run.saved_at)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Sets the next step's rate; later ones follow the schedule in the same proportion.
+        """Sets the next step's learning rate; later steps follow the schedule in proportion.
 
         Checkpoints store it, so a resumed run keeps it.
 
         Raises:
-            ConfigError: If it is out of range, or the schedule's next rate is 0.
+            ConfigError: If the rate is out of range, or the schedule's next rate is 0.
         """
         self._require_latest()
-        _check("a learning rate", rate)
+        _check("the learning rate", rate)
         run, schedule = self._settled(), self._handler.optimizer.schedule
         following = run.state.step + 1
         if self._handler.is_over or following > run.total_steps:
@@ -144,7 +147,7 @@ class Step:
             ConfigError: If the factor is out of range.
         """
         self._require_latest()
-        _check("the factor of learning rates", factor)
+        _check("the learning rate's factor", factor)
         run = self._settled()
         if not self._handler.is_over and run.state.step < run.total_steps:
             self._multiply(float(factor) * run.state.rate_factor)
@@ -177,47 +180,85 @@ class Step:
         return self._metrics or StepMetrics(None, None, None)
 
 
-Callback = Callable[[Step], object]
+class TrainerCallback:
+    """Watches and steers a run; subclass it and override the methods that you need.
 
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions that are called between two steps.
-
-    Attributes:
-        on_step: After each step.
-        on_evaluate: After each evaluation, including the one before the first step.
-        on_save: After a checkpoint or the adapter is written.
+    Pass instances to ``train`` or ``Trainer`` as ``callbacks``. Methods are called between two
+    steps, when the device still computes; a ``Step`` reads metrics and stops, saves or evaluates
+    the run. An evaluation or checkpoint that a callback requests calls no callback except
+    ``on_log``. A callback that fails ends the run with a ``CallbackError``; the run is saved.
     """
 
-    on_step: Callback | None = None
-    on_evaluate: Callback | None = None
-    on_save: Callback | None = None
+    def on_train_begin(self, step: Step) -> None:
+        """Called before the first step, or before the next one of a resumed run."""
 
-    def check(self) -> None:
-        """Raises a ConfigError if one is not callable."""
-        for name, function in vars(self).items():
-            if function is not None and not callable(function):
-                raise ConfigError(f"{name} must be a function of a step, got {brief(function)}")
+    def on_step_end(self, step: Step) -> None:
+        """Called after each step."""
+
+    def on_log(self, step: Step, logs: dict[str, Any]) -> None:
+        """Called with each row of metrics.jsonl: of a logged step, or of an evaluation."""
+
+    def on_evaluate(self, step: Step) -> None:
+        """Called after each evaluation, including the one before the first step."""
+
+    def on_save(self, step: Step) -> None:
+        """Called after a checkpoint or the final adapter was saved to ``step.saved``."""
+
+    def on_train_end(self, step: Step, result: TrainResult) -> None:
+        """Called at the end of a run, also of one that was stopped."""
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Called at once with every event, as ``qlora-wgpu train --json`` prints it.
+
+        The first ones, such as notes, the memory plan and weights being loaded, come before
+        ``on_train_begin``.
+        """
 
 
-NO_CALLBACKS = Callbacks()
+class _EventFeed(EventRows):
+    """Passes a run's events to a callback's ``on_event``."""
+
+    def __init__(self, callback: TrainerCallback) -> None:
+        def write(row: Row) -> None:
+            try:
+                callback.on_event(row)
+            except Exception as err:
+                raise failure_of(f"{type(callback).__name__}.on_event", err) from err
+
+        super().__init__(write)
+
+
+def check_callbacks(callbacks: Sequence[TrainerCallback]) -> None:
+    """Raises a ConfigError unless this is a list of callbacks."""
+    is_list = isinstance(callbacks, list | tuple)
+    if not is_list or not all(isinstance(each, TrainerCallback) for each in callbacks):
+        raise ConfigError(
+            f"callbacks must be a list of TrainerCallback objects, got {brief(callbacks)}"
+        )
+
+
+def subscribe_callbacks(events: Events, callbacks: Sequence[TrainerCallback]) -> None:
+    """Passes the run's events to each callback that overrides ``on_event``."""
+    for each in callbacks:
+        if type(each).on_event is not TrainerCallback.on_event:
+            events.subscribe(_EventFeed(each))
 
 
 class CallbackHandler:
-    """Calls the callbacks, and performs what they request."""
+    """Calls a run's callbacks, and holds the run's parts that a ``Step`` needs."""
 
     def __init__(
-        self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer
-    ) -> None:
-        """Starts at the step of the run's state."""
+        self, run: Run, callbacks: Sequence[TrainerCallback], evaluator: Evaluator,
+        optimizer: Optimizer,
+    ) -> None:  # fmt: skip
         self.run, self.evaluator, self.optimizer = run, evaluator, optimizer
         # Waits for all queued steps
         self.drain: Callable[[], None] = lambda: None
         self.latest: Row = {}  # the latest evaluation's metrics
         # Whether no step follows: requests are then ignored
         self.is_over = False
-        self._callbacks = callbacks
+        self._callbacks = tuple(callbacks)
+        self._logs: list[Row] = []  # rows that on_log has not been called with
         self._is_calling = False
         self._latest_step: Step | None = None
         self.submitted(run.state.step, run.state.learning_rate)
@@ -240,30 +281,42 @@ class CallbackHandler:
         self.run.events, self.run.callbacks = Events(), None
         self._latest_step = None
 
+    def on_log(self, row: Row) -> None:
+        """Keeps a row of metrics.jsonl until callbacks may be called."""
+        self._logs.append(dict(row))
+
     def on_evaluate(self, row: Row) -> None:
-        """The held-out loss was measured."""
+        """Keeps the metrics of an evaluation and calls the callbacks."""
         self.latest = row
+        self.on_log(row)
         self.call("on_evaluate")
 
     def on_save(self, folder: Path) -> None:
-        """A checkpoint or the adapter was written."""
+        """Notes the folder that was written and calls the callbacks."""
         self.present.saved = folder
         self.call("on_save")
 
-    def call(self, name: str) -> None:
-        """Calls a callback; evaluations and checkpoints that it requests call no other."""
-        function = getattr(self._callbacks, name)
-        if function is None or self._is_calling:
+    def call(self, name: str, *details: Any) -> None:
+        """Calls a method of all callbacks, unless one of them has caused the event."""
+        if self._is_calling:
             return
         self._is_calling = True
         try:
-            function(self.present)
-        except (DeviceError, ClusterError, WeightFileError, TrainingError):
-            raise  # these already say what happens to the run
-        except Exception as err:
-            raise failure_of(name, err, f" after step {self.present.step}") from err
+            while self._logs:
+                self._call("on_log", self._logs.pop(0))
+            self._call(name, *details)
         finally:
             self._is_calling = False
+
+    def _call(self, name: str, *details: Any) -> None:
+        for callback in self._callbacks:
+            try:
+                getattr(callback, name)(self.present, *details)
+            except (DeviceError, ClusterError, WeightFileError, TrainingError):
+                raise  # errors of the run itself
+            except Exception as err:
+                what = f"{type(callback).__name__}.{name}"
+                raise failure_of(what, err, f" after step {self.present.step}") from err
 
 
 def _check(name: str, value: object) -> None:

@@ -119,7 +119,6 @@ class RunState:
 def _sums(
     loss: Any, count: Any, hits: Any = None, balance: Any = 0.0
 ) -> tuple[float, float, float | None, float]:
-    """A step's sums, from JSON."""
     return float(loss), float(count), None if hits is None else float(hits), float(balance)
 
 
@@ -146,7 +145,7 @@ def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapt
         with atomic_folder(folder) as unfinished:
             model.save_adapter(unfinished)
             known = {"step": best.step, "eval_loss": best.loss}
-            write_manifest(unfinished, {**known, "figure": best.metric, "aim": best.aim})
+            write_manifest(unfinished, {**known, "metric": best.metric, "aim": best.aim})
     finally:
         model.write_parameters(current)
     return replace(best, is_saved=True)
@@ -162,7 +161,7 @@ def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None
             read_started(folder, *load_adapter(folder), model.adapter)[0]
         )
         step, loss = int(manifest["step"]), float(manifest["eval_loss"])
-        metric, its_aim = manifest.get("figure", loss), manifest.get("aim", EvalConfig().aim)
+        metric, its_aim = manifest.get("metric", loss), manifest.get("aim", EvalConfig().aim)
         best = BestAdapter(step, loss, float(metric), str(its_aim), parameters, True)
     except (KeyError, TypeError, ValueError) as err:
         raise CheckpointError(f"{folder / MANIFEST} does not describe a best adapter") from err

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import read_manifest
 from qlora_wgpu.config import Config, DataConfig, TrainConfig
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data import (
     IGNORE_INDEX,
@@ -59,7 +59,7 @@ def check_unpaired_balance(rows: Dataset, settings: TrainConfig, observer: Obser
         if number and not weight:
             observer.warning(
                 f"train.{kind}_weight is 0: the {number:,} {kind} answers are not trained on, but "
-                "count in the mean of the loss and, with loss_type kto, in its KL term"
+                "count in the average of the loss and, with loss_type kto, in its KL term"
             )
     if not all(number and weight for number, weight, _ in sides) or desirable == undesirable:
         return
@@ -93,7 +93,6 @@ def require_both_kinds(held_out: Dataset | None, config: Config) -> None:
 
 
 def _answer_counts(rows: Dataset) -> tuple[int, int]:
-    """The numbers of desirable and undesirable answers."""
     desirable, undesirable = (rows.lengths.reshape(-1, 2) > 0).sum(axis=0)
     return int(desirable), int(undesirable)
 
@@ -249,7 +248,6 @@ def prompt_of_data(
 
 
 def _is_listed(dataset: Any) -> bool:
-    """Whether a data set can be iterated or indexed."""
     return hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
 
 
@@ -357,7 +355,6 @@ def require_labels(rows: Sequence[Any], name: str, vocabulary: int, consequence:
 def _mixed(
     parts: Sequence[Dataset], settings: DataConfig, seed: int, observer: Observer
 ) -> Dataset:
-    """The data set of a ``data`` section, which may be a mixture."""
     if settings.sources is None:
         return parts[0]
     portions = [MixtureSource(source.weight, source.rows) for source in settings.sources]
@@ -379,7 +376,6 @@ class SourceCounter:
     """
 
     def __init__(self, dataset: Dataset, plan: BatchSampler) -> None:
-        """Counts nothing if the data set is not a mixture."""
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
         self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
 
@@ -506,7 +502,6 @@ class DataReader:
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
-        """A data set whose ids are within the vocabulary."""
         objective = self._config.train.objective
         if isinstance(rows, str | PathLike):
             name = fspath(rows)

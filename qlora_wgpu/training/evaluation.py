@@ -78,7 +78,6 @@ class Evaluator:
     """Measures a run's held-out loss, and keeps the best adapter."""
 
     def __init__(self, run: Run) -> None:
-        """Without held-out data, nothing is ever measured."""
         self._run = run
         self._rows = run.held_out
         self._every = steps_between(run.config.eval.eval_steps, run.total_steps)
@@ -193,7 +192,6 @@ class SampleLogger:
     """Generates and logs a run's sample texts between two steps."""
 
     def __init__(self, run: Run, texts: SampleGenerator | None, evaluator: Evaluator) -> None:
-        """Without texts, nothing is ever generated."""
         self._run = run
         self._texts = texts
         self._evaluator = evaluator

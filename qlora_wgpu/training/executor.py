@@ -25,7 +25,6 @@ class ThroughputMeter:
     """Tokens per second over a window of steps, since the metrics of two may arrive together."""
 
     def __init__(self) -> None:
-        """Starts at zero, stopped."""
         self._marks: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._tokens = 0
         self._paused = 0.0
@@ -138,7 +137,6 @@ class LocalExecutor:
     """Computes micro-batches on the device of the run's model."""
 
     def __init__(self, model: QLoRAModel, throughput: ThroughputMeter | None = None) -> None:
-        """Compiles nothing yet."""
         self._model = model
         self._throughput = throughput or ThroughputMeter()
         self._shapes: set[tuple[int, int]] = set()

@@ -80,9 +80,8 @@ def reopen_finished(run: Run) -> None:
     _load_best(run)
 
 
-def check_ended(run: Run) -> None:
-    """Raises the error of an observer that has failed at a run's end."""
-    failure = run.events.failure
+def check_ended(run: Run, failure: CallbackError | None) -> None:
+    """Raises the error of a callback or observer that has failed at a run's end."""
     if failure is None:
         return
     state = f"finished, and its adapter is in {run.folder.adapter}"
@@ -100,7 +99,7 @@ def _adopt_best(run: Run) -> None:
             run.events.warning("the best adapter was not kept: the final adapter is the last one")
         return
     state, best = run.state, run.best
-    state.best_loss, state.best_figure, state.best_step = best.loss, best.figure, best.step
+    state.best_loss, state.best_figure, state.best_step = best.loss, best.metric, best.step
     if run.best.step == 0:
         run.events.warning(
             "no evaluation was better than the one before training: the final adapter is the "

@@ -15,8 +15,7 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.extras import install_command
+from qlora_wgpu.errors import ConfigError, install_command
 from qlora_wgpu.files import file_text
 from qlora_wgpu.training.observers import Observer, Row
 
@@ -49,7 +48,6 @@ class TensorBoard(Service):
     """Writes event files for ``tensorboard --logdir``."""
 
     def __init__(self, folder: Path) -> None:
-        """Writes nothing yet."""
         # TensorBoard's own writer: PyTorch's would need PyTorch.
         self._event = _required("tensorboard", "compat.proto.event_pb2").Event
         self._summary = _required("tensorboard", "compat.proto.summary_pb2").Summary
@@ -84,7 +82,6 @@ class WeightsAndBiases(Service):
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
-        """Starts a run with this configuration, or resumes the one in the folder."""
         wandb = _required("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         self._id_file = RunPaths(folder).wandb_id
@@ -115,7 +112,6 @@ class Trackio(Service):
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
-        """Starts a run with this configuration, or resumes the one of that name."""
         self._trackio = _required("trackio")
         project = os.environ.get("TRACKIO_PROJECT") or "qlora-wgpu"
         try:
@@ -138,7 +134,6 @@ class Trackio(Service):
 
 
 def _required(package: str, module: str = "") -> Any:
-    """A module of a service's package."""
     try:
         return importlib.import_module(f"{package}.{module}" if module else package)
     except ImportError:
@@ -148,7 +143,6 @@ def _required(package: str, module: str = "") -> Any:
 
 
 def _kept_id(path: Path) -> str | None:
-    """The id stored in a run's folder, if any."""
     try:
         text = file_text(path, _ID_BYTES).strip()
     except (OSError, ValueError):

@@ -27,34 +27,21 @@ def as_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt that the model continues before and after training.
+    """A prompt that the model continues before and after training."""
 
-    Attributes:
-        prompt: The text to continue.
-        expected: The continuation in the data.
-        before: The model's continuation before the first step.
-        after: The model's continuation at the end; empty if the run was interrupted.
-    """
-
-    prompt: str
-    expected: str
-    before: str
-    after: str = ""
+    prompt: str  # the text to continue
+    expected: str  # the continuation in the data
+    before: str  # the model's continuation before the first step
+    after: str = ""  # the model's continuation at the end; empty if the run was interrupted
 
 
 @dataclass(frozen=True)
 class Written:
-    """A text that the model has generated.
+    """A text that the model has generated."""
 
-    Attributes:
-        prompt: The text to continue.
-        expected: The continuation in the data; empty if there is none.
-        text: The model's continuation.
-    """
-
-    prompt: str
-    expected: str
-    text: str
+    prompt: str  # the text to continue
+    expected: str  # the continuation in the data; empty if there is none
+    text: str  # the model's continuation
 
 
 @dataclass(frozen=True)
@@ -109,7 +96,6 @@ class TrainResult:
     reports: tuple[Path, ...] = ()
 
     def __repr__(self) -> str:
-        """Steps, losses and folder in a line."""
         steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
         parts = [steps, f"{self.num_tokens:,} tokens in {self.seconds:,.0f} s"]
         if self.eval_loss is not None:
@@ -130,75 +116,43 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class SourceFigures:
-    """The part of a mixture's training data that comes from one source.
+    """The part of a mixture's training data that comes from one source."""
 
-    Attributes:
-        name: The name of the source.
-        rows: Number of its rows per epoch.
-        of: Number of rows that the source has.
-        tokens: Label tokens of its rows per epoch.
-    """
-
-    name: str
-    rows: int
-    of: int
-    tokens: int
+    name: str  # the name of the source
+    rows: int  # number of its rows per epoch
+    of: int  # number of rows that the source has
+    tokens: int  # label tokens of its rows per epoch
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The model and data of a run that is about to start.
+    """The model and data of a run that is about to start."""
 
-    Attributes:
-        device: The GPU's name.
-        base: The base model as named in the configuration.
-        scheme: How its linear layers are stored.
-        compute_dtype: Type of matmul operands.
-        rank: The rank of the adapter.
-        adapted_layers: Number of layers with an adapter.
-        adapter_parameters: Number of trained parameters.
-        batch_size: Rows of a micro-batch.
-        accumulation: Micro-batches of a step.
-        train_rows: Number of training examples.
-        train_tokens: Their label tokens.
-        eval_rows: Number of held-out examples, or None.
-        eval_tokens: Their label tokens, or None.
-        sources: The parts of a mixture; empty for other data.
-    """
-
-    device: str
-    base: str
-    scheme: str
-    compute_dtype: str
-    rank: int
-    adapted_layers: int
-    adapter_parameters: int
-    batch_size: int
-    accumulation: int
-    train_rows: int
-    train_tokens: int
-    eval_rows: int | None = None
-    eval_tokens: int | None = None
-    sources: tuple[SourceFigures, ...] = ()
+    device: str  # the GPU's name
+    base: str  # the base model as named in the configuration
+    scheme: str  # how its linear layers are stored
+    compute_dtype: str  # type of matmul operands
+    rank: int  # the rank of the adapter
+    adapted_layers: int  # number of layers with an adapter
+    adapter_parameters: int  # number of trained parameters
+    batch_size: int  # rows of a micro-batch
+    accumulation: int  # micro-batches of a step
+    train_rows: int  # number of training examples
+    train_tokens: int  # their label tokens
+    eval_rows: int | None = None  # number of held-out examples, or None
+    eval_tokens: int | None = None  # their label tokens, or None
+    sources: tuple[SourceFigures, ...] = ()  # the parts of a mixture; empty for other data
 
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """What a cluster worker has done in some steps.
+    """What a cluster worker has done in some steps."""
 
-    Attributes:
-        name: The name of the worker.
-        tokens: Tokens of its micro-batches whose result was used, padding included.
-        timed_tokens: Those in micro-batches that were timed; others included compilation.
-        seconds: The time of these.
-        answers: Whether the worker is responding.
-    """
-
-    name: str
-    tokens: int
-    timed_tokens: int
-    seconds: float
-    answers: bool = True
+    name: str  # the name of the worker
+    tokens: int  # tokens of its micro-batches whose result was used, padding included
+    timed_tokens: int  # those in micro-batches that were timed; others included compilation
+    seconds: float  # the time of these
+    answers: bool = True  # whether the worker is responding
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -323,7 +277,6 @@ class EventRows(Observer):
     """
 
     def __init__(self, write: Callable[[Row], None]) -> None:
-        """Calls ``write`` with each object."""
         self.write = write
 
     def finished(self, result: TrainResult) -> None:
@@ -367,7 +320,6 @@ class Events(Observer):
     """
 
     def __init__(self) -> None:
-        """Has no subscribers yet."""
         self._subscribers: list[_Subscriber] = []
         self._failure: CallbackError | None = None
 
@@ -426,7 +378,9 @@ class Events(Observer):
             if subscriber.on_error == "drop":
                 self.warning(f"{name} is disabled after an error: {err}")
             else:
-                self._failure = self._failure or failure_of(f"{name}.{event}", err)
+                if not isinstance(err, CallbackError):
+                    err = failure_of(f"{name}.{event}", err)
+                self._failure = self._failure or err
 
 
 def _dispatcher(event: str) -> Callable[..., None]:

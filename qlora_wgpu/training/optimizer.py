@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import Config, OptimConfig
-from qlora_wgpu.config.schedules import PLATEAU, POLYNOMIAL_END
+from qlora_wgpu.config.sections.train import PLATEAU, POLYNOMIAL_END
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.sharded_vector import ShardedVector
@@ -140,7 +140,6 @@ def _warmup_stable_decay(step: Steps, warmup: int, total: int, given: Mapping[st
 
 
 def _falling(share: Steps, curve: str, given: Mapping[str, Any]) -> Steps:
-    """A curve from 1 to 0."""
     if curve == "cosine":
         return _wave(share, given)
     return 1.0 - (share if curve == "linear" else np.sqrt(share))
@@ -187,7 +186,6 @@ class Schedule:
     """The rows of ``step_table``, a few thousand at a time: a run may have a billion."""
 
     def __init__(self, optim: OptimConfig, total: int) -> None:
-        """Computes nothing yet."""
         self.held: float | None = None  # replaces the schedule's rate from now on
         self.factor = 1.0  # multiplies the rates from now on
         self._optim = optim

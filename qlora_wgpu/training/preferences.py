@@ -69,7 +69,6 @@ class KLPairs(Sequence[Example]):
     """
 
     def __init__(self, dataset: Dataset, longest: int) -> None:
-        """Assigns a partner to each example."""
         self._dataset = dataset
         self._longest = longest
         present = np.flatnonzero(dataset.lengths)
@@ -196,7 +195,10 @@ class PreferenceData:
         if share:
             answers = _targets(batch)
             labelled = [
-                [_unmasked(e) if i % 2 == 0 else e for i, e in zip(numbers_of, row, strict=True)]
+                [
+                    e if i % 2 else Example(e.input_ids, e.input_ids)  # all tokens of the chosen
+                    for i, e in zip(numbers_of, row, strict=True)
+                ]
                 for numbers_of, row in zip(block, rows, strict=True)
             ]
             batch = padded_batch(labelled, batch_size, longest)
@@ -227,8 +229,3 @@ def _answer_begins(example: Example) -> int:
 def _targets(batch: Batch) -> npt.NDArray[np.int64]:
     mask = batch.attention_mask.astype(np.int64)
     return shifted_targets(batch.labels.astype(np.int64), mask)
-
-
-def _unmasked(example: Example) -> Example:
-    """An example with labels for every token."""
-    return Example(example.input_ids, example.input_ids)

@@ -181,5 +181,4 @@ def _store(name: str, numbers: FloatArray) -> None:
 
 
 def _digest(name: str, body: bytes) -> bytes:
-    """A hash of cached bytes and their key."""
     return hashlib.sha256(name.encode() + body).digest()

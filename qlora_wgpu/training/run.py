@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -27,9 +27,9 @@ from qlora_wgpu.errors import (
 )
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.supervision.processes import SAME_WISH
+from qlora_wgpu.supervision.processes import DEBOUNCE_SECONDS
 from qlora_wgpu.training.batching import BatchSampler
-from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
+from qlora_wgpu.training.callbacks import CallbackHandler, Step, TrainerCallback
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
 from qlora_wgpu.training.data import (
     SourceCounter,
@@ -47,10 +47,11 @@ from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
 from qlora_wgpu.training.start import (
+    check_resumable,
+    load_run,
     note_total_steps,
     refuse_fewer_steps,
     reset_best_metric,
-    start_or_resume,
 )
 from qlora_wgpu.training.step_queue import StepQueue
 
@@ -85,7 +86,7 @@ class Run:
         self, model: AdapterModel, config: Config, events: Events, rows: Dataset,
         held_out: Dataset | None = None, *, overwrite: bool = False, resume: bool = False,
         executor: Executor | None = None, texts: SampleGenerator | None = None,
-        callbacks: Callbacks = NO_CALLBACKS,
+        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:  # fmt: skip
         """Starts nothing yet.
 
@@ -98,7 +99,7 @@ class Run:
         self.best = self.sources = self.callbacks = self.result = None
         self.saved_at, self.saturated, self.workers = -1, 0, {}
         self._overwrite, self._resume = overwrite, resume
-        self._executor, self._texts, self._functions = executor, texts, callbacks
+        self._executor, self._texts, self._listed = executor, texts, callbacks
         self._started: float | None = None
 
     # -- from start to end -------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Run:
             self._open_folder(at_end)
             evaluator = Evaluator(self)
             texts = SampleLogger(self, self._texts, evaluator)
-            callbacks = CallbackHandler(self, self._functions, evaluator, optimizer)
+            callbacks = CallbackHandler(self, self._listed, evaluator, optimizer)
             self.callbacks = callbacks
             at_end.callback(callbacks.release)
             at_end.push(self._warn_of_replaced)
@@ -129,7 +130,7 @@ class Run:
             if was_finished:
                 reopen_finished(self)
             else:
-                self._begin(evaluator, texts)
+                self._begin(evaluator, texts, callbacks)
                 queue = StepQueue(self, optimizer, evaluator, texts, callbacks)
                 callbacks.drain = queue.finish_all
                 self.throughput.start()
@@ -141,7 +142,7 @@ class Run:
                             if evaluator.has_stalled or not queue.submit(step):
                                 break
                             queue.follow(step)
-                            callbacks.call("on_step")
+                            callbacks.call("on_step_end")
                             yield callbacks.present
                     queue.finish_all()
                 if not self.stop.requested:
@@ -154,7 +155,12 @@ class Run:
                 finish(self, evaluator)
             self.result = result_of(self, was_finished=was_finished)
             self.events.finished(self.result)
-            check_ended(self)
+            failure = self.events.failure
+            try:
+                callbacks.call("on_train_end", self.result)
+            except CallbackError as err:
+                failure = failure or err
+            check_ended(self, failure)
 
     def _check_data(self) -> None:
         """Checks the data for labels and the objective, and divides it into steps."""
@@ -205,19 +211,26 @@ class Run:
             overwrite=self._overwrite, resume=self._resume, warn=self.events.warning,
         )  # fmt: skip
         at_end.callback(self.folder.close)
-        if self._resume:
-            start_or_resume(self)
+        if self._resume and check_resumable(path, self.config):
+            load_run(self)
+        elif self._resume:
+            self.folder.begin(self.config.to_yaml())
         self.state.plateau = self.state.plateau or plateau
 
-    def _begin(self, evaluator: Evaluator, texts: SampleLogger) -> None:
+    def _begin(self, evaluator: Evaluator, texts: SampleLogger, callbacks: CallbackHandler) -> None:
         """Does what comes before the first step of a new or resumed run."""
         self.state.finished = False
         reset_best_metric(self)
         self.folder.note_steps(self.total_steps)
         self.events.started(self.total_steps, self.state.step, self.model.device.memory.by_kind)
-        if self.saved_at < 0:
+        is_new = self.saved_at < 0
+        if is_new:
             texts.keep_first()
-            self.state.eval_loss_before = evaluator.measure(0)
+        callbacks.call("on_train_begin")
+        if is_new:
+            if evaluator.is_pending:
+                evaluator.measure(0)
+            self.state.eval_loss_before = self.state.eval_loss
         note_total_steps(self)
         self._started = time.perf_counter() - self.state.seconds  # with earlier parts
         self.sources = SourceCounter(self.rows, self.plan)
@@ -275,6 +288,12 @@ class Run:
         if self._started is not None:
             self.state.seconds = time.perf_counter() - self._started
 
+    def logged(self, row: Row) -> None:
+        """Reports a row of logged steps."""
+        self.events.step(row)
+        if self.callbacks is not None:
+            self.callbacks.on_log(row)
+
     def evaluated(self, row: Row) -> None:
         """Passes a logged evaluation to observers and callbacks."""
         self.events.evaluation(row)
@@ -322,7 +341,7 @@ class Run:
     def tidy(self) -> None:
         """Removes what a new checkpoint or adapter makes obsolete; a failure is only a warning."""
         try:
-            self.folder.forget_replaced()
+            self.folder.backup.remove()
             self.folder.prune(self.config.output.save_total_limit)
         except CheckpointError as err:
             self.events.warning(f"{err}; it can stay there")
@@ -360,7 +379,6 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
-        """Nothing is requested yet."""
         self.requested = False  # whether the run should stop
         self.number: int | None = None  # the signal that requested it, if any
         self._since = 0.0
@@ -378,19 +396,13 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Restores the signal handlers."""
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self.number, self._since = True, number, time.monotonic()
-        elif time.monotonic() - self._since > SAME_WISH:
+        elif time.monotonic() - self._since > DEBOUNCE_SECONDS:
             self._restore()
             signal.raise_signal(number)
 

@@ -22,19 +22,18 @@ from qlora_wgpu.checkpoint import (
     append_line,
     flush_file,
     recover,
+    recover_all,
     remove,
-    settle_all,
     write_file,
 )
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option
+from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option, shell_word
 from qlora_wgpu.files import broken_link, exists, file_bytes, is_dir
 from qlora_wgpu.limits import OWN_LOG_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.training.observers import Row
 
 # ---- identity ------------------------------------------------------------------------------------
@@ -54,7 +53,6 @@ class RunFingerprint:
         held_out: Dataset | None,
         references: str | None = None,
     ) -> None:
-        """Starts hashing the base weights."""
         self._references = references
         self._folder = model.folder
         self._folder.finish_fingerprint()
@@ -180,7 +178,6 @@ class RunBackup:
     """
 
     def __init__(self, run: RunPaths) -> None:
-        """Moves nothing yet."""
         self._config, self._aside = run.config, run.replaced
         self._parts = [run.config, *(part for part in run.written if part != run.config)]
 
@@ -369,7 +366,7 @@ class RunFolder(RunPaths):
         super().__init__(path)
         self.log = RunLog(self.metrics, warn)
         self.texts = RunLog(self.samples, warn)
-        self._replaced = RunBackup(self)
+        self.backup = RunBackup(self)  # of the run that this one replaces
         self._lock = FileLock(self.lock)
         self._total_steps: int | None = None
         if not (overwrite or resume):
@@ -386,15 +383,14 @@ class RunFolder(RunPaths):
             raise
 
     def _open(self) -> None:
-        """Locks the folder, and cleans up after a killed run."""
         with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._lock.acquire():
                 raise ConfigError(_BUSY.format(self.path))
             for part in self.written:
                 recover(part)
-            settle_all(self.checkpoints)
-            self._replaced.settle()
+            recover_all(self.checkpoints)
+            self.backup.settle()
 
     def begin(self, config_yaml: str) -> None:
         """Clears the folder for a new run and writes its first files.
@@ -403,7 +399,7 @@ class RunFolder(RunPaths):
         """
         with self._explained():
             if exists(self.adapter) or checkpoint_folders(self.path):
-                self._replaced.move_aside()
+                self.backup.move_aside()
             for part in self.written:
                 if part != self.config:  # config.yaml is replaced last, since it marks a run
                     remove(part)
@@ -471,15 +467,11 @@ class RunFolder(RunPaths):
 
     def prune(self, keep: int | None) -> None:
         """Removes all but the newest ``keep`` checkpoints, and incomplete ones."""
-        settle_all(self.checkpoints)
+        recover_all(self.checkpoints)
         if keep is None:
             return
         for old in checkpoint_folders(self.path)[:-keep]:
             remove(old)
-
-    def forget_replaced(self) -> None:
-        """Removes the backup of the run that this one replaces."""
-        self._replaced.remove()
 
 
 def checkpoint_folders(path: Path) -> list[Path]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.as_trained import config_of_run
+from qlora_wgpu.config.loading import config_of_run
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError, command, option
 from qlora_wgpu.files import exists
 from qlora_wgpu.training.checkpoints import load_best, load_newest
@@ -49,7 +49,10 @@ def check_resumable(path: Path, config: Config) -> bool:
     """Whether a folder contains a run to resume; False if a new one may start there."""
     has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(RunPaths(path).adapter)
     if exists(RunPaths(path).config):
-        check_same_run(path, config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RenamedKeyWarning)  # we wrote the file, not the user
+            before = config_of_run(path)
+        refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))
     elif has_checkpoint or has_adapter:
         raise ConfigError(
             f"{path} contains a run without its config.yaml, so it cannot be checked: restore the "
@@ -63,23 +66,8 @@ def check_resumable(path: Path, config: Config) -> bool:
     return has_checkpoint
 
 
-def check_same_run(path: Path, config: Config) -> None:
-    """Refuses to resume a run with the settings of another one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RenamedKeyWarning)  # we wrote the file, not the user
-        before = config_of_run(path)
-    refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))
-
-
-def start_or_resume(run: Run) -> None:
-    """Resumes the run in the folder, or starts one if there is none."""
-    if check_resumable(run.folder.path, run.config):
-        _resume(run)
-    else:
-        run.folder.begin(run.config.to_yaml())
-
-
-def _resume(run: Run) -> None:
+def load_run(run: Run) -> None:
+    """Loads the newest checkpoint of the run in the folder, and removes what comes after it."""
     folder, path = run.folder, str(run.folder.path)
 
     def refuse_other(manifest: Mapping[str, Any]) -> None:

@@ -122,7 +122,6 @@ class MetricsLogger:
     """Writes the rows of training steps to metrics.jsonl."""
 
     def __init__(self, run: Run) -> None:
-        """Has no steps yet."""
         self._run = run
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
@@ -233,7 +232,7 @@ def log_window(run: Run) -> None:
     state.metrics.clear()
     state.logged_step = state.step
     run.folder.log.append(row)
-    run.events.step(row)
+    run.logged(row)
 
 
 def router_aux_loss_coef(run: Run) -> float:
@@ -254,7 +253,6 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
 
 
 def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | None]]:
-    """Each worker's share of the tokens, and its throughput."""
     total = sum(worker.tokens for worker in workers)
     return {
         worker.name: {

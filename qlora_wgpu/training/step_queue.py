@@ -39,7 +39,6 @@ class IOStallMonitor:
     def __init__(
         self, reading: DiskReadStats, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Has no steps yet."""
         self._reading, self._clock = reading, clock
         self._steps = -1  # the first one reads files that are not cached
         self._begin = self._bytes = self._waited = 0.0
@@ -78,7 +77,6 @@ class StepQueue:
         self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: SampleLogger,
         callbacks: CallbackHandler,
     ) -> None:  # fmt: skip
-        """Queues nothing yet."""
         self._run = run
         self._optimizer = optimizer
         self._evaluator = evaluator

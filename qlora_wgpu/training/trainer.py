@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
@@ -12,18 +12,23 @@ from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.training.callbacks import Callback, Callbacks, Step
+from qlora_wgpu.training.callbacks import (
+    Step,
+    TrainerCallback,
+    check_callbacks,
+    subscribe_callbacks,
+)
 from qlora_wgpu.training.data import DataReader, Rows
 from qlora_wgpu.training.finish import keep_prompt
-from qlora_wgpu.training.observers import Events, Observer, TrainResult
+from qlora_wgpu.training.observers import Events, TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.start import refuse_both
 
 
 class Trainer:
-    """Trains a model's adapter with the settings of a configuration.
+    """Trains the adapter of an open model on a configuration's data or on your own rows.
 
-    It prints nothing; an ``Observer`` gets the events.
+    It prints nothing; warnings are ``QLoRAWarning``s.
     """
 
     def __repr__(self) -> str:
@@ -33,13 +38,10 @@ class Trainer:
         self,
         model: AdapterModel,
         config: Config,
-        observer: Observer | None = None,
         *,
+        callbacks: Sequence[TrainerCallback] = (),
         overwrite: bool = False,
         resume: bool = False,
-        on_step: Callback | None = None,
-        on_evaluate: Callback | None = None,
-        on_save: Callback | None = None,
     ) -> None:
         """Uses the sections ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
@@ -47,24 +49,21 @@ class Trainer:
             model: A ``QLoRAModel`` whose adapter is trained, with its own LoraConfig and
                 QuantConfig.
             config: The settings.
-            observer: Gets the events of the run; without one, warnings become ``QLoRAWarning``s.
+            callbacks: ``TrainerCallback`` objects that watch and steer the run.
             overwrite: Whether a run in ``output.dir`` may be replaced.
-            resume: Whether to continue the run in ``output.dir`` from its newest complete
-                checkpoint; one without checkpoints and adapter starts again.
-            on_step: Called with a ``Step`` after each step.
-            on_evaluate: Called with a ``Step`` after each evaluation, including the one before
-                training.
-            on_save: Called with a ``Step`` after a checkpoint or the adapter is written.
+            resume: Whether to continue the run in ``output.dir`` from its latest complete
+                checkpoint, or to start it if there is none.
 
         Raises:
-            ConfigError: If a callback is not callable.
+            ConfigError: If ``callbacks`` is not a list of callbacks.
         """
+        check_callbacks(callbacks)
         self.model = model
         self.config = config
-        self._events = Events.of(observer)
+        self._events = Events.of(None)
+        subscribe_callbacks(self._events, callbacks)
         self._overwrite, self._resume = overwrite, resume
-        self._callbacks = Callbacks(on_step, on_evaluate, on_save)
-        self._callbacks.check()
+        self._callbacks = tuple(callbacks)
         self._result: TrainResult | None = None
 
     @property
@@ -72,7 +71,7 @@ class Trainer:
         """The result of the last run that has ended.
 
         Raises:
-            TrainingError: If none has ended.
+            TrainingError: If no run has ended.
         """
         if self._result is None:
             raise TrainingError("there is no result: the run has not ended")
@@ -117,7 +116,7 @@ class Trainer:
                 cannot be written into ``output.dir``; the message says where it is instead.
             TrainingError: If a gradient or a loss is not finite or the loss diverges; earlier
                 checkpoints are kept.
-            CallbackError: If a callback or an observer fails; the run is saved.
+            CallbackError: If a callback fails; the run is saved.
             OutOfMemoryError: If the device has too little memory.
         """
         for _ in self.steps(train_dataset, eval_dataset, overwrite=overwrite, resume=resume):

@@ -1,4 +1,4 @@
-"""The profiles that tuners chose, in one JSON file, so that each GPU and shape is timed once."""
+"""Caches tuned profiles in a JSON file, so that each GPU and shape is timed once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.tuning.tuner import Choice, Task, tune
 
-_METHOD = 2  # one more where choices that were made before are not to be trusted
+_METHOD = 2  # increased to invalidate earlier choices
 
 
 def cache_file() -> Path:
-    """The file of choices: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
+    """``qlora-wgpu/tuning.json`` in the user's cache folder."""
     return cache_path("tuning.json")
 
 
@@ -30,7 +30,7 @@ def tuned(
     open_device: Callable[[], Device],
     progress: Callable[[str], None] = lambda text: None,
 ) -> Choice:
-    """Gives a device the profile that was, or now is, found to be the fastest for a task."""
+    """Sets a device's profile to the fastest one for a task, cached or timed now."""
     key = key_of(device, task)
     entries = _read()
     problem = ""
@@ -52,12 +52,12 @@ def tuned(
     device.profile = profile
     notes = [str(note) for note in entry.get("notes", ())]
     return Choice(
-        profile, (*notes, *([f"not kept for the next run: {problem}"] if problem else []))
+        profile, (*notes, *([f"not cached for the next run: {problem}"] if problem else []))
     )
 
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
-    """All choices for a GPU and its driver."""
+    """All cached choices for a GPU and its driver."""
     driver = device.gpu.info["description"]
     return [
         entry
@@ -67,12 +67,12 @@ def choices_for(device: Device) -> list[dict[str, Any]]:
 
 
 def known_keys() -> set[str]:
-    """The tasks that have been timed."""
+    """Keys of the tasks that have been timed."""
     return set(_read())
 
 
 def key_of(device: Device, task: Task) -> str:
-    """Names a GPU, its driver, this version and its shaders, and a task."""
+    """A hash of GPU, driver, package version, shaders and task."""
     parts = {
         "device": identity(device),
         "model": [task.config.get("model_type"), *task.sizes.values()],
@@ -84,7 +84,7 @@ def key_of(device: Device, task: Task) -> str:
 
 
 def _profile(stored: Any, default: Profile) -> Profile:
-    """A stored profile; what it lacks or does not fit is taken from the default."""
+    """Reads a stored profile; missing or unknown fields are the default's."""
     if not isinstance(stored, dict):
         return default
     names = {field.name for field in fields(Profile)} - {"limits"}
@@ -93,19 +93,18 @@ def _profile(stored: Any, default: Profile) -> Profile:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as the tuples that they were."""
+    """Converts lists of JSON back to tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _read() -> dict[str, dict[str, Any]]:
     entries = read_json(cache_file())
     if not isinstance(entries, dict):
-        return {}  # nothing, or nothing usable: it is made anew
+        return {}  # missing or unusable: it is written again
     return {key: entry for key, entry in entries.items() if _is_whole(entry)}
 
 
 def _is_whole(entry: Any) -> bool:
-    """Whether an entry is as it was written: nothing else of it is looked at."""
     if not isinstance(entry, dict):
         return False
     rest = {name: value for name, value in entry.items() if name != "sha256"}

@@ -1,4 +1,4 @@
-"""One layer of a model with its adapter, which is timed in place of the whole."""
+"""One layer of a model with its adapter, which is timed instead of the whole model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from qlora_wgpu.families.family import Architecture, LinearSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.lora.layout import AdapterLayout
 
-_MOST_VOCABULARY = 16_384  # rows of the head that are timed
+_MAX_VOCABULARY = 16_384  # rows of the head that are timed
 
 
 @dataclass(frozen=True)
 class OneLayer:
     """A model of one layer."""
 
-    # The config.json of the whole model, or of one layer where the architecture is read from it.
+    # config.json of the whole model, or of one layer if the architecture is read from it
     config: Mapping[str, Any]
     architecture: Architecture
-    lora: LoraConfig  # the adapter of its layer
+    lora: LoraConfig  # of its layer
 
     @classmethod
     def of(cls, config: Mapping[str, Any], lora: LoraConfig) -> OneLayer:
-        """A model's first adapted layer of the kind that most adapted layers are."""
+        """A model's first adapted layer of the most frequent kind."""
         architecture = find_family(config).read(config)
         decoder = architecture.config
         if not isinstance(decoder, Decoder):
@@ -37,16 +37,16 @@ class OneLayer:
         dimensions = decoder.dimensions
         small = replace(
             decoder.alone(index),
-            dimensions=replace(dimensions, vocab_size=min(dimensions.vocab_size, _MOST_VOCABULARY)),
+            dimensions=replace(dimensions, vocab_size=min(dimensions.vocab_size, _MAX_VOCABULARY)),
         )
         head = architecture.head.name
         return cls(config, small.architecture(), _moved(adapter, decoder, index, head))
 
     @classmethod
     def _by_config(cls, config: Mapping[str, Any], lora: LoraConfig) -> OneLayer:
-        """The same for a family of the user's own, by the keys that config.json files have."""
+        """One layer for a user-defined family, by the usual keys of config.json."""
         layers = config.get("num_hidden_layers")
-        # Lists with an entry a layer shrink with it.
+        # Lists with an entry per layer are shortened
         first = {
             name: value[:1]
             for name, value in config.items()
@@ -54,7 +54,7 @@ class OneLayer:
         }
         small = {**config, **first, "num_hidden_layers": 1}
         if isinstance(rows := config.get("vocab_size"), int):
-            small["vocab_size"] = min(rows, _MOST_VOCABULARY)
+            small["vocab_size"] = min(rows, _MAX_VOCABULARY)
         everywhere: dict[str, Any] = {
             "target_modules": ALL_LINEAR,
             "layers_to_transform": None,
@@ -75,7 +75,7 @@ def _adapted_layer(decoder: Decoder, targets: Sequence[LinearSpec]) -> int:
 
 
 def _moved(adapter: AdapterLayout, decoder: Decoder, index: int, head: str) -> LoraConfig:
-    """The adapter of one layer, renamed to be of the first layer."""
+    """The adapter of one layer, renamed as the first layer's."""
     old, new = (f"{decoder.layer_prefix}{i}." for i in (index, 0))
     ranks = {
         new + spec.name.removeprefix(old): adapter.peft.rank_of(spec.name)

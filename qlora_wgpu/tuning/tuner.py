@@ -1,4 +1,4 @@
-"""Times the kernels of one layer of the user's model, in several configurations."""
+"""Times the kernels of one layer of the user's model, with several tilings."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from qlora_wgpu.tuning.proxy_model import OneLayer
 
 
 def bases(profile: Profile) -> list[Profile]:
-    """Profiles that differ in all kernels: the default, and the same without textures."""
+    """Base profiles: the default, and one without textures."""
     return [profile, CPU_PROFILE] if profile.textures else [profile]
 
 
 def tunables_of(profile: Profile) -> list[Tunable]:
-    """The choices that a tuner has about a profile."""
+    """The tunables that apply to a profile."""
     return [tunable for tunable in tunables() if tunable.changes(profile)]
 
 
 def candidates(profile: Profile) -> list[Profile]:
-    """Profiles to time: each changes one thing about every family of kernels at once.
+    """Profiles to time: each has one change for every family of kernels.
 
-    The families do not share launches, so one run times a change of each.
+    Families do not share launches, so one run times a change of each.
     """
     changes = [tunable.changes(profile) for tunable in tunables_of(profile)]
     profiles = []
@@ -56,38 +56,38 @@ def candidates(profile: Profile) -> list[Profile]:
 
 
 def fields_of(tunable: Tunable, base: Profile, profile: Profile) -> dict[str, Any]:
-    """A profile's values of the fields that a tunable may change about its base."""
+    """A profile's values of the fields that a tunable can change."""
     names = {name for change in tunable.changes(base) for name in change}
     return {name: getattr(profile, name) for name in sorted(names)}
 
 
-# Each launch is timed this often, and its best time counts.
-_LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
-_MOST_TOKENS = 2_048  # of the micro-batch that is timed
-_TOLD = (
+# Each launch is timed this often, and its minimum time counts
+_MIN_ROUNDS, _MAX_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
+_MAX_TOKENS = 2_048  # of the micro-batch that is timed
+_REPORTED = (
     "gemm_kind", "matrix_tile", "matrix_deep", "tile_group", "gemm_tile", "gemm_group",
     "attention_kind", "attention_strips",
 )  # fmt: skip
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
           "head_dim", "vocab_size")  # fmt: skip
 _NUDGE = 0.02
-# Roundings of results to their type, in another order: a share of a gradient's norm.
+# Due to rounding in another order, relative to a gradient's norm
 _LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}
-_NOISE = 0.98  # what saves less than this leaves is the clock's own scatter
+_NOISE = 0.98  # savings below 2 % are noise
 
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a configuration for a layer, forward and backward."""
+    """The times of a profile for a layer, forward and backward."""
 
     total: float  # seconds of all launches
-    families: Mapping[str, float]  # of the families of kernels, by the names of their tunables
-    products: Mapping[str, float]  # of products, by the class of their sizes
+    families: Mapping[str, float]  # of families of kernels, by name of the tunable
+    products: Mapping[str, float]  # of products, by size class
 
     def at_pace(self, now: Times, then: Times) -> Times:
-        """These times corrected to an earlier pace, by what the base took ``now`` and ``then``.
+        """These times at the clock of ``then``, scaled by the base's times ``now`` and ``then``.
 
-        Each family is corrected by itself: the processors' clock may fall without the memory's.
+        Each family is scaled separately, since the core clock may change without the memory clock.
         """
         return Times(
             self.total * _pace(now.total, then.total),
@@ -111,7 +111,7 @@ def _pace(now: float, then: float) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A profile with its times and the gradients that it computed, all on the host."""
+    """A profile with its times and gradients, on the host."""
 
     profile: Profile
     times: Times
@@ -120,7 +120,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Task:
-    """The training that kernels are timed for."""
+    """The training step that kernels are timed for."""
 
     config: Mapping[str, Any]  # the model's config.json
     lora: LoraConfig
@@ -131,15 +131,10 @@ class Task:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The layers' shapes by config.json, or by its text part where it has one."""
+        """The layers' sizes in config.json, or in its text_config."""
         text = self.config.get("text_config")
         part = text if isinstance(text, Mapping) else self.config
         return {name: part.get(name) for name in _SIZES}
-
-    @property
-    def timed_batch(self) -> int:
-        """Rows that are timed."""
-        return max(1, min(self.batch, _MOST_TOKENS // self.seq))
 
 
 @dataclass(frozen=True)
@@ -147,24 +142,24 @@ class Choice:
     """The profile that a tuner chose."""
 
     profile: Profile  # the fastest
-    notes: tuple[str, ...]  # for each family of kernels, what was chosen and what it saves
+    notes: tuple[str, ...]  # the choice for each family of kernels, and its speedup
 
 
 def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda text: None) -> Choice:
-    """Times the candidates whose gradients are those of the plainest kernels.
+    """Chooses the fastest profile among those whose gradients match the simplest kernels'.
 
-    What a driver does not compile, has no memory for or computes wrongly is left out.
+    Candidates that fail to compile, run out of memory or differ are skipped.
     """
     default = device.profile
     if not has_timestamps(device):
-        return Choice(default, ("the GPU has no timestamps: defaults",))
+        return Choice(default, ("the GPU does not support timestamps: using the defaults",))
     tuning = _Tuning(device, task, progress)
     whole = tuning.tried(dict.fromkeys([*bases(default), plainest(default)]))
     base = whole[0]
     if default.textures:
         base = min(whole, key=lambda trial: trial.times.total)
         tuning.notes += [_base_note(trial, base) for trial in whole if len(whole) > 1]
-    trials = [base, *tuning.tried_beside(base, candidates(base.profile))]
+    trials = [base, *tuning.compared(base, candidates(base.profile))]
     return _chosen(base, trials, tuning.notes)
 
 
@@ -182,25 +177,25 @@ class _Tuning:
         self._expected = self._try(plainest(device.profile))
 
     def tried(self, profiles: Iterable[Profile]) -> list[Trial]:
-        """The trials whose gradients are right."""
-        return self._right(profiles, self._try)
+        """The trials whose gradients are correct."""
+        return self._valid(profiles, self._try)
 
-    def tried_beside(self, base: Trial, profiles: Iterable[Profile]) -> list[Trial]:
-        """The trials whose gradients are right, with times corrected to the base's pace.
+    def compared(self, base: Trial, profiles: Iterable[Profile]) -> list[Trial]:
+        """The trials whose gradients are correct, with times scaled to the base's clock.
 
-        A GPU that gets hot lowers its clock, and one that others use gets slower: so the base is
-        timed again after each.
+        A hot or shared GPU becomes slower, so the base is
+        timed again after each trial.
         """
 
-        def beside(profile: Profile) -> Trial:
+        def compare(profile: Profile) -> Trial:
             trial = self._timed(profile)
             now = self._timed(base.profile, again=True).times
             return replace(trial, times=trial.times.at_pace(now, base.times))
 
-        # A software GPU has no clock of its own, and takes its time.
-        return self._right(profiles, self._try if self._device.is_cpu else beside)
+        # A software GPU has no clock of its own, and is slow
+        return self._valid(profiles, self._try if self._device.is_cpu else compare)
 
-    def _right(
+    def _valid(
         self, profiles: Iterable[Profile], attempt: Callable[[Profile], Trial]
     ) -> list[Trial]:
         trials = []
@@ -210,13 +205,13 @@ class _Tuning:
             except DeviceLostError:
                 raise
             except DeviceError as err:
-                self._leave_out(profile, str(err))
+                self._skip(profile, str(err))
                 continue
             error = difference(trial.gradients, self._expected.gradients)
             if error <= _LARGEST_DIFFERENCE[self._task.compute_dtype]:
                 trials.append(trial)
             else:
-                self._leave_out(profile, f"its gradients are {error:.0%} off")
+                self._skip(profile, f"its gradients differ by {error:.0%}")
         return trials
 
     def _try(self, profile: Profile) -> Trial:
@@ -229,31 +224,31 @@ class _Tuning:
         self._progress(f"timing kernels: variant {self._count}")
         return _time(self._device, self._task, self._part, self._folder, profile)
 
-    def _leave_out(self, profile: Profile, reason: str) -> None:
-        cut = ", ".join(f"{name} {getattr(profile, name)}" for name in _TOLD)
-        self.notes.append(f"left out {cut}: {reason}")
+    def _skip(self, profile: Profile, reason: str) -> None:
+        tiling = ", ".join(f"{name} {getattr(profile, name)}" for name in _REPORTED)
+        self.notes.append(f"skipped {tiling}: {reason}")
 
 
 def _chosen(base: Trial, trials: Sequence[Trial], notes: Sequence[str]) -> Choice:
-    """The best of each family of kernels, and of products those of each class of sizes."""
+    """The fastest choice of each family of kernels, and for products of each size class."""
     changes: dict[str, Any] = {}
-    told = list(notes)
+    report = list(notes)
     for tunable in tunables_of(base.profile):
         best = min(trials, key=lambda trial: trial.times.families[tunable.name])
         seconds, before = (t.times.families[tunable.name] for t in (best, base))
         if not 0 < seconds < _NOISE * before:
             best = base
-            told.append(f"{tunable.name}: default")
+            report.append(f"{tunable.name}: default")
         else:
             changed = fields_of(tunable, base.profile, best.profile)
             changes |= changed
             shown = ", ".join(f"{k} {v}" for k, v in changed.items())
-            told.append(f"{tunable.name}: {shown} ({seconds / before:.0%} of the default's time)")
+            report.append(f"{tunable.name}: {shown} ({seconds / before:.0%} of the default's time)")
         if tunable.name == "products":
             products = _by_size(tunable, base.profile, best, trials)
             changes["products"] = tuple(products.items())
-            told += [f"products {name}: {_shown(cut)}" for name, cut in products.items()]
-    return Choice(replace(base.profile, **changes), tuple(told))
+            report += [f"products {name}: {_shown(v)}" for name, v in products.items()]
+    return Choice(replace(base.profile, **changes), tuple(report))
 
 
 Fields = tuple[tuple[str, Any], ...]
@@ -262,11 +257,11 @@ Fields = tuple[tuple[str, Any], ...]
 def _by_size(
     tunable: Tunable, base: Profile, usual: Trial, trials: Sequence[Trial]
 ) -> dict[str, Fields]:
-    """Classes of products for which another configuration than the usual one is faster."""
+    """Size classes of products for which another profile than the usual one is faster."""
     products: dict[str, Fields] = {}
     for name, before in usual.times.products.items():
-        with_it = [trial for trial in trials if name in trial.times.products]
-        best = min(with_it, key=lambda trial: trial.times.products[name])
+        timed = [trial for trial in trials if name in trial.times.products]
+        best = min(timed, key=lambda trial: trial.times.products[name])
         if 0 < best.times.products[name] < _NOISE * before:
             products[name] = tuple(fields_of(tunable, base, best.profile).items())
     return products
@@ -280,7 +275,7 @@ def difference(
     gradients: Mapping[str, npt.NDArray[np.float32]],
     expected: Mapping[str, npt.NDArray[np.float32]],
 ) -> float:
-    """How far gradients are off: of one tensor at most, relative to its norm; NaN is infinite."""
+    """The maximum error of a gradient, relative to its norm; infinite for NaN."""
     largest = 0.0
     for name, exact in expected.items():
         norm = max(float(np.linalg.norm(exact)), 1e-30)
@@ -325,9 +320,9 @@ def _time(
     layout = device_layout(base, part.lora, task.quant, task.compute_dtype, device)
     random = np.random.default_rng(0)
     with QLoRAModel(layout, device) as model:
-        batch = task.timed_batch
+        batch = max(1, min(task.batch, _MAX_TOKENS // task.seq))
         ids = random.integers(0, model.architecture.vocab_size, (batch, task.seq))
-        # B begins as zeros, with which A would have no gradient.
+        # B is initialized to zero, and A would have no gradient
         start = model.read_flat(model.adapter.parameters)
         model.write_parameters(start + _NUDGE * random.standard_normal(start.size, np.float32))
         model.zero_gradient()
@@ -335,7 +330,7 @@ def _time(
         gradients = model.adapter.split(model.read_flat(model.adapter.gradient))
         program, timer = model.program("train", batch, task.seq), DispatchTimer(device)
         best = best_of(
-            program.pieces, timer, _MOST_ROUNDS, least=_LEAST_ROUNDS, enough=_ENOUGH_SECONDS
+            program.pieces, timer, _MAX_ROUNDS, least=_MIN_ROUNDS, enough=_ENOUGH_SECONDS
         )
         return Trial(profile, _summed(program.plan.launches, best), gradients)
 
@@ -350,7 +345,7 @@ def _summed(launches: Sequence[Launch], seconds: Sequence[float]) -> Times:
 
 
 def _of_products(timed: Iterable[tuple[Launch, float]]) -> dict[str, float]:
-    """Seconds of each class of products; what is measured ahead of a product is part of it."""
+    """Seconds of each size class of products, including launches that belong to a product."""
     products: dict[str, float] = defaultdict(float)
     ahead: float = 0.0
     for launch, seconds in timed:

@@ -1,7 +1,4 @@
-"""Training in a browser: a run's plans and weights as files that a page replays.
-
-The page is in ``page/``, within the package, so that what is installed is whole.
-"""
+"""Training in a browser: a run's plans and weights as files that the page in ``page/`` replays."""
 
 from qlora_wgpu.web.site import MANIFEST, Site, SiteOptions, write_site
 

@@ -1,4 +1,4 @@
-"""A site: a run's model, plans, texts and the page, as files for any web server."""
+"""A site: the page, a run's model, plans and tokenizer, as files for any web server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qlora_wgpu.gpu.kernel_config import (
     Profile,
     gpu_profile,
 )
-from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
+from qlora_wgpu.gpu.recording_device import RecordingDevice
 from qlora_wgpu.limits import MIB, TOKENIZER_BYTES
 from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -37,16 +37,16 @@ from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.version import __version__
 from qlora_wgpu.web.variant import FilledBuffers, Shaders, SiteFiles, Variant, WeightFiles
 
-# ---- the page, and what it can do ----------------------------------------------------------------
+# ---- the page, and what it supports --------------------------------------------------------------
 
 
 def page_folder() -> Path:
-    """Where the page's files are in the installed package."""
+    """The page's folder in the installed package."""
     return Path(str(resources.files("qlora_wgpu.web"))) / "page"
 
 
 def put_page(folder: Path) -> None:
-    """Copies the page, its libraries with their licences included."""
+    """Copies the page, with its libraries and their licenses."""
     shutil.copytree(page_folder(), folder, dirs_exist_ok=True)
 
 
@@ -54,7 +54,7 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 
 
 def check_settings(settings: Config) -> None:
-    """Refuses settings that need more than a page does."""
+    """Raises a ConfigError for settings that the page does not support."""
     model, data, lora, optim = settings.model, settings.data, settings.lora, settings.optim
     only = {
         "train.objective": (settings.train.objective, "sft"),
@@ -64,34 +64,28 @@ def check_settings(settings: Config) -> None:
         "lora.trainable_token_indices": (lora.trainable_token_indices, None),
         "lora.modules_to_save": (lora.modules_to_save, None),
     }
-    for name, (value, wanted) in only.items():
-        if value != wanted:
-            _refuse(name, value, f"is not trained in a browser: set it to {_in_yaml(wanted)}")
+    for name, (value, supported) in only.items():
+        if value != supported:
+            _refuse(name, value, f"set it to {_in_yaml(supported)}")
     if optim.name == "lion":
-        _refuse("optim.name", "lion", "is not trained in a browser: set it to adamw or adamw_8bit")
+        _refuse("optim.name", "lion", "set it to adamw or adamw_8bit")
     if lora.changes_base:
-        why = "changes the base, which is not done for a browser: set it to default or gaussian"
-        _refuse("lora.init_lora_weights", lora.init_lora_weights, why)
+        _refuse("lora.init_lora_weights", lora.init_lora_weights, "set it to default or gaussian")
     if data.has_weights:
-        raise ConfigError(
-            "weights of rows are not trained in a browser: leave data.columns.weight out"
-        )
-    known, unknown = ", ".join(SCHEDULES), "is not known to the page:"
+        raise ConfigError("row weights are not supported in a browser: remove data.columns.weight")
     if data.apply_chat_template:
-        remedy = "set it to false, and write the rows as messages"
-        _refuse("data.apply_chat_template", True, f"{unknown} {remedy}")
+        _refuse("data.apply_chat_template", True, "set it to false, and write the rows as messages")
     if data.truncation == "windows":
-        remedy = "set it to keep_start, or write longer texts in several rows"
-        _refuse("data.truncation", data.truncation, f"{unknown} {remedy}")
+        remedy = "set it to keep_start, or split long documents into several rows"
+        _refuse("data.truncation", data.truncation, remedy)
     if (schedule := optim.lr_scheduler_type) not in SCHEDULES:
-        _refuse("optim.lr_scheduler_type", schedule, f"{unknown} set it to one of {known}")
+        _refuse("optim.lr_scheduler_type", schedule, f"set it to one of {', '.join(SCHEDULES)}")
     if optim.lr_scheduler_kwargs:
-        keywords = json.dumps(optim.lr_scheduler_kwargs)
-        _refuse("optim.lr_scheduler_kwargs", keywords, f"{unknown} leave it out")
+        _refuse("optim.lr_scheduler_kwargs", json.dumps(optim.lr_scheduler_kwargs), "remove it")
 
 
-def _refuse(name: str, value: object, why: str) -> NoReturn:
-    raise ConfigError(f"{name} = {_in_yaml(value)} {why}")
+def _refuse(name: str, value: object, remedy: str) -> NoReturn:
+    raise ConfigError(f"{name} = {_in_yaml(value)} is not supported in a browser: {remedy}")
 
 
 def _in_yaml(value: object) -> str:
@@ -99,32 +93,32 @@ def _in_yaml(value: object) -> str:
 
 
 def check_model(layout: ModelPlan) -> None:
-    """Refuses a model whose micro-batches have inputs, or its adapter a start, beyond a page."""
+    """Raises a ConfigError for a model or an adapter that the page does not support."""
     if layout.adapter.embedding is not None:
         raise ConfigError(
-            f"lora.target_modules: LoRA on {layout.adapter.embedding.name} is not trained in a "
-            "browser: leave it out"
+            f"lora.target_modules: LoRA on {layout.adapter.embedding.name} is not supported in a "
+            "browser: remove it"
         )
     batch = layout.step(StepOptions("loss", 1, 32)).batch
     if batch.angles:
         raise ConfigError(
-            "rotations by a text's length (LongRoPE, dynamic RoPE) are not computed in a browser: "
-            "choose another model"
+            "RoPE that depends on the sequence length (LongRoPE, dynamic) is not supported in a "
+            "browser: choose another model"
         )
     if batch.embedded:
         raise ConfigError(
-            "embeddings that wait in host memory (Gemma 4's of each layer) are not looked up in a "
+            "embeddings in host memory (such as Gemma 4's per-layer ones) are not supported in a "
             "browser: choose another model"
         )
 
 
-# ---- texts ---------------------------------------------------------------------------------------
+# ---- prompts -------------------------------------------------------------------------------------
 
 _TOKENIZER = "tokenizer.json"
 
 
-def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) -> dict[str, Any]:
-    """Copies the tokenizer, and tells how rows and prompts are written."""
+def put_prompts(files: SiteFiles, folder: Path, settings: Config, longest: int) -> dict[str, Any]:
+    """Copies the tokenizer; returns how the page formats rows and prompts."""
     tokenizer = Tokenizer.from_folder(folder)
     template = find_chat_template(settings.data.chat_template, tokenizer)
     data = settings.data
@@ -134,7 +128,7 @@ def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) ->
         PromptFormat.alpaca(tokenizer),
         PromptFormat.text(tokenizer),
     ]
-    told = {prompt.kind: _prompt_json(prompt, folder, settings) for prompt in prompts}
+    formats = {prompt.kind: _prompt_json(prompt, folder, settings) for prompt in prompts}
     return {
         "tokenizer": name,
         "special_tokens": dict(tokenizer.special_tokens),
@@ -142,7 +136,7 @@ def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) ->
         "template": None if template is None else template.source,
         "tool_template": None if template is None else template.tool_source,
         "alpaca": BUILT_IN_TEMPLATES["alpaca"],
-        "prompts": files.put_json("prompts.plan", told),
+        "prompts": files.put_json("prompts.plan", formats),
         "rows": {
             "format": data.format,
             "columns": dict(data.columns),
@@ -154,13 +148,13 @@ def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) ->
 
 
 def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str, Any]:
-    """Where answers end, and what is kept beside an adapter that has learnt from such prompts."""
+    """Where answers end, and the files that belong to an adapter trained on this format."""
     with tempfile.TemporaryDirectory() as made:
         save_prompt(settings, base, prompt, Path(made))
         kept = {
             path.relative_to(made).as_posix(): file_bytes(path, TOKENIZER_BYTES).decode()
             for path in sorted(Path(made).rglob("*"))
-            if is_file(path) and path.name != _TOKENIZER  # a page has it already
+            if is_file(path) and path.name != _TOKENIZER  # the page has it
         }
     return {"turn_end": prompt.turn_end, "stop_text": prompt.stop_text, "files": kept}
 
@@ -169,52 +163,49 @@ def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str
 
 MANIFEST = "site.json"
 FORMAT = 1
-_MAX_BINDING = 128 * MIB  # what WebGPU promises on every device
+_MAX_BINDING = 128 * MIB  # WebGPU's default limit
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """How kernels are cut for some browsers."""
+class _Tiling:
+    """How kernels are tiled for some GPUs."""
 
-    profile: Profile  # how
-    # The vendors whose GPUs they are for, by WebGPU's names; none for all others
-    vendors: tuple[str, ...] = ()
-    suffix: str = ""  # of their folder's name
+    profile: Profile
+    vendors: tuple[str, ...] = ()  # the GPUs' vendors, by WebGPU's names; empty for all others
+    suffix: str = ""  # of the plans' folder
 
 
-_CUTS: Mapping[str, Sequence[_Cut]] = {
+_TILINGS: Mapping[str, Sequence[_Tiling]] = {
     "gpu": (
-        _Cut(GPU_PROFILE),
-        _Cut(gpu_profile(None, few_registers=True), FEW_REGISTERS, "-few-registers"),
+        _Tiling(GPU_PROFILE),
+        _Tiling(gpu_profile(None, few_registers=True), FEW_REGISTERS, "-few-registers"),
     ),
-    "cpu": (_Cut(CPU_PROFILE),),
+    "cpu": (_Tiling(CPU_PROFILE),),
 }
 
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """What a page offers."""
+    """What the page offers."""
 
-    ranks: Sequence[int] = ()  # ranks of the adapter; by default the run's
-    # Lengths of rows, the longest of which rows are cut to; by default all that the run's
-    # ``data.max_seq_length`` leads to
+    ranks: Sequence[int] = ()  # of the adapter; by default the run's
+    # Row lengths, to the largest of which rows are truncated; by default the buckets of the run's
+    # ``data.max_seq_length``
     buckets: Sequence[int] = ()
-    # For which browsers kernels are cut: those on GPUs, or on software GPUs
-    kernels: Literal["gpu", "cpu"] = "gpu"
+    kernels: Literal["gpu", "cpu"] = "gpu"  # tilings for GPUs, or for software GPUs
 
 
 @dataclass(frozen=True)
 class Site:
-    """What was written."""
+    """A site that was written."""
 
-    folder: Path  # where it is
-    nbytes: int  # bytes of all files
-    weight_bytes: int  # bytes of the weights
-    # By rank and length of rows, the bytes that training takes of a GPU
-    memory: Mapping[int, Mapping[int, int]]
+    folder: Path
+    nbytes: int  # of all files
+    weight_bytes: int
+    memory: Mapping[int, Mapping[int, int]]  # bytes of GPU memory, by rank and row length
 
     def moved(self, folder: Path) -> Site:
-        """The same in another folder."""
+        """The same site in another folder."""
         return replace(self, folder=folder)
 
 
@@ -228,16 +219,16 @@ def write_site(
     sample: str | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Site:
-    """Writes everything but the page itself."""
+    """Writes all files except the page's own."""
     check_settings(settings)
     buckets = _buckets(settings, options)
     files, shaders = SiteFiles(folder), Shaders()
     named = pretrained.name_or_path
-    text = put_texts(files, text_folder, settings, max(buckets))
+    text = put_prompts(files, text_folder, settings, max(buckets))
     weights = WeightFiles(files)
     variants = [
-        _variant(settings, pretrained, rank, buckets, cut, (files, shaders, weights), progress)
-        for cut in _CUTS[options.kernels]
+        _variant(settings, pretrained, rank, buckets, tiling, (files, shaders, weights), progress)
+        for tiling in _TILINGS[options.kernels]
         for rank in options.ranks or (settings.lora.r,)
     ]
     names = weights.end()
@@ -246,12 +237,12 @@ def write_site(
         "format": FORMAT,
         "made_by": f"qlora-wgpu {__version__}",
         "model": {
-            "name": name_on_hub(named) or Path(named).name,  # paths stay at home
+            "name": name_on_hub(named) or Path(named).name,  # local paths are private
             "vocab_size": pretrained.architecture.vocab_size,
         },
         "needs": {
-            "maxStorageBuffersPerShaderStage": shaders.most_bound,
-            "maxComputeInvocationsPerWorkgroup": shaders.most_invocations,
+            "maxStorageBuffersPerShaderStage": shaders.max_bindings,
+            "maxComputeInvocationsPerWorkgroup": shaders.max_invocations,
             "maxStorageBufferBindingSize": max(v["largest"] for v in variants),
             "maxBufferSize": max(v["largest"] for v in variants),
         },
@@ -283,14 +274,14 @@ def _variant(
     pretrained: Pretrained,
     rank: int,
     buckets: Sequence[int],
-    cut: _Cut,
+    tiling: _Tiling,
     into: tuple[SiteFiles, Shaders, WeightFiles],
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the files of one rank, for some browsers."""
+    """Writes the files of one rank and tiling."""
     files, shaders, weights = into
     filled = FilledBuffers(weights)
-    device = RecordingDevice(cut.profile, _MAX_BINDING, filled.fill)
+    device = RecordingDevice(tiling.profile, _MAX_BINDING, filled.fill)
     lora = settings.lora.model_copy(
         update={"r": rank, "lora_alpha": settings.lora.lora_alpha * rank / settings.lora.r}
     )
@@ -304,28 +295,23 @@ def _variant(
         progress=progress,
     )  # fmt: skip
     batch = settings.train.per_device_train_batch_size
-    made = Variant(model, device, shaders, files, f"plans/r{rank}{cut.suffix}").write(
+    made = Variant(model, device, shaders, files, f"plans/r{rank}{tiling.suffix}").write(
         settings.optim, batch, buckets, filled
     )
-    largest = max(_largest(device.buffers), made.pop("largest_slot"))
-    return {**made, "vendors": cut.vendors, "largest": largest}
-
-
-def _largest(buffers: Sequence[RecordedBuffer]) -> int:
-    return max(buffer.nbytes for buffer in buffers)
+    largest = max(*(buffer.nbytes for buffer in device.buffers), made.pop("largest_slot"))
+    return {**made, "vendors": tiling.vendors, "largest": largest}
 
 
 def _buckets(settings: Config, options: SiteOptions) -> list[int]:
     """The lengths that rows are padded to."""
-    longest = max(options.buckets, default=settings.data.max_seq_length)
     if options.buckets:
         return sorted(set(options.buckets))
-    found = {bucket_length(n, longest) for n in range(1, longest + 1)}
-    return sorted(found)
+    longest = settings.data.max_seq_length
+    return sorted({bucket_length(n, longest) for n in range(1, longest + 1)})
 
 
 def _training(settings: Config) -> dict[str, Any]:
-    """The settings that a page trains by, as the run's."""
+    """The run's settings for training, for the page."""
     train, optim, data = settings.train, settings.optim, settings.data
     return {
         "batch_size": train.per_device_train_batch_size,

@@ -1,4 +1,4 @@
-"""A model with an adapter of one rank, as a page trains it: buffers, plans, places."""
+"""A model with an adapter of one rank, as files for the page: buffers, weights, plans."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
 # ---- files ---------------------------------------------------------------------------------------
 
 FILE_BYTES = 64 * MIB  # of weights: static hosts refuse larger ones
-_ALIGNMENT = 4  # what a queue writes begins and ends with whole words
+_ALIGNMENT = 4  # of the ranges that a queue writes
 
 
 class SiteFiles:
-    """A folder that fills with files."""
+    """The files of a site."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.listed: dict[str, dict[str, Any]] = {}  # size and SHA-256 of each file, by name
 
     def put(self, name: str, content: bytes) -> str:
-        """Writes a file; its name."""
+        """Writes a file and returns its name."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -62,13 +62,13 @@ class SiteFiles:
         return name
 
     def put_json(self, name: str, value: Any) -> str:
-        """Writes JSON, gzipped: whether a server packs what it sends is its own affair."""
+        """Writes gzipped JSON, since servers may not compress."""
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
         return self.put(name, gzip.compress(text.encode(), mtime=0))
 
 
 class WeightFiles:
-    """Bytes that buffers are filled with, in files of bounded size; what is the same lies once."""
+    """The contents of buffers, deduplicated, in files of bounded size."""
 
     def __init__(self, files: SiteFiles) -> None:
         self._files = files
@@ -77,14 +77,14 @@ class WeightFiles:
         self._places: dict[bytes, list[list[int]]] = {}
 
     def put(self, data: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Adds bytes; where they are, ``[file, first byte, bytes]``, in their order."""
+        """Adds bytes; returns where they are, as a list of ``[file, first byte, bytes]``."""
         key = hashlib.sha256(data.tobytes()).digest()
         if key not in self._places:
             self._places[key] = self._added(data)
         return self._places[key]
 
     def end(self) -> list[str]:
-        """Writes what is left; the names of all files."""
+        """Writes the last file; returns the names of all."""
         self._write()
         return self._names
 
@@ -111,10 +111,10 @@ class WeightFiles:
 
 
 class Needs:
-    """What plans need that run one at a time."""
+    """The memory that plans need which run one at a time."""
 
     def __init__(self) -> None:
-        self.slots: list[int] = []  # sizes that serve all of them, the largest first
+        self.slots: list[int] = []  # sizes that fit all plans, the largest first
         self._buffers: set[int] = set()
         self._parameters = 0
 
@@ -124,61 +124,61 @@ class Needs:
         self.slots = [max(pair) for pair in zip_longest(self.slots, sizes, fillvalue=0)]
         launches = plan["launches"]
         self._buffers |= {w[1] for launch in launches for w in launch[2] if w[1] >= 0}
-        # A page makes one buffer for the parameters of a plan, even where there are none.
+        # The page allocates a buffer for the parameters of a plan, even if there are none.
         self._parameters += ALIGNMENT * max(sum(bool(launch[3]) for launch in launches), 1)
 
     def nbytes(self, sizes: Sequence[int], also: Iterable[int]) -> int:
-        """Bytes of everything."""
+        """Bytes of buffers, slots and parameters."""
         buffers = self._buffers.union(also)
         pooled = sum(map(buffer_bytes, self.slots))
         return sum(sizes[number] for number in buffers) + pooled + self._parameters
 
 
-# Windows ends work after two seconds; a launch takes a quarter of that where GPUs are slow.
-_LONGEST = 0.5
-_SLOW = CostModel.of_kind("IntegratedGPU", _LONGEST)
+# Windows kills work after two seconds; on a slow GPU, a launch takes a quarter of that.
+_MAX_SECONDS = 0.5
+_SLOW = CostModel.of_kind("IntegratedGPU", _MAX_SECONDS)
 
 
 class Shaders:
-    """The shaders of a site's plans, each once."""
+    """The shaders of a site's plans, without duplicates."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._shaders: list[Shader] = []
-        self.most_bound = 0  # storage buffers of one of them
+        self.max_bindings = 0  # storage buffers of a shader
 
     def number(self, launch: Launch) -> int:
-        """The place of a launch's shader among them; it is added the first time."""
+        """The index of a launch's shader, which is added if it is new."""
         shader = launch.shader
         if shader.label not in self._numbers:
             self._numbers[shader.label] = len(self._shaders)
             self._shaders.append(shader)
-            self.most_bound = max(self.most_bound, len(launch.tensors))
+            self.max_bindings = max(self.max_bindings, len(launch.tensors))
         return self._numbers[shader.label]
 
     @property
-    def most_invocations(self) -> int:
-        """The most invocations of a workgroup."""
+    def max_invocations(self) -> int:
+        """Maximum number of invocations per workgroup."""
         return max(int(np.prod(shader.workgroup_size)) for shader in self._shaders)
 
     def as_json(self) -> list[dict[str, str]]:
-        """Label and source of each, in order."""
+        """Label and source of each shader, in order."""
         return [{"label": s.label, "code": _compact(s.code)} for s in self._shaders]
 
 
 def _compact(code: str) -> str:
-    """Without comments and blank lines, which are a third of it."""
+    """Code without comments and blank lines, which are a third of it."""
     lines = (line.strip() for line in without_comments(code).splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def plan_json(plan: Plan, shaders: Shaders, device: Device) -> dict[str, Any]:
-    """A plan as JSON values; what it needs is allocated on a recording device.
+    """A plan as JSON values; its buffers are allocated on a recording device.
 
     A launch is ``[shader, [x, y, z], windows, parameters, microseconds]``. A window is ``[binding,
-    memory, first byte, bytes]``, where a memory that is not negative is a buffer, and -1 - n the
-    n-th slot. Parameters are the words of its uniform. The time is a slow GPU's, guessed as
-    ``gpu.pace`` does: a page sizes its first submits by it.
+    memory, first byte, bytes]``, where memory is a buffer's number, or -1 - n for the n-th slot.
+    Parameters are the words of the uniform. The time is estimated for a slow GPU; the page sizes
+    its first submits by it.
     """
     for storage in plan.storages:
         allocate(device, storage)
@@ -199,7 +199,7 @@ def plan_json(plan: Plan, shaders: Shaders, device: Device) -> dict[str, Any]:
 
 
 def window_json(plan: Plan, tensor: Tensor) -> list[int]:
-    """Where a tensor lies: its memory, first byte, bytes."""
+    """Where a tensor is: ``[memory, first byte, bytes]``."""
     if tensor.storage is not None:
         memory, first = tensor.storage.whole.buffer.number, tensor.storage.first_byte
         return [memory, first + tensor.offset, tensor.nbytes]
@@ -212,9 +212,9 @@ def _windows(plan: Plan, launch: Launch) -> Iterator[tuple[int, ...]]:
 
 
 def _parts(launch: Launch) -> list[Launch]:
-    """The launch, or parts of its grid where it would take a slow GPU too long by itself."""
+    """The launch, or parts of its grid if it would take too long on a slow GPU."""
     seconds = _SLOW.seconds(launch.path, launch.flops, launch.nbytes)
-    count = parts_needed(seconds, _LONGEST) if launch.has_parts else 1
+    count = parts_needed(seconds, _MAX_SECONDS) if launch.has_parts else 1
     if count == 1:
         return [launch]
     return [launch.part(*box) for box in split_grid(launch.workgroups, count)]
@@ -227,17 +227,14 @@ _FIELDS = ("input_ids", "targets", "label_rows", "positions", "segments", "info"
 
 
 class FilledBuffers:
-    """What buffers are filled with before a page computes, by their numbers."""
+    """The initial contents of buffers."""
 
     def __init__(self, weights: WeightFiles) -> None:
         self._weights = weights
         self.pieces: list[list[int]] = []
 
     def fill(self, buffer: RecordedBuffer, offset: int, data: npt.NDArray[np.uint8]) -> None:
-        """Notes where bytes come from: ``[buffer, first byte, file, its first byte, bytes]``.
-
-        A buffer is zero where nothing is written.
-        """
+        """Records ``[buffer, first byte, file, its first byte, bytes]``; zeros need no record."""
         if not data.any():
             return
         for file, begin, nbytes in self._weights.put(data):
@@ -246,7 +243,7 @@ class FilledBuffers:
 
 
 class Variant:
-    """Writes one model's files."""
+    """Writes the files of a model with one rank and tiling."""
 
     def __init__(
         self, model: QLoRAModel, device: RecordingDevice, shaders: Shaders, files: SiteFiles,
@@ -260,7 +257,7 @@ class Variant:
     def write(
         self, optim: OptimConfig, batch: int, buckets: Sequence[int], filled: FilledBuffers
     ) -> dict[str, Any]:
-        """Writes all files; what the site says of them: rank, file, memory by length of rows."""
+        """Writes all files; returns the variant's entry in the site's manifest."""
         self._needs = {length: Needs() for length in buckets}
         update, info = self._update(optim)
         steps = {n: self._steps(batch, n) for n in sorted(buckets, reverse=True)}
@@ -277,7 +274,7 @@ class Variant:
             "steps": {str(n): name for n, name in steps.items()},
             "text": text,
             "shaders": sorted(self._used),
-            # All are known by now.
+            # Complete only after all plans are traced
             "buffers": [[b.label, b.kind, b.nbytes] for b in self._device.buffers],
             "filled": filled.pieces,
             "slots": self._needs[max(buckets)].slots,
@@ -291,7 +288,7 @@ class Variant:
         }
 
     def _json(self, length: int, plan: Plan) -> dict[str, Any]:
-        """A plan, which is needed where rows have this length or a greater one."""
+        """A plan as JSON; it is needed for rows of this length and longer ones."""
         written = plan_json(plan, self._shaders, self._device)
         self._used |= {launch[0] for launch in written["launches"]}
         for longest, needs in self._needs.items():
@@ -313,7 +310,7 @@ class Variant:
         return plan, info
 
     def _steps(self, batch: int, length: int) -> str:
-        """The file of the steps on rows of a length."""
+        """Writes the steps for rows of a length."""
         found: dict[str, Any] = {}
         for kind in ("train", "loss"):
             step = self._model.layout.step(self._model.options.step(kind, batch, length))
@@ -322,7 +319,7 @@ class Variant:
         return self._files.put_json(f"{self._folder}/steps-{length}.plan", found)
 
     def _text(self, capacity: int) -> str:
-        """The file of the programs that write: for prompts of each length, and for one token."""
+        """Writes the programs of generation: for prompts of each length, and for one token."""
         cache, lengths = KVCache(capacity), {1}
         lengths |= {max(bucket_length(n, capacity), 2) for n in range(1, capacity + 1)}
         programs = {}
@@ -342,10 +339,7 @@ class Variant:
         }
 
     def _start(self) -> list[dict[str, Any]]:
-        """What computes the parts of the adapter's start that follow from the base's weights.
-
-        They are DoRA's magnitudes: the norms of each layer's rows, and where they go.
-        """
+        """Programs that compute DoRA's initial magnitudes: the norms of the base's rows."""
         adapter, found = self._model.adapter, []
         for name in adapter.loras if adapter.config.use_dora else ():
             graph, norms = norms_graph(self._model.layout, name)
@@ -361,7 +355,7 @@ class Variant:
 
     def _adapter(self) -> dict[str, Any]:
         adapter = self._model.adapter
-        named = self._model.name_or_path  # a folder's is the user's own affair
+        named = self._model.name_or_path  # local paths are private
         base = named if name_on_hub(named) else None
         config = replace(adapter.peft, base_model_name_or_path=base)
         places = dict(adapter)
@@ -373,7 +367,7 @@ class Variant:
         }
 
     def _bytes(self, length: int, variant: dict[str, Any]) -> int:
-        """All bytes of a device that a page takes which trains on rows up to a length."""
+        """GPU memory for training on rows up to a length."""
         made = {piece[0] for piece in variant["filled"]}
         made |= {number for name in VECTORS for number, _ in variant["adapter"][name]}
         made |= {variant["stats"][0], variant["step_info"][0]}
@@ -381,13 +375,13 @@ class Variant:
 
 
 def _pieces(vector: ShardedVector) -> list[list[int]]:
-    """Buffer and elements of each piece of a vector."""
+    """``[buffer, elements]`` of each piece of a vector."""
     storages = zip(vector.storages, vector.shards, strict=True)
     return [[storage.buffer.number, piece.columns] for storage, piece in storages]
 
 
 def _batch_json(batch: BatchBuffers, plan: Plan) -> dict[str, Any]:
-    """Where a micro-batch's inputs are written."""
+    """Where the inputs of a micro-batch are written."""
     fields = {name: getattr(batch, name).offset for name in _FIELDS}
     return {
         "buffer": batch.storage.whole.buffer.number,

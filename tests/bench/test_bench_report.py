@@ -74,7 +74,7 @@ def test_the_text_tells_the_same():
         "card [red] (driver 1)", "S, batch 2, sequence 8, rank 8, bfloat16", "random",
         "32.0 (16.0 to 64.0, 5 steps)", "2.0 GFLOP/s of the whole step, 50.0%",
         "4.0 GFLOP/s multiply-adds, 2.0 GB/s copy", "12.5% of a step",
-        "140.00 ms of a step, 28.0%; a launch that does nothing takes 2.0 µs",
+        "140.00 ms of a step, 28.0%; an empty launch takes 2.0 µs",
         "after 6.00 s: 1.00 loading, 2.00 compiling, 3.00 computing",
         "4.0 MiB taken, 3.0 MiB planned: base 2.0 MiB, inputs 1.0 MiB",
     ):  # fmt: skip
@@ -86,8 +86,8 @@ def test_the_text_tells_the_same():
 def test_kernels_that_take_longer_by_themselves_than_the_step_leave_no_gap():
     text = shown(measured([replace(KERNELS[0], seconds=0.59), KERNELS[1]]))
     assert (
-        "between kernels  not known: timed by themselves they take 150.00 ms (30.0%) longer than "
-        "the step; a launch that does nothing takes 2.0 µs"
+        "between kernels  unknown: timed alone, kernels take 150.00 ms (30.0%) longer than "
+        "the step; an empty launch takes 2.0 µs"
     ) in text
 
 
@@ -98,4 +98,4 @@ def test_without_timestamps_it_says_so_and_leaves_the_table_out():
     assert figures["kernels"] is None and figures["kernels_seconds"] is None
     assert figures["work_seconds"] is None
     text = shown(measurement)
-    assert "no timestamp queries" in text and "launches" not in text
+    assert "does not support timestamp queries" in text and "launches" not in text

@@ -201,7 +201,7 @@ def test_any_model_and_adapter_is_compiled(tmp_path):
     [
         (("--model", "llama-9"), "there is no model 'llama-9': give one of llama-3.2-1b, "),
         (("--rank", 0), "r in LoraConfig must be at least 1, got 0"),
-        (("--targets", "nothing"), "no adaptable layer is called 'nothing'"),
+        (("--targets", "nothing"), "unknown layer 'nothing'"),
     ],
 )
 def test_what_cannot_be_traced_is_a_sentence(arguments, said):

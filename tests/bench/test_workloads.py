@@ -64,9 +64,9 @@ def test_a_folder_with_weights_keeps_them(config_file):
     ("text", "expected"),
     [
         ("llama-3.2-1", "did you mean 'llama-3.2-1b'"),
-        ("XXL", "there is no shape 'XXL'"),
-        ("", "there is no shape ''"),
-        ("meta-llama/Llama-3.2-1B", "there is no shape"),
+        ("XXL", "unknown shape 'XXL'"),
+        ("", "unknown shape ''"),
+        ("meta-llama/Llama-3.2-1B", "unknown shape"),
         ("gone/config.json", "path of a model folder"),
     ],
 )
@@ -209,5 +209,5 @@ def test_what_is_absurd_is_refused_before_it_is_traced(monkeypatch, config_file)
 
 def test_what_32_bits_do_not_count_is_a_sentence():
     work = Workload(find_shape("S"), batch=10**8)
-    with pytest.raises(OutOfMemoryError, match="more elements than kernels can count"):
+    with pytest.raises(OutOfMemoryError, match="too many elements for a kernel"):
         work.planned_memory(fake_device(is_cpu=False))

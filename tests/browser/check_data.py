@@ -168,11 +168,11 @@ def in_python(path, tokenizer, how):
             for name in ("rows", "empty", "truncated", "dropped", "without_labels")
         },
         "notes": {
-            "endless": any("no end-of-turn token is learnt" in each for each in found.warnings),
-            "dropped": any("the chat template leaves" in each for each in found.warnings),
-            "unread": any("is not read: only text is" in each for each in found.warnings),
-            "spared": any("no turn to learn without weight 0" in each for each in found.warnings),
-            "bad": any("labelled false and learnt" in each for each in found.warnings),
+            "endless": any("no end-of-turn token is trained on" in each for each in found.warnings),
+            "dropped": any("the chat template omits" in each for each in found.warnings),
+            "unread": any("is ignored: only text is read" in each for each in found.warnings),
+            "spared": any("only assistant turns with weight 0" in each for each in found.warnings),
+            "bad": any("labelled false and trained on" in each for each in found.warnings),
         },
     }
 

@@ -124,7 +124,7 @@ def test_families(browser, ask, tmp_path):
     for name, config in traced_configs().items():
         run = settings(random_model(config, tmp_path / "models" / name))
         if name in REFUSED:
-            with pytest.raises(ConfigError, match="not looked up in a browser"):
+            with pytest.raises(ConfigError, match="not supported in a browser"):
                 write_page(run, tmp_path / "refused")
         else:
             runs[name] = run

@@ -59,8 +59,8 @@ def whole(site, tmp_path_factory):
 def test_a_reload_goes_on_with_the_same_bits(browser, ask, whole):
     patched = WORKER | {"patch.mjs": HURRIED}
     found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"reload": 3}, patched, ALIASES)
-    assert "is kept from before, at step" in found["kept"]
-    assert found["takenUp"].startswith("Kept: step ")
+    assert "is saved at step" in found["kept"]
+    assert found["takenUp"].startswith("Saved: step ")
     assert int(found["first"]) > 1
     assert found["weights"] == whole(browser)
 
@@ -77,7 +77,7 @@ def test_a_stop_goes_on_with_the_same_bits(browser, step, ask, whole):
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_lost_device_is_told_and_training_goes_on(browser, kept, ask, whole):
     patched = WORKER | {"patch.mjs": LOST + (HURRIED if kept else b"")}
-    task = user_task(rows=ROWS) | {"tolerates": "Training goes on"}
+    task = user_task(rows=ROWS) | {"tolerates": "Training resumes"}
     found, _ = ask(browser, "page.html", task, patched, ALIASES)
     assert found["told"] and found["told"][0].startswith("The GPU was lost")
     assert found["told"][0].endswith("from step 0.") is not kept
@@ -89,16 +89,16 @@ def test_a_lost_device_is_told_and_training_goes_on(browser, kept, ask, whole):
 @pytest.mark.parametrize("browser", ["firefox", "chromium"])
 def test_a_full_disk_is_told_and_training_goes_on(browser, fits, ask, whole):
     patched = WORKER | {"patch.mjs": HURRIED + FULL % fits}
-    task = user_task(rows=ROWS) | {"tolerates": "no room for a snapshot", "reload": 3 * (fits > 0)}
+    task = user_task(rows=ROWS) | {"tolerates": "no space for a snapshot", "reload": 3 * (fits > 0)}
     found, _ = ask(browser, "page.html", task, patched, ALIASES)
     assert found["told"] and found["figures"].startswith("Done")
-    assert not fits or "is kept from before, at step 1 of" in found["kept"]
+    assert not fits or "is saved at step 1 of" in found["kept"]
     assert found["weights"] == whole(browser)
 
 
 def test_what_was_trained_is_there_after_a_reload(ask):
     found, _ = ask("firefox", "page.html", user_task() | {"returns": True})
-    assert "is kept from before" in found["kept"]
+    assert "is saved" in found["kept"]
     assert found["again"] == found["weights"]
 
 
@@ -107,7 +107,7 @@ def test_a_site_that_reads_rows_otherwise_starts_afresh(ask, site):
     manifest["text"]["rows"]["train_on"] = "all"
     served = {"stale": {"site.json": json.dumps(manifest).encode()}}
     found, _ = ask("firefox", "page.html", user_task() | {"only": "training"}, served=served)
-    assert "trained by an earlier version of this site" in found["kept"] and found["keeps"]
+    assert "from an earlier version of this site" in found["kept"] and found["keeps"]
 
 
 @pytest.mark.parametrize("browser", ["firefox", "chromium"])
@@ -135,7 +135,7 @@ def test_a_page_that_trains_otherwise_does_not_go_on(browser, module, ask, site,
     task = user_task(rows=ROWS) | {"reload": 3, "tolerates": "earlier version of this page"}
     served = {"earlier": {module: earlier.encode()}}
     found, _ = ask(browser, "page.html", task, patched, ALIASES, served=served)
-    assert found["told"] and found["takenUp"].startswith("Kept: step ")
+    assert found["told"] and found["takenUp"].startswith("Saved: step ")
     assert found["weights"] == whole(browser)  # of training anew
 
 
@@ -148,6 +148,6 @@ def test_training_anew_begins_anew(ask):
 def test_of_two_tabs_the_first_keeps_its_training(browser, ask, whole):
     task = user_task(rows=ROWS) | {"another": True, "tolerates": "Another tab", "returns": True}
     found, _ = ask(browser, "page.html", task)
-    assert found["told"] and found["told"][0].startswith("Another tab of this page keeps")
+    assert found["told"] and found["told"][0].startswith("Another tab of this page saves")
     assert found["weights"] == whole(browser)
     assert "trained on others.jsonl" in found["kept"]

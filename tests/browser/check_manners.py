@@ -17,13 +17,12 @@ def test_the_page_is_kind(browser, ask):
         "dropped": [{"name": f"{n}.jsonl", "text": row(3, 3)} for n in ("a", "b")],
     }
     found, _ = ask(browser, "page.html", task)
-    rate = "The learning rate must be from 0 to 1."
-    files = "2 files at once: training takes one, so put their rows into one file."
-    busy = "The page is at work: take a.jsonl when it has ended."
+    rate = "The learning rate must be between 0 and 1."
+    files = "Expected one file, got 2: put all rows into one file."
+    busy = "The page is busy: drop a.jsonl again when it has finished."
     # Of an error in another's script nothing is told: the page runs.
     steps = (
-        "Training would take 4,000,000,000,000 steps, more than 1,000,000,000: "
-        "take fewer passes over the data."
+        "Training would take 4,000,000,000,000 steps, more than 1,000,000,000: set fewer epochs."
     )
     assert found["sentences"] == ["nothing is told", steps, rate, rate, files, busy]
     # A text that is dragged into a field stays the field's, and so does the end of a composed word.
@@ -47,7 +46,7 @@ def test_the_first_question_may_be_too_long_for_a_sample(browser, ask):
     task = user_task(58)
     lines = [row(400, 1), *task["text"].splitlines()]
     found, _ = ask(browser, "page.html", task | {"text": "\n".join(lines) + "\n"})
-    assert "1 with nothing to learn left out" in found["rows"]
+    assert "1 without labels skipped" in found["rows"]
     assert found["figures"].startswith("Done") and found["before"] and found["after"]
 
 
@@ -71,11 +70,11 @@ def test_memory_is_told_for_the_rows_that_are_trained(ask, site, packing, length
 
 def test_training_that_would_learn_nothing_is_told(ask):
     """A single step has a learning rate of 0, if there is a warm-up."""
-    task = user_task(4) | {"tolerates": "no second step"}
+    task = user_task(4) | {"tolerates": "there is only one step"}
     found, _ = ask("firefox", "page.html", task)
     assert found["told"] == [
-        "Nothing is learnt: warm-up begins with a learning rate of 0, and there is no second step. "
-        "Take more passes over the data, or more rows."
+        "The model does not change: warm-up starts with a learning rate of 0, and there is only "
+        "one step. Set more epochs, or use more rows."
     ]
     assert found["figures"].startswith("Done, 1 step.")
 
@@ -87,8 +86,8 @@ def test_what_a_text_file_holds_is_told(ask, site):
     over = {"site.json": json.dumps(manifest).encode()}
     task = {"name": "rows.txt", "text": "Ben <|pad|> went <|pad|> home.", "only": "data"}
     found, _ = ask("firefox", "page.html", task, over)
-    assert found["rows"].startswith("rows.txt: one text in 1 piece to learn from (")
-    assert " 2 tokens in 1 of 1 rows are <|pad|>: the model does not know" in found["rows"]
+    assert found["rows"].startswith("rows.txt: one document in 1 piece to train on (")
+    assert " 2 tokens in 1 of 1 rows are <|pad|>: the model cannot represent" in found["rows"]
 
 
 def test_what_a_chat_template_lacks_is_told(ask, site):
@@ -103,9 +102,9 @@ def test_what_a_chat_template_lacks_is_told(ask, site):
     task = {"name": "a.jsonl", "text": json.dumps({"messages": messages}), "only": "data"}
     found, _ = ask("firefox", "page.html", task, over)
     assert (
-        "No end-of-turn token is learnt anywhere, so the model will not learn when to"
+        "The loss is taken on no end-of-turn token, so the model will not learn when to"
         in found["rows"]
     )
     assert " leaves the system message out of 1 row." in found["rows"]
     whole, _ = ask("firefox", "page.html", user_task() | {"only": "data"})
-    assert "token is learnt anywhere" not in whole["rows"]
+    assert "is taken on no end-of-turn token" not in whole["rows"]

@@ -66,32 +66,32 @@ BROWSERS = pytest.mark.parametrize("browser", ["firefox", "chromium"])
 
 @BROWSERS
 def test_a_model_that_did_not_fit_leaves_its_memory(browser, ask):
-    task = user_task() | {"refused": True, "tolerates": "no memory for", "only": "load"}
+    task = user_task() | {"refused": True, "tolerates": "Not enough GPU memory", "only": "load"}
     found, _ = ask(browser, "page.html", task, WORKER | {"patch.mjs": REFUSED}, ALIASES)
     assert found["violations"] == []
 
 
 @BROWSERS
 def test_a_gpu_that_comes_back_late_is_waited_for(browser, ask, whole):
-    task = user_task(rows=ROWS) | {"tolerates": "Training goes on"}
+    task = user_task(rows=ROWS) | {"tolerates": "Training resumes"}
     found, _ = ask(browser, "page.html", task, WORKER | {"patch.mjs": LOST + AWAY}, ALIASES)
     assert found["told"] and found["weights"] == whole(browser)
 
 
 def test_a_gpu_that_is_lost_often_does_not_end_what_goes_forward(ask, whole):
     """In Firefox alone, since SwiftShader would compile all shaders six times."""
-    task = user_task(rows=ROWS) | {"tolerates": "Training goes on"}
+    task = user_task(rows=ROWS) | {"tolerates": "Training resumes"}
     found, _ = ask("firefox", "page.html", task, WORKER | {"patch.mjs": OFTEN + HURRIED}, ALIASES)
     assert len(found["told"]) == 5 and found["weights"] == whole("firefox")
 
 
 @BROWSERS
 def test_training_that_is_cut_off_goes_on(browser, ask, whole):
-    task = user_task(rows=ROWS) | {"cut": True, "tolerates": "has no memory left (no more)"}
+    task = user_task(rows=ROWS) | {"cut": True, "tolerates": "ran out of memory (no more)"}
     patched = WORKER | {"patch.mjs": STARVED + HURRIED}
     found, _ = ask(browser, "page.html", task, patched, ALIASES)
     figures, button = found["kept"]
-    assert figures.startswith("Training was cut off: it goes on") and button == "Go on"
+    assert figures.startswith("Training was interrupted") and button == "Resume"
     assert found["weights"] == whole(browser)
 
 

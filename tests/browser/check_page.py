@@ -40,8 +40,8 @@ def unpacked(found, into):
 def test_a_file_becomes_an_adapter(browser, ask, tmp_path):
     task = user_task(rows=200) | {"epochs": 2}
     found, requested = ask(browser, "page.html", task)
-    assert found["rows"].startswith("rows.jsonl: 180 rows to learn from")
-    assert found["figures"].startswith("Done, 24 steps. Loss on the rows held out: 3.")
+    assert found["rows"].startswith("rows.jsonl: 180 rows to train on")
+    assert found["figures"].startswith("Done, 24 steps. Held-out loss: 3.")
     # What makes no sense yet is not shown.
     assert found["buttons"] == ["load", "train", "send", "again", "folder", "weights", "config"]
     # Nothing is asked for once the model is there, nor is anything tried.
@@ -89,7 +89,7 @@ def test_rows_of_instructions_are_asked_so_afterwards(browser, ask, tmp_path):
     found, _ = ask(browser, "page.html", task, folder=site)
     # What the page shows of each kind is what it takes.
     assert [kind["shown"] for kind in found["kinds"]] == KINDS
-    assert all("4 rows to learn from" in kind["rows"] for kind in found["kinds"])
+    assert all("4 rows to train on" in kind["rows"] for kind in found["kinds"])
     assert found["asked"] == rows[1]["instruction"] != rows[0]["instruction"]
     folder = unpacked(found, tmp_path)
     assert json.loads((folder / "prompt_format.json").read_text())["prompt_format"] == "alpaca"

@@ -60,7 +60,7 @@ def test_every_family_compiles(browser, profile, dtype, ask):
     shaders = Shaders()
     for config in traced_configs().values():
         shaders_of(config, PROFILES[profile], dtype, shaders)
-    assert shaders.most_bound <= 8 and shaders.most_invocations <= 256
+    assert shaders.max_bindings <= 8 and shaders.max_invocations <= 256
     task = {"shaders": shaders.as_json(), "features": []}
     found, _ = ask(browser, "compile.html", task, seconds=SECONDS)
     assert found["refused"] == [] and found["uncaptured"] == []

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
+from qlora_wgpu.checkpoint.quantized import PlannedFormats
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
@@ -131,7 +131,7 @@ def test_what_is_quantized_for_inference_is_told(tmp_path: Path, recorded: Array
     model = opened(tmp_path, arrays, more)
     assert_unpacked(model, unpacked)
     [note] = model.notes
-    assert note.startswith("quantization_config also quantizes activations, or keys and values")
+    assert note.startswith("quantization_config also quantizes activations or the KV cache")
     assert [tensor for tensor in model.names() if model.weight_in(tensor) is not None] == [NAME]
 
 
@@ -155,17 +155,17 @@ def test_zeros_of_a_byte_each_and_no_shape(tmp_path: Path, recorded: Arrays) -> 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (config("w4", "format", "marlin-24"), "compressed-tensors \\(marlin-24\\), but only pack-"),
-        (config("w4", "format", "dense"), "compressed-tensors \\(dense\\), but only"),
-        (config("w4", "sparsity_config", {"format": "sparse-24-bitmask"}), "is stored sparse"),
+        (config("w4", "format", "marlin-24"), "format marlin-24, which is not"),
+        (config("w4", "format", "dense"), "format dense, which is not supported"),
+        (config("w4", "sparsity_config", {"format": "sparse-24-bitmask"}), "sparse weights"),
         (config("w4", "transform_config", {"config_groups": {"R1": {}}}), "rotated"),
         (config("w4", "config_groups", []), "config_groups of quantization_config must be an obj"),
         (config("w4", "config_groups", {"W4A16": ["Linear"]}), "config_groups.W4A16 .* an object"),
         (config("w4", num_bits=9), "num_bits of quantization_config must be from 1 to 8, got 9"),
-        (config("w4", group_size=0), "group_size of quantization_config must be a size, got 0"),
+        (config("w4", group_size=0), "group_size .* must be a positive integer, got 0"),
         (config("w4", strategy="token"), "strategy of quantization_config must be group, tensor_"),
-        (config("int8-block", block_structure="16"), "block_structure .* must be two sizes"),
-        (config("fp8-naive", num_bits=4), "compressed-tensors \\(naive-quantized\\), but only"),
+        (config("int8-block", block_structure="16"), "structure .* must be a list of two"),
+        (config("fp8-naive", num_bits=4), "naive-quantized, which is not supported"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path: Path, asked: Any, expected: str) -> None:
@@ -182,13 +182,13 @@ def two_groups(*targets: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("leaf", "array", "asked", "expected"),
     [
-        ("weight_shape", np.array([24, 97]), None, "is 24 x 97, which 24 rows of 12 words with"),
-        ("weight_scale", np.ones((24, 2), np.float32), None, "does not say of a weight of 24 x 96"),
-        ("weight_scale", np.full((24, 3), np.nan, np.float32), None, "holds NaN or infinity"),
-        ("weight_zero_point", np.ones((2, 3), np.int32), None, "its weight asks for \\(3, 3\\)"),
-        ("weight_packed", np.ones(12, np.int32), None, "which is no matrix's"),
-        ("weight_g_idx", np.full(96, 3, np.int32), None, "names groups that are not there"),
-        ("x", np.ones(1, np.int32), two_groups("re:.*attn", "b"), "is in no group of"),
+        ("weight_shape", np.array([24, 97]), None, "is 24 x 97, which does not match 24"),
+        ("weight_scale", np.ones((24, 2), np.float32), None, "a weight of 24 x 96"),
+        ("weight_scale", np.full((24, 3), np.nan, np.float32), None, "contains NaN or infinity"),
+        ("weight_zero_point", np.ones((2, 3), np.int32), None, "must have shape \\(3, 3\\)"),
+        ("weight_packed", np.ones(12, np.int32), None, "must be a matrix"),
+        ("weight_g_idx", np.full(96, 3, np.int32), None, "groups that do not exist"),
+        ("x", np.ones(1, np.int32), two_groups("re:.*attn", "b"), "does not belong to a group of"),
         ("x", np.ones(1, np.int32), two_groups("re:(", "b"), "pattern 're:\\(' .* is not a reg"),
     ],
 )

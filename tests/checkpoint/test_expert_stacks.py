@@ -50,6 +50,28 @@ def test_each_part_is_a_weight(tmp_path, is_bfloat16):
     assert folder.stack(f"{AT}.down_proj").parts[-1] == f"{AT}.2.down_proj.weight"
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_qwen_3_vl_s_stacks_lie_either_way(tmp_path, transposed):
+    """Published ones are transposed, those that transformers 5 saves are not."""
+    rng = np.random.default_rng(2)
+    gate_up, down = (rng.standard_normal(s).astype(np.float32) for s in ((3, 10, 4), (3, 4, 5)))
+    config = {"model_type": "qwen3_vl_moe", "text_config": {"hidden_size": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stored = {"gate_up_proj": gate_up, "down_proj": down}
+    if transposed:
+        stored = {n: np.ascontiguousarray(a.transpose(0, 2, 1)) for n, a in stored.items()}
+    named = {f"{AT}.{name}": array for name, array in stored.items()}
+    write_safetensors(tmp_path / "model.safetensors", named)
+    folder = ModelFolder.open(tmp_path)
+    parts = {"gate_proj": gate_up[1, :5], "up_proj": gate_up[1, 5:], "down_proj": down[1]}
+    for leaf, array in parts.items():
+        np.testing.assert_array_equal(folder[f"{AT}.1.{leaf}.weight"].read(), array)
+    for name, array in stored.items():
+        stack = folder.stack(f"{AT}.{name}")
+        joined = stack.joined([folder[part].read() for part in stack.parts])
+        np.testing.assert_array_equal(joined, array)
+
+
 def test_what_is_no_part(tmp_path):
     folder = opened(
         tmp_path,

@@ -10,9 +10,9 @@ from support.gguf_models import VOCABULARY, changed, folder_of
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import find_file_type
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.merge import MergedWeights
 
 Type = gguf.GGMLQuantizationType
 WIDE = {
@@ -85,16 +85,16 @@ def test_which_layers_are_delta_nets(tmp_path) -> None:
         tmp_path, "qwen3_5_text", {}, keys={key: None, "qwen35.full_attention_interval": 2}
     )
     assert old.config["layer_types"] == WIDE["layer_types"]
-    with pytest.raises(CheckpointError, match="must say it of each of the 2 layers"):
+    with pytest.raises(CheckpointError, match="must have a value for each of the 2 layers"):
         stored(tmp_path, "qwen3_5_text", {}, keys={key: [True]})
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"qwen35.ssm.inner_size": 100}, "inner_size is 100, not the 6 heads of 32"),
-        ({"qwen35.ssm.group_count": 4}, "6 is no multiple of ssm.group_count 4"),
-        ({"qwen35.ssm.group_count": 2}, "where the heads of the delta nets make 320"),
+        ({"qwen35.ssm.inner_size": 100}, "inner_size is 100, but .* give 6 heads of 32"),
+        ({"qwen35.ssm.group_count": 4}, "6 is not a multiple of ssm.group_count 4"),
+        ({"qwen35.ssm.group_count": 2}, "but the heads of the delta nets need 320 rows"),
     ],
 )  # fmt: skip
 def test_heads_that_are_others(tmp_path, keys, message) -> None:
@@ -115,5 +115,5 @@ def test_decays_that_are_none(tmp_path) -> None:
 
 
 def test_gates_that_are_missing(tmp_path) -> None:
-    with pytest.raises(CheckpointError, match="rows together, where the heads of its keys have"):
+    with pytest.raises(CheckpointError, match="rows, but its key heads need"):
         stored(tmp_path, "qwen3_next", {}, keys={"qwen3next.ssm.group_count": 2})

@@ -10,10 +10,10 @@ from support.gguf_files import write_gguf
 from support.gguf_models import changed, folder_of, written
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gguf import latent
+from qlora_wgpu.gguf import mixers
 from qlora_wgpu.gguf.config import read_config
 
 
@@ -59,7 +59,7 @@ def test_halves_that_are_stored_in_two_ways(tmp_path) -> None:
     whole = ModelFolder.open(path)  # the rows of one follow those of the other
     assert whole.shape("model.layers.1.shared_mlp.input_linear.weight") == (71, 72)
     narrow = {"blk.1.ffn_up_shexp.weight": half[:, :-1]}
-    with pytest.raises(UnsupportedModelError, match="has no other half of its type and width"):
+    with pytest.raises(UnsupportedModelError, match="has no other half of the same type and width"):
         ModelFolder.open(rewritten(tmp_path, "granitemoeshared", narrow))
 
 
@@ -77,12 +77,12 @@ def test_scalars_of_each_layer(tmp_path) -> None:
     ("case", "keys", "message"),
     [
         ("apertus", {"xielu__eps": [0.1]}, "xielu.eps must be a number for each of the 2 layers"),
-        ("apertus", {"xielu__eps": None}, "lacks the key xielu.eps"),
-        ("lfm2", {"lfm2__attention__head_count_kv": [0, 0]}, "must have one number beside 0"),
-        ("cohere2", {"cohere2__rope__freq_base_swa": 77.0}, "freq_base_swa = 77.0 is not computed"),
+        ("apertus", {"xielu__eps": None}, "the key xielu.eps is missing"),
+        ("lfm2", {"lfm2__attention__head_count_kv": [0, 0]}, "one number other than 0"),
+        ("cohere2", {"cohere2__rope__freq_base_swa": 77.0}, "swa = 77.0 is not supported"),
         ("cohere2", {"cohere2__attention__sliding_window_pattern": -1}, "0 or more, got -1"),
         ("cohere2", {"cohere2__attention__sliding_window_pattern": [True]}, "has 1 values for 5"),
-        ("stablelm", {"stablelm__use_parallel_residual": True}, "= True is not computed"),
+        ("stablelm", {"stablelm__use_parallel_residual": True}, "= True is not supported"),
     ],
 )
 def test_what_is_wrong(tmp_path, case, keys, message) -> None:
@@ -115,11 +115,11 @@ def test_queries_that_grow_with_the_usual_factor_of_yarn(tmp_path) -> None:
 
 
 GEMMA_4 = {
-    "has MLPs of sizes": {"gemma4__feed_forward_length": [100, 100, 100, 200, 200]},
-    "several numbers for layers of full_attention": {
+    "the combination of sizes in": {"gemma4__feed_forward_length": [100, 100, 100, 200, 200]},
+    "differs between layers of full_attention": {
         "gemma4__attention__head_count_kv": [2, 2, 2, 1, 2]},
-    "key_length_swa must be a whole number": {"gemma4__attention__key_length_swa": 1.5},
-    "value_length_swa = 8 is not computed": {"gemma4__attention__value_length_swa": 8},
+    "key_length_swa must be an integer": {"gemma4__attention__key_length_swa": 1.5},
+    "value_length_swa = 8 is not supported": {"gemma4__attention__value_length_swa": 8},
     "must be a number for each of the 5 layers": {
         "gemma4__attention__head_count_kv": [2, 2]},
 }  # fmt: skip
@@ -148,7 +148,7 @@ def test_pairs_of_gemma_4_that_turn(tmp_path, share) -> None:
 
 def test_divisors_that_gemma_4_has_not(tmp_path) -> None:
     factors = {"rope_freqs.weight": np.linspace(1, 2, 14, dtype=np.float32)}
-    with pytest.raises(CheckpointError, match="is none that Gemma 4 has"):
+    with pytest.raises(CheckpointError, match="are not valid for Gemma 4"):
         ModelFolder.open(rewritten(tmp_path, "gemma4_text", factors))
 
 
@@ -171,15 +171,15 @@ def test_latent_attention_of_old_files(tmp_path) -> None:
 
 
 LATENT = {
-    "expert_group_count = 4 is not computed for experts that a softmax": (
+    "expert_group_count = 4 is not supported for experts that are scored by a softmax": (
         "deepseek_v2", {"deepseek2__expert_group_count": 4}),
     "expert_weights_norm = ": (
         "deepseek_v2", {"deepseek2__expert_weights_norm": True}),
-    "'yarn' without a yarn_log_multiplier": (
+    "'yarn' is not supported without a yarn_log_multiplier": (
         "glm4_moe_lite", {"deepseek2__rope__scaling__yarn_log_multiplier": None}),
-    "attn_k_b.weight has shape .4, 28, 14., and attn_v_b .4, 18, 28., where": (
+    "attn_k_b.weight has shape .4, 28, 14. and attn_v_b .4, 18, 28., but": (
         "deepseek_v2", {"deepseek2__attention__value_length_mla": 14}),
-    "lacks the key deepseek2.attention.kv_lora_rank": (
+    "the key deepseek2.attention.kv_lora_rank is missing": (
         "deepseek_v2", {"deepseek2__attention__kv_lora_rank": None}),
 }  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_files_of_glm_that_leave_the_scoring_out(tmp_path, monkeypatch) -> None:
     keys = {f"deepseek2__expert_{name}": None for name in gone}
     path = rewritten(tmp_path, "glm4_moe_lite", **keys)
     assert read_config(GGUFFile(path))["model_type"] == "deepseek_v2"
-    with pytest.raises(UnsupportedModelError, match=r"exp_probs_b.*computed for .* deepseek_v2"):
+    with pytest.raises(UnsupportedModelError, match=r"exp_probs_b.* for .* deepseek_v2"):
         ModelFolder.without_weights(path)  # which has no correction
-    monkeypatch.setattr(latent, "_GLM", ((2,), 331))
+    monkeypatch.setattr(mixers, "_GLM", ((2,), 331))
     assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v3"

@@ -13,7 +13,7 @@ from support.gguf_files import byte_vocabulary, keys_of, random_weights, tensors
 from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TokenizerError
 
@@ -163,12 +163,12 @@ def test_what_is_put_around_a_text(tmp_path) -> None:
     ("changed", "message"),
     [
         ({"model": "bert"}, "a vocabulary of the kind 'bert'"),
-        ({"pre": "default"}, "the pre-tokenizer 'default', which is not known"),
+        ({"pre": "default"}, "the pre-tokenizer 'default', which is not supported"),
         ({"pre": None}, "the pre-tokenizer None"),
         ({"tokens": None}, "has no tokenizer.ggml.tokens"),
         ({"token_type": [1, 2]}, "has no tokenizer.ggml.token_type for each of 262 tokens"),
         ({"merges": None}, "has no tokenizer.ggml.merges"),
-        ({"merges": ["th"]}, "that is no pair"),
+        ({"merges": ["th"]}, "that is not a pair"),
         ({"model": "llama"}, "has no tokenizer.ggml.scores for each"),
         ({"model": "llama", "scores": [float("nan")] * 262}, "a score"),
     ],

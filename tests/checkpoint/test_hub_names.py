@@ -55,7 +55,7 @@ def test_a_revision_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError) as caught:
         hub.download(f"{NAME}@v9")
     assert str(caught.value) == (
-        f"{NAME}@v9 cannot be downloaded: the model {NAME} of the Hugging Face hub has no revision "
+        f"{NAME}@v9 cannot be downloaded: {NAME} on the Hugging Face Hub has no revision "
         "'v9'; its page lists branches, tags and commits under Files"
     )
 
@@ -78,7 +78,7 @@ def test_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.download(NAME) == tmp_path
     [(name, options)] = calls
     assert name == NAME
-    assert options.pop("tqdm_class").__name__ == "WaitingBar"
+    assert options.pop("tqdm_class").__name__ == "DownloadBar"
     assert options.pop("revision") is None
     kept = set(
         huggingface_hub.utils.filter_repo_objects(
@@ -128,9 +128,9 @@ def http_error(kind: type[Exception], message: str) -> Exception:
         (lambda: http_error(errors.GatedRepoError, "403\nlong"), "it is gated: accept its terms"),
         (
             lambda: http_error(errors.RepositoryNotFoundError, "404\nlong"),
-            "is neither a folder nor",
+            "is neither a local folder nor",
         ),
-        (lambda: errors.LocalEntryNotFoundError("offline\nlong"), "the hub cannot be reached"),
+        (lambda: errors.LocalEntryNotFoundError("offline\nlong"), "Hub cannot be reached"),
         (lambda: ConnectionError("500 Server\nlong"), "failed: 500 Server"),
         (lambda: errors.OfflineModeIsEnabled("offline"), "offline"),
         (lambda: OSError(28, "No space left on device"), "No space left on device"),
@@ -158,5 +158,5 @@ def test_offline_without_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The real client, told that it is offline, with an empty cache."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=f"^{NAME} is not a folder, and .* cannot be reached"):
+    with pytest.raises(CheckpointError, match=f"^{NAME} is neither .* cannot be reached"):
         ModelFolder.open(NAME)

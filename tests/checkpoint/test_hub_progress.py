@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from qlora_wgpu.checkpoint.hub import waiting_bars
+from qlora_wgpu.checkpoint.hub import download_bars
 
 
 class Terminal(io.StringIO):
@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 def drawn(monkeypatch: pytest.MonkeyPatch, seconds: float, stderr: io.StringIO) -> str:
     """What a download writes that is looked at and moved on after so long."""
     monkeypatch.setattr(sys, "stderr", stderr)
-    with waiting_bars("owner/name") as bars:
+    with download_bars("owner/name") as bars:
         for options in ({"total": 5, "desc": "Fetching"}, {"total": 8_000_000, "unit": "B"}):
             bar = bars(**options, mininterval=0, ncols=60)
             bar._time = lambda bar=bar: bar.start_t + seconds
@@ -50,14 +50,14 @@ def test_beside_another_bar_it_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_bytes_are_told_with_their_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qlora_wgpu.checkpoint.hub._BETWEEN_LINES", 0)
+    monkeypatch.setattr("qlora_wgpu.checkpoint.hub._LINE_INTERVAL", 0)
     text = drawn(monkeypatch, 30, io.StringIO())
     assert text.splitlines()[-1] == "downloading owner/name: 4.00MB of 8.00MB"
 
 
 def test_ctrl_c_ends_files_that_threads_have_begun() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with waiting_bars("owner/name") as bars:
+    with download_bars("owner/name") as bars:
         bar = bars(total=5, file=io.StringIO())
         bar.update(1)
         with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qlora_wgpu.checkpoint import append_line, recover, remove, settle_all
+from qlora_wgpu.checkpoint import append_line, recover, recover_all, remove
 from qlora_wgpu.errors import CheckpointError
 
 
@@ -27,7 +27,7 @@ def test_a_removed_folder_loses_its_name_before_its_files(tmp_path, monkeypatch)
     remove(folder)
     assert seen == [(".gone-step-3", False)]
     monkeypatch.undo()
-    settle_all(tmp_path)
+    recover_all(tmp_path)
     assert names(tmp_path) == []
 
 
@@ -47,9 +47,9 @@ def test_leftovers_go_and_what_was_moved_aside_comes_back(tmp_path):
     (tmp_path / ".mine").write_text("x")
     recover(tmp_path / "one")
     assert ".old-two" in names(tmp_path) and ".old-one" not in names(tmp_path)
-    settle_all(tmp_path)
+    recover_all(tmp_path)
     assert names(tmp_path) == [".mine", "one", "two"]
-    settle_all(tmp_path / "missing")
+    recover_all(tmp_path / "missing")
 
 
 def test_lines_are_appended_and_a_torn_one_is_dropped(tmp_path):

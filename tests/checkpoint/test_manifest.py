@@ -50,8 +50,8 @@ def _same_json(a, b):
     ("change", "message"),
     [
         (lambda p: (p / "a").unlink(), "a is missing"),
-        (lambda p: (p / "b").write_bytes(b"x"), "b is damaged: it has 1 bytes, not 0"),
-        (lambda p: (p / "a").write_bytes(bytes(200)), "a is damaged, or of another time"),
+        (lambda p: (p / "b").write_bytes(b"x"), "b is damaged: expected 0 bytes, got 1"),
+        (lambda p: (p / "a").write_bytes(bytes(200)), "a is damaged or was replaced"),
         (lambda p: (p / MANIFEST).unlink(), "has no manifest.json"),
         (lambda p: (p / MANIFEST).write_text("{"), "not valid JSON"),
         (lambda p: (p / MANIFEST).write_text("{}"), "own hash"),

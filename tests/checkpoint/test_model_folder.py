@@ -116,7 +116,7 @@ def test_a_missing_shard(folder: Path) -> None:
     write_shards(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert refused(folder) == (
-        f"{folder} lacks model-00002-of-00002.safetensors (1 of 2 shards in "
+        f"model-00002-of-00002.safetensors is missing from {folder} (1 of 2 shards of "
         "model.safetensors.index.json are missing): download the model again"
     )
 
@@ -131,7 +131,7 @@ def test_a_truncated_shard_is_found_at_once(folder: Path) -> None:
 def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
     weight_map = write_shards(folder)
     write_shards(folder, weight_map | {"more": "model-00001-of-00002.safetensors"})
-    assert "says that model-00001-of-00002.safetensors holds tensor 'more'" in refused(folder)
+    assert "tensor 'more' is missing from model-00001-of-00002.safetensors" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
 def test_an_index_that_points_elsewhere(folder: Path, shard: Any) -> None:
     weight_map = write_shards(folder)
     write_shards(folder, weight_map | {"more": shard})
-    assert "as the file of tensor 'more'" in refused(folder)
+    assert "the shard of tensor 'more' must be" in refused(folder)
 
 
 @pytest.mark.parametrize("index", ["{}", '{"weight_map": {}}', '{"weight_map": ["a"]}'])
@@ -157,14 +157,14 @@ def test_a_broken_index(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        (None, "there are no weights in it"),
-        ("pytorch_model.bin", "only pytorch_model.bin: PyTorch's pickles are not read; load the"),
-        ("consolidated.00.pth", "only consolidated.00.pth: PyTorch's pickles"),
-        ("model-Q4_K_M.gguf", "only model-Q4_K_M.gguf: name that file itself"),
+        (None, "it has no weights"),
+        ("pytorch_model.bin", "only pytorch_model.bin: PyTorch pickles are not supported"),
+        ("consolidated.00.pth", "only consolidated.00.pth: PyTorch pickles"),
+        ("model-Q4_K_M.gguf", "only model-Q4_K_M.gguf: use the path of that file"),
         ("model-00001-of-00002.safetensors", "only model-00001-of-00002.safetensors: download the"),
         ("model-00001-of-00001.safetensors", "only model-00001-of-00001.safetensors: rename it"),
-        ("adapter_model.safetensors", "it holds a PEFT adapter; give the folder of its base"),
-        ("flax_model.msgpack", "only flax_model.msgpack: take the model's safetensors version"),
+        ("adapter_model.safetensors", "it is a PEFT adapter; use the folder of its"),
+        ("flax_model.msgpack", "only flax_model.msgpack: use the model's safetensors version"),
     ],
 )
 def test_other_weights_than_safetensors(folder: Path, file: str | None, expected: str) -> None:
@@ -209,7 +209,7 @@ def test_folders_that_are_no_models(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "has no config.json, so it is not a Hugging Face model folder" in refused(folder)
     (folder / "adapter_config.json").write_text("{}")
-    assert "holds a PEFT adapter, not a model" in refused(folder)
+    assert "is a PEFT adapter, not a model" in refused(folder)
 
 
 def test_a_run_s_folder_is_no_model(folder: Path) -> None:
@@ -218,16 +218,16 @@ def test_a_run_s_folder_is_no_model(folder: Path) -> None:
     (folder / "adapter.gguf").touch()
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text("{}")
-    assert "is a run's folder, not a model: give the folder of its base" in refused(folder)
+    assert "is a run's folder, not a model: use the folder of its base" in refused(folder)
 
 
 def test_paths_that_are_no_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert "is a file: give the folder" in refused(folder / "config.json")
+    assert "is a file: a model must be a folder" in refused(folder / "config.json")
     for text in ("", "nothing", "./nothing/there", "/no/such/folder", "a/b/c", "nothing/", "../x"):
-        assert "there is no model folder" in refused(text)
-    assert refused("nothing").endswith("'nothing': one of the hub is named with its owner, such "
-                                       "as OWNER/nothing")  # fmt: skip
+        assert "does not exist" in refused(text)
+    hint = "names on the Hugging Face Hub have an owner, such as OWNER/nothing"
+    assert refused("nothing").endswith(f"'nothing' does not exist: {hint}")
     for text in ("nothing/", "..", "nothing.gguf"):
         assert "OWNER" not in refused(text)
 
@@ -241,13 +241,13 @@ def test_weights_that_are_not_finite(folder: Path, bad: float) -> None:
     with pytest.raises(CheckpointError) as caught:
         model[Q_PROJ].read()
     file = folder / "model.safetensors"
-    assert str(caught.value).startswith(f"{file}: tensor {Q_PROJ!r} holds NaN or infinity")
+    assert str(caught.value).startswith(f"{file}: tensor {Q_PROJ!r} contains NaN or infinity")
     model[NORM].read()
 
 
 def test_a_float64_beyond_float32(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", {"x": np.array([1e300])})
-    with pytest.raises(CheckpointError, match="holds NaN or infinity"):
+    with pytest.raises(CheckpointError, match="contains NaN or infinity"):
         ModelFolder.open(folder)["x"].read()
 
 
@@ -258,7 +258,7 @@ def test_a_missing_tensor_names_the_nearest(folder: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         model[misspelt]
     assert str(caught.value) == (
-        f"{folder}: the checkpoint has no tensor {misspelt!r}; nearest is {Q_PROJ!r}"
+        f"{folder}: the checkpoint has no tensor {misspelt!r}; did you mean {Q_PROJ!r}?"
     )
     with pytest.raises(CheckpointError, match=r"has no tensor '!!!'$"):
         model["!!!"]

@@ -167,7 +167,7 @@ def test_a_missing_tensor_names_the_nearest(path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             ask("layers.0.q_prj.weight")
         assert str(caught.value) == (
-            f"{path} has no tensor 'layers.0.q_prj.weight'; nearest is 'layers.0.q_proj.weight'"
+            f"{path} has no tensor 'layers.0.q_prj.weight'; did you mean 'layers.0.q_proj.weight'?"
         )
 
 
@@ -206,7 +206,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         (b"\xff" * 100, "not a safetensors file: its header would have"),
         (struct.pack("<Q", 16 * 2**20 + 1) + bytes(99), "more than the 16777216 allowed"),
         (struct.pack("<Q", 0), "header is not JSON"),
-        (struct.pack("<Q", 4) + b"null", "is no JSON object"),
+        (struct.pack("<Q", 4) + b"null", "is not a JSON object"),
     ],
 )
 def test_files_that_are_something_else(path: Path, content: bytes, expected: str) -> None:
@@ -238,7 +238,7 @@ def test_truncation_says_how_much_is_missing(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     size = len(content)
-    assert f"its header says {size} bytes, the file has {size - 1}" in refused(path)
+    assert f"expected {size} bytes, got {size - 1}" in refused(path)
 
 
 def test_bytes_after_the_end_are_found(path: Path) -> None:
@@ -256,7 +256,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
     [
         (b'{"x": \xff}', "not UTF-8 at byte 14"),
         ('{"x": ', "not JSON"),
-        ("[1, 2]", "no JSON object"),
+        ("[1, 2]", "not a JSON object"),
         ("[" * 100_000, "not JSON"),
         ('{"x": 1' + "0" * 5000 + "}", "not JSON"),
         ('{"x": {}, "x": {}}', "lists 'x' twice"),
@@ -284,15 +284,15 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
         ({"x": entry(offsets=[0, 8, 16])}, "data_offsets [0, 8, 16]"),
         ({"x": entry(offsets=[0.0, 8.0])}, "data_offsets [0.0, 8.0]"),
         ({"x": entry(offsets=None)}, "data_offsets None"),
-        ({"x": entry(offsets=[2**62, 2**62 + 8])}, "before tensor 'x' belong to none"),
-        ({"x": entry(offsets=[4, 12])}, "4 bytes before tensor 'x' belong to none"),
+        ({"x": entry(offsets=[2**62, 2**62 + 8])}, "before tensor 'x' belong to no"),
+        ({"x": entry(offsets=[4, 12])}, "4 bytes before tensor 'x' belong to no"),
         ({"x": entry(), "y": entry(offsets=[4, 12])}, "'x' and 'y' overlap"),
         ({"x": entry(), "y": entry()}, "'x' and 'y' overlap"),
-        ({"x": entry(), "y": entry(offsets=[9, 17])}, "1 bytes before tensor 'y' belong to none"),
+        ({"x": entry(), "y": entry(offsets=[9, 17])}, "1 bytes before tensor 'y' belong to no"),
         ({"x": entry(), "y": entry(offsets=[8, 16])}, "is truncated"),
         ({"x": entry(shape=[1], offsets=[0, 4])}, "last 4 bytes belong to no tensor"),
-        ({"__metadata__": 3, "x": entry()}, "metadata is no map of strings"),
-        ({"__metadata__": {"a": 3}, "x": entry()}, "metadata is no map of strings"),
+        ({"__metadata__": 3, "x": entry()}, "metadata is not a map of strings"),
+        ({"__metadata__": {"a": 3}, "x": entry()}, "metadata is not a map of strings"),
     ],
 )
 def test_damaged_headers(path: Path, header: Any, expected: str) -> None:
@@ -373,5 +373,5 @@ def test_what_the_safetensors_library_takes_is_taken(path: Path, header: Any) ->
     assert set(file.names()) == names
     assert file.float32("x").tolist() == [1.5, 2.5]
     if "y" in names:
-        with pytest.raises(CheckpointError, match=r"'y' has shape .* which NumPy does not take"):
+        with pytest.raises(CheckpointError, match=r"'y' has shape .* which NumPy does not support"):
             file.raw("y")

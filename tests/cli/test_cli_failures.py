@@ -11,11 +11,10 @@ import pytest
 from e2e.tiny import write_chats, write_model
 from support.commands import run_here
 
-from qlora_wgpu.cli._options import read_bytes, target_file, whole_number
+from qlora_wgpu.cli._options import output_file, positive_integer, read_bytes
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
-from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
+from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError, shell_word
 from qlora_wgpu.gpu.adapters import list_adapters
-from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.supervision.streams import Output
 
 
@@ -37,7 +36,10 @@ def told(*args, cwd):
     ("run", "message"),
     [
         ("x" * 300, "adapter_config.json: File name too long"),
-        ("~nobody-of-that-name/run", "a path begins with ~, and there is no such home folder"),
+        (
+            "~nobody-of-that-name/run",
+            "a path starts with ~, but that home directory does",
+        ),
         ("", "there is no run, adapter or model in ''"),
     ],
 )
@@ -48,9 +50,9 @@ def test_runs_that_cannot_be_looked_for(tmp_path, run, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "Hello there"), "argument (Hello there). A text is given with --prompt\n"),
-        (("Where", "is", "Ben?"), "arguments (is Ben?). A text is given with --prompt\n"),
-        (("Hello there",), "give either --prompt TEXT or --prompts FILE\n"),
+        (("run", "Hello there"), "argument (Hello there). Pass a prompt with --prompt\n"),
+        (("Where", "is", "Ben?"), "arguments (is Ben?). Pass a prompt with --prompt\n"),
+        (("Hello there",), "pass either --prompt TEXT or --prompts FILE\n"),
     ],
 )
 def test_a_text_without_its_option(tmp_path, arguments, message):
@@ -61,9 +63,9 @@ def test_a_text_without_its_option(tmp_path, arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("export", "run", "a.gguf"), "(a.gguf). The file to write is given with --gguf\n"),
-        (("merge", "run", "new"), "(new). The folder to write is given with --out\n"),
-        (("init", "model", "a.jsonl"), ". Model and data are given with --model and --data\n"),
+        (("export", "run", "a.gguf"), "(a.gguf). Pass the output file with --gguf\n"),
+        (("merge", "run", "new"), "(new). Pass the output folder with --out\n"),
+        (("init", "model", "a.jsonl"), ". Pass model and data with --model and --data\n"),
         (("watch", "run", "other"), "argument (other)\n"),
     ],
 )
@@ -84,7 +86,7 @@ def test_a_working_directory_that_is_removed_meanwhile(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("qlora_wgpu.cli.generate.OpenedModel.open", removed)
     found = told("generate", "--model", "model", "--prompt", "hi", cwd=folder)
-    assert found == "error: the working directory was removed: change to one that is there\n"
+    assert found == "error: the working directory no longer exists: change to another\n"
 
 
 def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
@@ -119,7 +121,7 @@ def test_another_pipe_that_breaks_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr("qlora_wgpu.cli.generate.OpenedModel.open", broken)
     found = told("generate", "--model", "model", "--prompt", "hi", cwd=tmp_path)
-    assert found == "error: a connection was closed at its other end: Broken pipe\n"
+    assert found == "error: a connection was closed by the other end: Broken pipe\n"
 
 
 @pytest.mark.slow
@@ -129,7 +131,7 @@ def test_a_line_that_is_not_text(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", piped)
     done = run_here("chat", "--model", "model", "--chat-template", "chatml", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith("error: what is piped or typed in is not text in utf-8\n")
+    assert done.stderr.endswith("error: the input is not valid utf-8\n")
 
 
 def test_commands_to_be_copied_are_quoted(tmp_path):
@@ -142,28 +144,31 @@ def test_commands_to_be_copied_are_quoted(tmp_path):
 
 
 def test_numbers_and_files_of_options(tmp_path, monkeypatch):
-    assert whole_number("--port", "65535", 65_535) == 65_535
+    assert positive_integer("--port", "65535", 65_535) == 65_535
     for call, message in (
-        (lambda: whole_number("--port", "65536", 65_535), "--port must be at most 65,535"),
-        (lambda: whole_number("--port", "9" * 5000), "--port must be a whole number above zero"),
+        (lambda: positive_integer("--port", "65536", 65_535), "--port must be at most 65,535"),
+        (lambda: positive_integer("--port", "9" * 5000), "--port must be a positive integer"),
         (lambda: read_bytes("--memory", "0"), "--memory must be a size such as"),
-        (lambda: target_file("--json", ""), "--json '' is not a file name"),
-        (lambda: target_file("--json", str(tmp_path)), "is not a file name"),
-        (lambda: target_file("--json", str(tmp_path / "a" / "b")), "there is no folder"),
+        (
+            lambda: output_file("--json", ""),
+            "--json must be a file name such as results.json",
+        ),
+        (lambda: output_file("--json", str(tmp_path)), "must be a file name"),
+        (lambda: output_file("--json", str(tmp_path / "a" / "b")), "does not exist"),
     ):
         with pytest.raises(ConfigError, match=message) as refusal:
             call()
         assert len(str(refusal.value)) < 400
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match="you may not write there"):
-        target_file("--json", str(tmp_path / "figures.json"))
+    with pytest.raises(ConfigError, match="cannot be written: permission denied"):
+        output_file("--json", str(tmp_path / "figures.json"))
 
 
 def test_figures_of_an_estimate(tmp_path):
     write_model(tmp_path / "model")
     rank = told("estimate", "model", "--rank", "5000", cwd=tmp_path)
     assert rank == "error: --rank must be at most 4,096, got 5000\n"
-    assert "no folder" in told("estimate", "model", "--json", "a/b.json", cwd=tmp_path)
+    assert "a does not exist" in told("estimate", "model", "--json", "a/b.json", cwd=tmp_path)
     done = run_here("estimate", "model", "--json", "b.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "b.json").read_text())["rank"] == 16
@@ -171,5 +176,7 @@ def test_figures_of_an_estimate(tmp_path):
 
 def test_the_variable_that_names_a_backend_is_told(monkeypatch):
     monkeypatch.setenv("QLORA_WGPU_BACKEND", "nonsense")
-    with pytest.raises(DeviceError, match=r"no backend 'nonsense' \(QLORA_WGPU_BACKEND\): set"):
+    with pytest.raises(
+        DeviceError, match=r"unknown backend 'nonsense' \(QLORA_WGPU_BACKEND\): set"
+    ):
         list_adapters()

@@ -8,7 +8,7 @@ from e2e.tiny import write_model
 from rich.text import Text
 
 from qlora_wgpu.cli.data import data
-from qlora_wgpu.cli.train import _texts
+from qlora_wgpu.cli.train import _sample_rows
 from qlora_wgpu.training import Sample
 from qlora_wgpu.visible import without_empty_lines
 
@@ -34,7 +34,7 @@ def test_samples_in_a_pipe_have_no_frame_and_show_what_is_learnt(run, monkeypatc
     first, text, *others = shown.output.splitlines()
     assert first.startswith("--- 1 of 3: ") and first.endswith(" tokens")
     assert "what is this? {+a quick fox" in text and text.endswith("+}")
-    assert others[0] == "learnt tokens stand in {+ +}"
+    assert others[0] == "tokens in {+ +} are trained on"
     assert max(map(len, shown.output.splitlines())) < 120 and "─" not in shown.output
 
 
@@ -50,7 +50,7 @@ def test_a_screen_without_colours_shows_what_is_learnt(run, monkeypatch, environ
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80", **environ}.items():
         monkeypatch.setenv(name, value)
     shown = Text.from_ansi(CliRunner().invoke(data, [run, "--samples", "1"]).output).plain
-    assert "╭─ 1 of 3" in shown and "{+a quick fox" in shown and "are green" not in shown
+    assert "╭─ 1 of 3" in shown and "{+a quick fox" in shown and "green tokens" not in shown
 
 
 def test_a_screen_with_colours_has_them_alone(run, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_screen_with_colours_has_them_alone(run, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
     shown = Text.from_ansi(CliRunner().invoke(data, [run, "--samples", "1"]).output).plain
-    assert "╭─ 1 of 3" in shown and "learnt tokens are green" in shown and "{+" not in shown
+    assert "╭─ 1 of 3" in shown and "green tokens are trained on" in shown and "{+" not in shown
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_empty_lines_of_a_text(text, shown):
 
 
 def test_a_model_that_says_nothing_is_told():
-    texts = _texts(Sample("Hi", "", "\n" * 99, ""), ended=True)
-    assert texts == {"prompt": "Hi", "before": "(nothing)", "after": "(nothing)"}
-    stopped = _texts(Sample("Hi", "Ho", "a\n\n\n\nb", ""), ended=False)
+    texts = _sample_rows(Sample("Hi", "", "\n" * 99, ""), is_finished=True)
+    assert texts == {"prompt": "Hi", "before": "(empty)", "after": "(empty)"}
+    stopped = _sample_rows(Sample("Hi", "Ho", "a\n\n\n\nb", ""), is_finished=False)
     assert stopped == {"prompt": "Hi", "expected": "Ho", "before": "a\n\nb"}
 
 

@@ -17,22 +17,22 @@ RUN = "model: {path: base}\ndata: {train: rows.jsonl}\noutput: {dir: out}\n"
         (
             (),
             None,
-            "stopped before anything was saved; `qlora-wgpu train run.yaml --resume` begins",
+            "stopped before the first checkpoint; `qlora-wgpu train run.yaml --resume` starts",
         ),
         (
             ("--resume",),
             3,
-            "what was saved before is kept, and `qlora-wgpu train run.yaml --resume`",
+            "checkpoints are kept, and `qlora-wgpu train run.yaml --resume`",
         ),
         (
             ("--overwrite",),
             None,
-            "anything was saved; `qlora-wgpu train run.yaml --overwrite` begin",
+            "the first checkpoint; `qlora-wgpu train run.yaml --overwrite` start",
         ),
         (  # of the run that would have been replaced
             ("--overwrite",),
             3,
-            "anything was saved; `qlora-wgpu train run.yaml --overwrite` begin",
+            "the first checkpoint; `qlora-wgpu train run.yaml --overwrite` start",
         ),
     ],
 )
@@ -75,4 +75,4 @@ def test_a_run_goes_on_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     done = run_here("train", "moved", "--resume", cwd=tmp_path)
     assert done.returncode == 130, done.stderr
     assert seen[0].optim.learning_rate == 3e-3 and seen[0].output.dir == "moved"
-    assert "`qlora-wgpu train moved --resume` goes on" in done.stdout
+    assert "`qlora-wgpu train moved --resume` continues" in done.stdout

@@ -153,7 +153,7 @@ def test_names_and_rows(place, monkeypatch):
         deepcopy(cli.commands), ["data", str(place / "run.yaml"), "data.max_seq_length=64"]
     )
     assert done.exit_code == 0, done.output
-    assert "1 of 2 rows holds nothing" in " ".join(done.output.split())
+    assert "1 of 2 rows is empty" in " ".join(done.output.split())
     assert not OBEYED.search(done.output)
 
 
@@ -189,18 +189,18 @@ def test_no_host_memory(monkeypatch, capsys, error):
     with pytest.raises(SystemExit) as caught:
         cli.run_command()
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith("error: this process gets no more host memory")
+    assert capsys.readouterr().err.startswith("error: host memory is exhausted")
 
 
-@pytest.mark.parametrize("limit", ["no more than 500 MiB of address space (ulimit -v)", None])
+@pytest.mark.parametrize("limit", ["address space limited to 500 MiB (ulimit -v)", None])
 @pytest.mark.parametrize(
     ("error", "cause", "told"),
     [
-        (no_gpu(), None, "no GPU was found, and this process may have no more than 500 MiB"),
+        (no_gpu(), None, "no GPU was found, with address space limited to 500 MiB"),
         (
             OutOfMemoryError("llvmpipe ran out of memory: lower the batch size"),
             RuntimeError("Not enough\n  memory left"),
-            "the GPU failed (Not enough memory left), and this process may have no more than 500",
+            "the GPU failed (Not enough memory left), with address space limited to 500",
         ),
         (OutOfMemoryError("it takes 5 MiB, more than device.memory"), None, None),
         (DataError("a row has no text"), ValueError("x"), None),

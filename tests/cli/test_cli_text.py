@@ -4,13 +4,8 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.cli._opening import stream
-from qlora_wgpu.data import (
-    BUILT_IN_TEMPLATES,
-    ChatTemplate,
-    PromptFormat,
-    closing_text,
-    end_of_turn,
-)
+from qlora_wgpu.data import ChatTemplate, PromptFormat
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES, closing_text, end_of_turn
 
 CHATML = ChatTemplate(BUILT_IN_TEMPLATES["chatml"])
 PLAIN = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }} <END> \n{% endfor %}")

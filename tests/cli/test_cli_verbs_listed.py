@@ -8,16 +8,15 @@ import pytest
 from click import Context
 from support.commands import run_here
 
-from qlora_wgpu.cli import commands
-from qlora_wgpu.cli._verbs import _VERBS
+from qlora_wgpu.cli import _COMMANDS, commands
 
 
-@pytest.mark.parametrize("name", _VERBS)
+@pytest.mark.parametrize("name", _COMMANDS)
 def test_a_verb_is_listed_by_its_own_first_sentence(name):
     command = deepcopy(commands).get_command(Context(commands), name)
     assert command is not None and command.name == name
     paragraph = " ".join(command.help.split("\n\n")[0].split())
-    assert paragraph == _VERBS[name]
+    assert paragraph == _COMMANDS[name]
 
 
 def test_a_mistyped_verb_is_told_the_one_that_was_meant(tmp_path):

@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_and_has_ended(run):
     assert (view.step, view.total_steps, view.is_running) == (10, 20, True)
     text = text_of(view)
     parts = "step 10 of 20", "the run is in progress", "loss 2.0000  acc 50.0%", "1,000 tok/s"
-    for part in (*parts, "held-out loss 2.1000  acc 40.0%  after step 10", "texts after step 10"):
+    for part in (*parts, "held-out loss 2.1000  acc 40.0%  after step 10", "samples after step 10"):
         assert part in text
     assert "old" not in text and text.count(MARK) >= 4
     run.note_steps(10)
@@ -73,7 +73,7 @@ def test_who_runs_it(run):
         assert RunStatus(run.path).is_running is known
     (run.path / "progress.json").write_text("{")
     assert RunStatus(run.path).total_steps == 0
-    assert "step 10  nobody" in text_of(RunStatus(run.path))
+    assert "step 10  no process is running it" in text_of(RunStatus(run.path))
 
 
 def test_on_the_command_line(run, tmp_path):

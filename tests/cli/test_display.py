@@ -96,7 +96,7 @@ def test_workers_of_a_cluster_get_a_line_when_they_change_and_now_and_then(monke
     lines = [line for line in out.getvalue().splitlines() if "workers:" in line]
     assert len(lines) == 4  # steps 1, 11 and 21, and when one is gone
     assert lines[0].strip() == "workers: 0 75% at 600 tok/s, 1 25% at 100 tok/s"
-    assert lines[2].endswith("1 silent") and lines[3].endswith("workers: 0 100% at 600 tok/s")
+    assert lines[2].endswith("1 no response") and lines[3].endswith("workers: 0 100% at 600 tok/s")
     assert "1,234 tok/s on 2" in out.getvalue() and "1,234 tok/s on 1" in out.getvalue()
 
 
@@ -110,8 +110,8 @@ def test_of_many_workers_the_first_are_shown(count, more):
     shown = line.removesuffix(more).split(": ")[1].split(", ")
     assert len(shown) == min(count, 8)
     assert shown[0] == f"w0 {1 / count:.0%} at 5 tok/s"
-    assert count == 1 or shown[1] == "w1 silent"
+    assert count == 1 or shown[1] == "w1 no response"
 
 
 def test_workers_that_did_nothing_have_no_share():
-    assert _workers_line([WorkerFigures("a", 0, 0, 0.0)]).endswith("workers: a nothing")
+    assert _workers_line([WorkerFigures("a", 0, 0, 0.0)]).endswith("workers: a 0%")

@@ -9,7 +9,7 @@ from support.processes import PATIENCE
 
 from qlora_wgpu.cluster.blocks import Expected, WorkerSpec, check_text
 from qlora_wgpu.cluster.connection import LoopThread, connect
-from qlora_wgpu.cluster.engine import Block, Engine
+from qlora_wgpu.cluster.owner import Block, Engine
 from qlora_wgpu.config import ClusterConfig
 
 PARAMETERS = np.arange(64, dtype=np.float32)

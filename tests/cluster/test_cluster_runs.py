@@ -13,7 +13,7 @@ from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file
 
 from qlora_wgpu.cluster.blocks import WorkerInfo
-from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs import train
 from qlora_wgpu.runs.cluster import note_workers

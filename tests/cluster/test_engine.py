@@ -11,7 +11,7 @@ import pytest
 from cluster.asked_engine import BLOCKS, PARAMETERS, an_engine
 from support.processes import PATIENCE, until
 
-from qlora_wgpu.cluster import engine, workers
+from qlora_wgpu.cluster import owner, workers
 from qlora_wgpu.cluster import scheduler as scheduling
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.workers import WorkerRegistry
@@ -33,7 +33,7 @@ def scheduler():
 
 @pytest.fixture(autouse=True)
 def nobody_is_missed(monkeypatch):
-    monkeypatch.setattr(engine, "_SOON", PATIENCE)  # however long a busy machine takes to begin
+    monkeypatch.setattr(workers, "_SOON", PATIENCE)  # however long a busy machine takes to begin
 
 
 def right(got, blocks=BLOCKS):
@@ -61,14 +61,14 @@ def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monke
         ours.append(worker)
         return "no route to host" if worker == ours[0] else None
 
-    monkeypatch.setattr(Connection, "unreached", unreached)
+    monkeypatch.setattr(Connection, "connection_error", unreached)
     with an_engine(scheduler) as asked:
         for _ in range(3):
             assert right(asked.step())
         tokens = asked.tokens()
         assert min(tokens.values()) > 0 and len(tokens) == 2
         (text,) = asked.told
-        assert "cannot be reached from here (no route to host): the scheduler passes on" in text
+        assert "directly (no route to host): its traffic passes through the scheduler" in text
         direct = [m.actor._client.direct_to_workers for m in asked.engine._members.ready]
         assert sorted(direct) == [False, True]
 
@@ -79,8 +79,8 @@ def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path)
         assert right(asked.step())
         until(lambda: asked.told)
         (text,) = asked.told  # Dask, or a look at who is there, has noticed first
-        whys = ("it is gone", "its process was lost")
-        assert text in [f"worker {name}: {why}; its blocks go to others" for why in whys]
+        whys = ("it has left", "its process has ended")
+        assert text in [f"worker {name}: {why}; its blocks go to other workers" for why in whys]
         until(lambda: len(asked.engine.identities) == 2)
         assert right(asked.step())
 
@@ -90,18 +90,18 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
         member, *_ = asked.engine._members.ready
 
         async def noticed():
-            for why in ("its process was lost", "it is gone"):
-                asked.engine._members._part(member, why)
+            for why in ("its process has ended", "it has left"):
+                asked.engine._members._remove(member, why)
 
         asked.thread.run(noticed())
         assert asked.told == [
-            f"worker {member.name}: its process was lost; its blocks go to others"
+            f"worker {member.name}: its process has ended; its blocks go to other workers"
         ]
 
 
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduling, "_LEAST", 0.5)
-    monkeypatch.setattr(engine, "_PAUSE", 0.3)
+    monkeypatch.setattr(scheduling, "_MIN_TIMEOUT", 0.5)
+    monkeypatch.setattr(owner, "_PAUSE", 0.3)
     with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
         try:
             assert right(asked.step())
@@ -120,7 +120,7 @@ def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path,
 def test_a_worker_without_memory_is_left_out_by_name(scheduler):
     with an_engine(scheduler, **{"1": "memory"}) as asked:
         assert right(asked.step())
-        assert asked.told == ["worker 1 is left out: the device has no room"]
+        assert asked.told == ["worker 1 is excluded: the device has no room"]
         assert right(asked.step())
 
 
@@ -138,33 +138,33 @@ def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
     with an_engine(scheduler, **{"0": "nan"}) as asked:
         assert right(asked.step())
         (text,) = asked.told
-        assert text.startswith("worker 0 is left out: it returned a gradient") and "1" in text
+        assert text.startswith("worker 0 is excluded: it returned a gradient") and "1" in text
 
 
 @pytest.mark.parametrize(
     ("does", "says"),
     [
-        ("short", "its gradient has 63 values, not 64"),
-        ("square", "its gradient has 8 × 8 values, not 64"),
-        ("float64", "its gradient is of float64, not float32"),
-        ("list", "its gradient is a value of type list, not an array"),
-        ("without", "its gradient is nothing, not an array"),
-        ("tokens", "it counted -5 tokens, not 1"),
-        ("tokens as text", "its tokens is a value of type str, not a number"),
-        ("nan tokens", "it counted nan tokens, not 1"),
-        ("seconds", "it computed for -1.0 seconds, as it says"),
-        ("nothing", "it answered with nothing in place of a block's sums"),
-        ("a dict", "it answered with a value of type dict in place of a block's sums"),
-        ("replayed", "it answered with the sums of another block"),
-        ("unreadable", "its answer cannot be read: ValueError"),
-        ("unreadable error", "its answer cannot be read: TypeError"),
+        ("short", "its gradient has 63 values, expected 64"),
+        ("square", "its gradient has 8 × 8 values, expected 64"),
+        ("float64", "its gradient is float64, expected float32"),
+        ("list", "its gradient is a value of type list, expected an array"),
+        ("without", "its gradient is nothing, expected an array"),
+        ("tokens", "it counted -5 tokens, expected 1"),
+        ("tokens as text", "its tokens is a value of type str, expected a number"),
+        ("nan tokens", "it counted nan tokens, expected 1"),
+        ("seconds", "it reported -1.0 seconds of computing"),
+        ("nothing", "it returned nothing instead of a block's result"),
+        ("a dict", "it returned a value of type dict instead of a block's result"),
+        ("replayed", "it returned the result of another block"),
+        ("unreadable", "cannot read its answer: ValueError"),
+        ("unreadable error", "cannot read its answer: TypeError"),
     ],
 )
 def test_a_worker_whose_answer_is_none_to_its_block_is_left_out(scheduler, does, says):
     with an_engine(scheduler, **{"0": does}) as asked:
         assert right(asked.step())
         assert len(asked.told) == 1 and says in asked.told[0]
-        assert asked.told[0].startswith("worker 0 is left out: ")
+        assert asked.told[0].startswith("worker 0 is excluded: ")
         assert right(asked.step())
 
 
@@ -172,7 +172,7 @@ def test_a_worker_whose_answer_is_none_to_its_block_is_left_out(scheduler, does,
 def test_a_text_that_cannot_be_is_written_by_another_worker(scheduler, does):
     with an_engine(scheduler, **{"0": does}) as asked:
         assert asked.text([1, 2], 3) == [1, 2, 3]
-        assert len(asked.told) == 1 and asked.told[0].startswith("worker 0 is left out: ")
+        assert len(asked.told) == 1 and asked.told[0].startswith("worker 0 is excluded: ")
 
 
 def test_a_nan_that_all_workers_return_is_the_models(scheduler):
@@ -189,7 +189,7 @@ def test_a_refused_worker_is_named_and_the_others_go_on(scheduler):
     with an_engine(scheduler, count=1, check=check, **{"0": "other"}) as asked:
         assert right(asked.step())
         until(lambda: asked.told)
-        assert asked.told == ["worker 0 is left out: it has other weights"]
+        assert asked.told == ["worker 0 is excluded: it has other weights"]
 
 
 def test_where_all_workers_are_refused_nothing_begins(scheduler):
@@ -228,15 +228,17 @@ def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monk
         raise OSError("no route to host")
 
     monkeypatch.setattr(WorkerRegistry, "open", unreached)
-    monkeypatch.setattr(workers, "_AGAIN", 0.2)
+    monkeypatch.setattr(workers, "_RETRY", 0.2)
     with an_engine(scheduler, count=0) as asked:
         begun = asked.thread.submit(asked.engine.begin(2))
         until(lambda: len(tried) > 5 and len(asked.told) == 2)
         asked.lose_patience()
-        with pytest.raises(ClusterError, match=r"0 of 2 .* seconds .*reached: no route to host"):
+        with pytest.raises(
+            ClusterError, match=r"0 of 2 .* seconds .*cannot reach worker .: no route to host"
+        ):
             begun.result(PATIENCE)
-        assert sorted(asked.told.of("reached")) == [
-            f"worker {name} cannot be reached: no route to host; it is tried again" for name in "01"
+        assert sorted(asked.told.of("cannot reach")) == [
+            f"cannot reach worker {name}: no route to host; retrying" for name in "01"
         ]
 
 
@@ -245,14 +247,14 @@ def test_too_few_workers_end_it_after_some_patience(scheduler):
         begun = asked.thread.submit(asked.engine.begin(3))
         until(lambda: len(asked.engine.identities) == 2)
         asked.lose_patience()
-        with pytest.raises(ClusterError, match=r"2 of 3 workers are there for \d+ seconds"):
+        with pytest.raises(ClusterError, match=r"2 of 3 workers were ready for \d+ seconds"):
             begun.result(PATIENCE)
 
 
 def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
     with an_engine(scheduler, **{"0": "memory", "1": "memory"}) as asked:
         begun = asked.begin_step()
-        until(lambda: len(asked.told.of("left out")) == 2)
+        until(lambda: len(asked.told.of("is excluded")) == 2)
         asked.lose_patience()
         with pytest.raises(ClusterError, match=r"\d+ seconds .*the device has no room"):
             begun.result(PATIENCE)

@@ -45,25 +45,25 @@ def test_an_answer_to_what_was_asked_is_taken(form):
 @pytest.mark.parametrize(
     ("form", "change", "says"),
     [
-        *((form, {"nonce": 16}, "the sums of another block") for form in FORMS),
-        *((form, {"seconds": np.nan}, "it computed for nan seconds") for form in FORMS),
-        ("gradient", {"gradient": floats(7)}, "its gradient has 7 values, not 8"),
-        ("gradient", {"gradient": None}, "its gradient is nothing, not an array"),
-        ("gradient", {"gradient": np.ma.array(floats(8))}, "not an array"),
-        ("gradient", {"tokens": 3.0}, "it counted 3 tokens, not 4"),
-        ("gradient", {"metrics": floats(len(METRICS))}, "has metrics, for which nobody asked"),
-        ("loss", {"gradient": floats(8)}, "has gradient, for which nobody asked"),
-        ("loss", {"saturated": -1}, "it counted -1 saturated values"),
-        ("loss", {"saturated": 0.5}, "it counted 0.5 saturated values"),
-        ("loss", {"loss": "2"}, "its loss is a value of type str, not a number"),
-        ("loss", {"correct": None}, "its correct is nothing, not a number"),
-        ("weighted", {"tokens": 4.01}, "it counted 4.01 tokens, not 4"),
-        ("weighted", {"tokens": np.nan}, "it counted nan tokens, not 4"),
-        ("metrics", {"metrics": None}, "its metrics is nothing, not an array"),
-        ("metrics", {"metrics": floats(1)}, f"its metrics has 1 values, not {len(METRICS)}"),
-        ("answers", {"answers": floats(2)}, "its log probabilities has 2 values, not 3"),
+        *((form, {"nonce": 16}, "the result of another block") for form in FORMS),
+        *((form, {"seconds": np.nan}, "it reported nan seconds") for form in FORMS),
+        ("gradient", {"gradient": floats(7)}, "its gradient has 7 values, expected 8"),
+        ("gradient", {"gradient": None}, "its gradient is nothing, expected an array"),
+        ("gradient", {"gradient": np.ma.array(floats(8))}, "expected an array"),
+        ("gradient", {"tokens": 3.0}, "it counted 3 tokens, expected 4"),
+        ("gradient", {"metrics": floats(len(METRICS))}, "has metrics, expected none"),
+        ("loss", {"gradient": floats(8)}, "has gradient, expected none"),
+        ("loss", {"saturated": -1}, "saturated values is invalid: -1"),
+        ("loss", {"saturated": 0.5}, "saturated values is invalid: 0.5"),
+        ("loss", {"loss": "2"}, "its loss is a value of type str, expected a number"),
+        ("loss", {"correct": None}, "its correct is nothing, expected a number"),
+        ("weighted", {"tokens": 4.01}, "it counted 4.01 tokens, expected 4"),
+        ("weighted", {"tokens": np.nan}, "it counted nan tokens, expected 4"),
+        ("metrics", {"metrics": None}, "its metrics is nothing, expected an array"),
+        ("metrics", {"metrics": floats(1)}, f"its metrics has 1 values, expected {len(METRICS)}"),
+        ("answers", {"answers": floats(2)}, "its log probabilities has 2 values, expected 3"),
         ("answers", {"answers": floats((3, 1))}, "its log probabilities has 3 × 1 values"),
-        ("answers", {"answers": np.ones(3)}, "its log probabilities is of float64, not float32"),
+        ("answers", {"answers": np.ones(3)}, "its log probabilities is float64, expected float32"),
     ],
 )
 def test_what_is_no_answer_to_it_is_named(form, change, says):
@@ -75,30 +75,30 @@ def test_what_is_no_answer_to_it_is_named(form, change, says):
 
 @pytest.mark.parametrize("answer", [None, {"nonce": 17}, 4.0, [1, 2]])
 def test_what_are_no_sums_is_named(answer):
-    with pytest.raises(WrongAnswerError, match="in place of a block's sums"):
+    with pytest.raises(WrongAnswerError, match="instead of a block's result"):
         Expected(4).check(ASKED, answer)
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        (floats(7), "its adapter has 7 values, not 8"),
-        (np.ones(8), "is of float64"),
+        (floats(7), "its adapter has 7 values, expected 8"),
+        (np.ones(8), "is float64"),
         (None, "its adapter is nothing"),
-        (floats(8, np.inf), "values that are not finite"),
-        (np.r_[floats(7), np.float32("nan")], "values that are not finite"),
+        (floats(8, np.inf), "contains NaN or infinity"),
+        (np.r_[floats(7), np.float32("nan")], "contains NaN or infinity"),
     ],
 )
-def test_an_adapter_that_a_worker_tells_is_whole_and_finite(values, says):
+def test_an_adapter_from_a_worker_is_whole_and_finite(values, says):
     assert check_parameters(floats(8), 8) is not None
     with pytest.raises(WrongAnswerError, match=says):
         check_parameters(values, 8)
 
 
 @pytest.mark.parametrize("ids", [None, "12", [1, "2"], [1, 2.5], [1, 9], [-1], [1, 2, 3, 4]])
-def test_a_text_that_a_worker_writes_is_of_the_vocabulary(ids):
+def test_tokens_from_a_worker_are_of_the_vocabulary(ids):
     assert check_text([1, np.int64(8)], 3, 9) == [1, 8]
-    with pytest.raises(WrongAnswerError, match="it wrote"):
+    with pytest.raises(WrongAnswerError, match="it generated"):
         check_text(ids, 3, 9)
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.cluster.engine import _OPENING, Watchdog
+from qlora_wgpu.cluster.workers import _OPENING, Watchdog
 from qlora_wgpu.errors import ClusterError
 
 
@@ -14,9 +14,9 @@ def waiting(waited, *, seconds=60.0, ready=(), opening=(), reason=""):
     named = [[SimpleNamespace(name=name) for name in names] for names in (ready, opening)]
     members = SimpleNamespace(
         ready=named[0], opening=named[1], last_reason=reason,
-        is_nobody_there=not ready and not opening,
+        is_empty=not ready and not opening,
     )  # fmt: skip
-    progress = SimpleNamespace(waited=waited)
+    progress = SimpleNamespace(seconds_without=waited)
     return Watchdog(seconds, progress, members, told.append), told, progress
 
 
@@ -24,14 +24,15 @@ def test_who_is_missing_is_told_once_and_not_at_once():
     patience, told, progress = waiting(2.9)
     patience.check("nothing")
     assert not told
-    progress.waited = 3.1
+    progress.seconds_without = 3.1
     patience.check("nothing")
     patience.check("nothing")
-    assert told == ["no worker is there: waiting for one for 60 seconds at most (cluster.patience)"]
+    text = "no worker is connected: waiting for one for at most 60 seconds (cluster.patience)"
+    assert told == [text]
 
 
 @pytest.mark.parametrize(("ready", "opening", "count", "told"), [
-    ("a", "", 2, "1 of 2 workers are there"), ("a", "b", 2, ""), ("ab", "", 2, ""),
+    ("a", "", 2, "1 of 2 workers are ready"), ("a", "b", 2, ""), ("ab", "", 2, ""),
     ("", "b", 2, ""),
 ])  # fmt: skip
 def test_who_opens_the_model_is_not_missing(ready, opening, count, told):
@@ -45,8 +46,8 @@ def test_who_opens_the_model_is_not_missing(ready, opening, count, told):
 ])  # fmt: skip
 def test_the_end_comes_later_where_a_model_is_being_opened(opening, seconds, most):
     how = {"seconds": seconds, "ready": "a", "opening": opening, "reason": "c was refused"}
-    waiting(most, **how)[0].check("no block came back")
+    waiting(most, **how)[0].check("no result")
     with pytest.raises(ClusterError) as told:
-        waiting(most + 1, **how)[0].check("no block came back")
-    text = f"no block came back for {most + 1:.0f} seconds (cluster.patience); c was refused"
-    assert str(told.value) == text + "; the model is still being opened by b" * bool(opening)
+        waiting(most + 1, **how)[0].check("no result")
+    text = f"no result for {most + 1:.0f} seconds (cluster.patience); c was refused"
+    assert str(told.value) == text + "; still opening the model: b" * bool(opening)

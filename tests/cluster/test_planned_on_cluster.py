@@ -4,13 +4,15 @@ import pytest
 from e2e.test_residency import write_family
 from e2e.tiny import write_chats, write_model, write_pairs, write_tokenizer
 from support.allocating import allocating_device
+from support.observing import observed
 from support.workers_here import WorkersHere
 
-from qlora_wgpu import Config, Observer, estimate, train
+from qlora_wgpu import Config, estimate, train
 from qlora_wgpu.cluster.blocks import Expected
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.runs import cluster, opening
+from qlora_wgpu.training import Observer
 
 WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "head_dim": 32,
         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -76,7 +78,7 @@ def test_workers_and_owner_take_what_was_planned(devices, tmp_path, case):
         write_model(tmp_path, **WIDE)
     (owner, own, of_worker), of_owner = devices, Plans()
     settings = settings_of(tmp_path, CASES[case])
-    train(settings, of_owner)
+    train(settings, callbacks=observed(of_owner))
     assert of_owner.memory == [owner.memory.peak]
     (planned,) = of_worker.memory
     assert abs(planned - own.memory.peak) < 0.01 * own.memory.peak

@@ -5,9 +5,9 @@ import pytest
 from cluster.answer_runs import Told, answers_in, settings_of, traces
 from support.workers_here import WorkersHere
 
-from qlora_wgpu.cluster import computing
+from qlora_wgpu.cluster import owner
 from qlora_wgpu.cluster.blocks import BlockResult, WorkerSpec
-from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
 from qlora_wgpu.runs import train
@@ -81,7 +81,7 @@ def test_dropout_packing_and_a_reference_that_is_an_adapter(place, clusters):
 
 @pytest.mark.slow
 def test_answers_go_to_workers_some_at_a_time(place, clusters, monkeypatch):
-    monkeypatch.setattr(computing, "_AT_ONCE", 2)
+    monkeypatch.setattr(owner, "_AT_ONCE", 2)
     sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
     compare(place, "parts", "kto", train=sizes, log={"logging_steps": 3})
     (cluster,) = clusters

@@ -5,7 +5,7 @@ from cluster.answer_runs import Told, answers_in, settings_of, traces
 from cluster.dying_worker import FOLDER, METHODS, DyingWorker
 from support.processes import until
 
-from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.runs import train
 
 pytestmark = pytest.mark.full
@@ -29,7 +29,7 @@ def test_a_worker_that_is_lost_in_whatever_it_computes_changes_nothing(
         train(settings_of(place, f"lost-{count}", "kto", None, count), told)
     assert traces(place, "lost-2") == traces(place, "lost-0")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(METHODS)
-    assert any("its blocks go to others" in text for text in told.texts)
+    assert any("its blocks go to other workers" in text for text in told.texts)
 
 
 def test_a_worker_that_joins_late_has_its_share(place, monkeypatch):

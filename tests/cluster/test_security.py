@@ -67,12 +67,12 @@ def test_plain_tcp_stays_on_this_machine_unless_it_is_allowed():
 
 
 def test_certificates_are_never_left_unused(tmp_path):
-    with pytest.raises(ConfigError, match="tls://gpu1:8786, or name no folder"):
+    with pytest.raises(ConfigError, match="tls://gpu1:8786, or remove the folder"):
         connection_security("tcp://gpu1:8786", str(tmp_path), allow_plain_tcp=True)
 
 
 def test_tls_needs_certificates_from_somewhere(tmp_path):
-    with pytest.raises(ConfigError, match=r"needs certificates.*--certificates"):
+    with pytest.raises(ConfigError, match=r"requires certificates.*--certificates"):
         connection_security("tls://gpu1:8786", None, allow_plain_tcp=True)
     folder = make_certificates(tmp_path / "c", 30).folder
     own = {"cert": "cert.pem", "key": "key.pem"}

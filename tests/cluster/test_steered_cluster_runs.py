@@ -8,10 +8,10 @@ from cluster.answer_runs import Told
 from cluster.test_cluster_runs import LOCAL, traces
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file, save_file
+from support.observing import calling
 
 from qlora_wgpu.runs import train
 from qlora_wgpu.selfcheck import results
-from qlora_wgpu.training.callbacks import Callbacks
 
 pytestmark = pytest.mark.full
 
@@ -75,7 +75,8 @@ def run(place, name, on_step, *, resume=False, **cluster):
         "cluster": cluster,
     }  # fmt: skip
     told = Told()
-    return train(given, told, resume=resume, callbacks=Callbacks(on_step)), told
+    callbacks = [calling(on_step_end=on_step)] if on_step else []
+    return train(given, told, resume=resume, callbacks=callbacks), told
 
 
 @pytest.fixture(scope="module")

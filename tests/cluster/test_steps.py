@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from qlora_wgpu.cluster.blocks import BlockResult, WrongAnswerError
-from qlora_wgpu.cluster.engine import Block, Engine
+from qlora_wgpu.cluster.owner import Block, Engine
 from qlora_wgpu.cluster.workers import Gone, WorkerHandle
 from qlora_wgpu.errors import ClusterError, DeviceError, OutOfMemoryError
 
@@ -25,7 +25,7 @@ class Noted(Engine):
         for member in self.ready:
             self._scheduler.add(member.name)
 
-    is_nobody_there, opening, last_reason = False, (), ""
+    is_empty, opening, last_reason = False, (), ""
 
     async def call(self, member, method, asked, *given):
         if method == "write":
@@ -37,7 +37,7 @@ class Noted(Engine):
             raise answer
         return answer
 
-    def leave_out(self, member, why):
+    def exclude(self, member, why):
         self.told.append((member.name, why))
         self._scheduler.remove(member.name)
         self.ready = [each for each in self.ready if each is not member]
@@ -69,7 +69,7 @@ def test_a_result_that_is_not_finite_is_computed_by_another_worker():
     engine = computed(NAN, GOOD)
     assert engine.delivered == [GOOD] and engine.asked == ["a", "b"]
     ((name, why),) = engine.told
-    assert name == "a" and "where worker b did not" in why
+    assert name == "a" and "worker b a finite one" in why
 
 
 def test_what_two_workers_agree_on_is_the_models():
@@ -82,13 +82,13 @@ def test_where_nobody_could_know_better_it_is_taken():
     assert engine.delivered == [NAN] and not engine.told
 
 
-@pytest.mark.parametrize(("failure", "asked", "is_out", "written"), [
+@pytest.mark.parametrize(("failure", "asked", "is_excluded", "written"), [
     (Gone(), "aa", False, ""), (OSError("x"), "ab", False, ""),
     (ClusterError("x"), "aa", False, "a"),
     (DeviceError("x"), "ab", True, ""), (WrongAnswerError("x"), "ab", True, ""),
     (ValueError("x"), "ab", True, ""),
 ])  # fmt: skip
-def test_what_goes_wrong_is_the_workers_end_or_none(failure, asked, is_out, written):
+def test_what_goes_wrong_is_the_workers_end_or_none(failure, asked, is_excluded, written):
     """What a cluster's own errors say of is no fault of the worker that hears of it."""
 
     async def done():
@@ -101,7 +101,7 @@ def test_what_goes_wrong_is_the_workers_end_or_none(failure, asked, is_out, writ
 
     engine = asyncio.run(done())
     assert "".join(engine.asked) == asked and engine.delivered == [GOOD]
-    assert bool(engine.told) == is_out and "".join(engine.written) == written
+    assert bool(engine.told) == is_excluded and "".join(engine.written) == written
     assert (engine._scheduler.silent(0.0) == ["a"]) == isinstance(failure, OSError)
 
 

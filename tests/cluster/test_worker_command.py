@@ -16,7 +16,7 @@ from support.processes import PATIENCE, until
 from support.schedulers import free_port, scheduler
 
 from qlora_wgpu.cluster.security import Address, connection_security, make_certificates
-from qlora_wgpu.cluster.serving import outgrown
+from qlora_wgpu.cluster.serving import memory_exceeded
 from qlora_wgpu.errors import ConfigError
 
 _WORKER = [sys.executable, "-m", "qlora_wgpu", "worker"]
@@ -88,15 +88,15 @@ def test_a_worker_joins_refuses_begins_anew_and_leaves(tmp_path, folder):
                 assert asked.result(PATIENCE) == "0"
                 with pytest.raises(ConfigError):
                     client.submit(Address.parse, "elsewhere", pure=False).result(PATIENCE)
-                started.wait_for("error: a scheduler's address is")
+                started.wait_for("error: a scheduler's address must be")
                 os.kill(started.child(), signal.SIGKILL)
                 started.wait_for("is connected", times=2)
-                assert "note: the process was killed from outside; beginning anew" in started.text
+                assert "note: the process was killed (SIGKILL); restarting" in started.text
                 client.submit(exec, task, pure=False)
                 until(computing.exists)
                 started.process.send_signal(signal.SIGTERM)  # long before that has an end
                 assert started.code() == 128 + signal.SIGTERM
-        assert "worker w leaves; what it was computing goes to others" in started.text
+        assert "worker w has stopped; its blocks go to other workers" in started.text
         assert "Traceback" not in started.text
 
 
@@ -107,7 +107,7 @@ def test_a_worker_leaves_when_its_terminal_is_closed(tmp_path):
         started.wait_for("is connected")
         started.process.send_signal(signal.SIGHUP)
         assert started.code() == 128 + signal.SIGHUP
-    assert "worker w leaves; what it was computing goes to others" in started.text
+    assert "worker w has stopped; its blocks go to other workers" in started.text
 
 
 @pytest.mark.slow
@@ -127,8 +127,8 @@ def test_a_worker_without_its_scheduler_waits_and_ends(tmp_path):
 
 
 def test_more_memory_than_a_worker_may_take_is_noticed():
-    sentence = asyncio.run(outgrown(1 << 20))
-    assert re.fullmatch(r"it took [0-9,]+ MiB of memory and may take 1", sentence)
+    sentence = asyncio.run(memory_exceeded(1 << 20))
+    assert re.fullmatch(r"it used [0-9,]+ MiB of memory, the limit is 1", sentence)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_more_memory_than_a_worker_may_take_is_noticed():
     [
         (["gpu1:8786"], "tls://HOST:PORT"),
         (["tcp://gpu1:8786"], "--allow-plain-tcp"),
-        (["tls://gpu1:8786"], "needs certificates"),
-        (["tcp://127.0.0.1:1", "--gpu", "no such GPU"], "no GPU is called"),
+        (["tls://gpu1:8786"], "requires certificates"),
+        (["tcp://127.0.0.1:1", "--gpu", "no such GPU"], "no GPU matches"),
         (["tcp://127.0.0.1:1", "--memory-limit", "much"], "--memory-limit must be a size"),
-        (["tcp://127.0.0.1:1", "--patience", "0"], "no scheduler answers"),
+        (["tcp://127.0.0.1:1", "--patience", "0"], "no scheduler answered"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, arguments, sentence):

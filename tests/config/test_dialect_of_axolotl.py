@@ -29,7 +29,7 @@ def test_axolotl(place):
         ("lion_8bit", "lion", "nearest to optimizer: lion_8bit"),
         ("paged_lion_32bit", "lion", "optimizer: paged_lion_32bit"),
         ("lion_pytorch", "lion", "optimizer: lion_pytorch"),
-        ("adafactor", "adamw", "another is not done"),
+        ("adafactor", "adamw", "not supported (supported: AdamW, Lion)"),
     ],
 )
 def test_optimizers_of_axolotl(place, optimizer, expected, said):
@@ -80,7 +80,7 @@ def test_data_of_axolotl(place, entry, expected):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "dropped"),
     [
         ({"roles_to_train": ["user", "assistant"]}, "datasets[0].roles_to_train"),
         ({"roles_to_train": []}, "datasets[0].roles_to_train"),
@@ -97,21 +97,21 @@ def test_data_of_axolotl(place, entry, expected):
         ({"revision": "v1"}, "datasets[0].revision"),
     ],
 )
-def test_what_axolotls_data_sets_say_beside_is_told(place, more, told):
+def test_other_keys_of_axolotls_data_sets_are_dropped_by_name(place, more, dropped):
     entry = {"path": "o/n", "type": "chat_template", **more}
     conversion = converted(place, "axolotl.yml", {"datasets": [entry]})[1]
-    keys = [left.key.partition(":")[0] for left in conversion.left_out if "datasets" in left.key]
-    assert keys == ([told] if told else [])
+    keys = [left.key.partition(":")[0] for left in conversion.dropped if "datasets" in left.key]
+    assert keys == ([dropped] if dropped else [])
 
 
-def test_axolotls_other_prompts_of_alpaca_are_told(place):
+def test_axolotls_other_prompts_of_alpaca_are_noted(place):
     entry = {"path": "o/n", "type": "alpaca:phi"}
     reasons = reasons_of(converted(place, "axolotl.yml", {"datasets": [entry]})[1])
-    assert reasons["datasets[0].type: alpaca:phi"] == "Alpaca's own prompt is written"
+    assert reasons["datasets[0].type: alpaca:phi"] == "Alpaca's original prompt is used"
 
 
 @pytest.mark.parametrize(
-    ("changes", "truncation", "is_told"),
+    ("changes", "truncation", "has_note"),
     [
         ({"datasets": [{"path": "o/n", "type": "completion"}]}, "windows", False),
         ({"datasets": [{"path": "o/n", "type": "alpaca"}]}, "drop", False),
@@ -121,17 +121,17 @@ def test_axolotls_other_prompts_of_alpaca_are_told(place):
         ({"excess_length_strategy": "truncate"}, "keep_start", False),
     ],
 )  # fmt: skip
-def test_long_rows_of_axolotl(place, changes, truncation, is_told):
+def test_long_rows_of_axolotl(place, changes, truncation, has_note):
     config, conversion = converted(place, "axolotl.yml", changes)
     assert config.data.truncation == truncation
-    assert any("cut into windows" in note for note in conversion.notes) == is_told
+    assert any("splits long text" in note for note in conversion.notes) == has_note
 
 
 def test_several_test_data_sets_of_axolotl(place):
     tests = [{"path": "o/n", "split": "test"}, {"path": "o/m"}]
     config, conversion = converted(place, "axolotl.yml", {"test_datasets": tests})
     assert config.data.eval == "o/n:test"
-    assert "names one data set" in reasons_of(conversion)["test_datasets: o/m"]
+    assert "is a single data set" in reasons_of(conversion)["test_datasets: o/m"]
 
 
 def test_a_template_of_axolotls_data_set(place):
@@ -186,13 +186,13 @@ def test_more_of_axolotl(place):
         ("test", "instruction/output", {"output": "o"}),
     ]
     assert config.data.sources[2].path == "o/n:main/test"
-    reasons = {left.key: left.reason for left in conversion.left_out}
+    reasons = {left.key: left.reason for left in conversion.dropped}
     assert "datasets[2].type: {field_output}" in reasons
-    assert "the shapes are" in reasons["lr_scheduler: one_cycle"]
+    assert "supported: constant" in reasons["lr_scheduler: one_cycle"]
 
 
 @pytest.mark.parametrize(
-    ("theirs", "name", "kwargs", "left_out"),
+    ("changes", "name", "kwargs", "dropped"),
     [
         ({"lr_scheduler": "cosine", "cosine_min_lr_ratio": 0.1}, "cosine_with_min_lr",
          {"min_lr_rate": 0.1}, ""),
@@ -209,12 +209,12 @@ def test_more_of_axolotl(place):
         ({"lr_scheduler": "reduce_lr_on_plateau"}, "reduce_lr_on_plateau", {}, ""),
     ],
 )  # fmt: skip
-def test_axolotls_schedules(place, theirs, name, kwargs, left_out):
-    config, conversion = converted(place, "axolotl.yml", {"val_set_size": 0.1, **theirs})
+def test_axolotls_schedules(place, changes, name, kwargs, dropped):
+    config, conversion = converted(place, "axolotl.yml", {"val_set_size": 0.1, **changes})
     optim = config.optim
     assert (optim.lr_scheduler_type, optim.lr_scheduler_kwargs) == (name, kwargs)
-    keys = [left.key for left in conversion.left_out if "lr" in left.key]
-    assert keys == ([left_out] if left_out else [])
+    keys = [left.key for left in conversion.dropped if "lr" in left.key]
+    assert keys == ([dropped] if dropped else [])
 
 
 def test_several_files_of_axolotls_data_are_several_sources(place):
@@ -240,12 +240,12 @@ def test_several_files_of_axolotls_data_are_several_sources(place):
 def test_new_tokens_of_axolotl(place, changes, plain, special):
     config, conversion = converted(place, "axolotl.yml", {"special_tokens": {}, **changes})
     assert (config.model.add_tokens, config.model.add_special_tokens) == (plain, special)
-    told = "begin and end a text stays" in conversion.text()
-    assert told == ("eos_token" in changes.get("special_tokens", {}))
+    has_note = "BOS and EOS remain" in conversion.text()
+    assert has_note == ("eos_token" in changes.get("special_tokens", {}))
     left = reasons_of(conversion)
     assert any("pad_token" in key for key in left) == ("<pad>" in str(changes))
     is_list = isinstance(changes.get("special_tokens"), list)
-    assert ("it must name each one's use" in left.values()) == is_list
+    assert ("must be a mapping such as {eos_token: ...}" in left.values()) == is_list
 
 
 @pytest.mark.parametrize(("entry", "columns"), [

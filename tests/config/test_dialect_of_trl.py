@@ -32,7 +32,7 @@ def test_trl(place):
     assert (config.optim.learning_rate, config.train.num_train_epochs) == (2e-5, 3)
     assert (config.train.per_device_train_batch_size, config.optim.warmup_ratio) == (8, 0)
     assert config.optim.lr_scheduler_type == "linear"
-    assert any("TRL learns every token" in note for note in conversion.notes)
+    assert any("TRL takes the loss on all tokens" in note for note in conversion.notes)
 
 
 def test_the_alignment_handbooks_mixture(place):
@@ -58,9 +58,9 @@ def test_the_alignment_handbooks_mixture(place):
         "text",
         {"text": "body"},
     )
-    with pytest.raises(ConfigError, match=r"dataset_configs: .* has not 2 as dataset_mixer"):
+    with pytest.raises(ConfigError, match=r"dataset_configs: .* must have 2 entries"):
         converted(place, "trl.yaml", {**changes, "dataset_configs": ["all"]})
-    with pytest.raises(ConfigError, match=r"dataset_splits: .* names no split to train on"):
+    with pytest.raises(ConfigError, match=r"dataset_splits: .* must include a split to train on"):
         converted(place, "trl.yaml", {**changes, "dataset_splits": ["test"]})
 
 
@@ -79,7 +79,7 @@ def test_a_revision_of_what_is_no_name_of_the_hub_is_left_out(place):
     changes = {"model_name_or_path": "o/m", "model_revision": "it-mid"}
     config, conversion = converted(place, "trl.yaml", changes)
     assert config.model.path == str(place / "o/m")
-    assert "is read as it is" in reasons_of(conversion)["model_revision: it-mid"]
+    assert "is a local folder" in reasons_of(conversion)["model_revision: it-mid"]
     config, conversion = converted(place, "trl.yaml", changes, {"model.path": "x/y"})
     assert config.model.path == "x/y"
     assert "OWNER/NAME@REVISION" in reasons_of(conversion)["model_revision: it-mid"]
@@ -160,9 +160,9 @@ def test_losses_of_trl(place, loss, ours):
     assert converted(place, "trl.yaml", {"loss_type": loss})[0].train.loss_type == ours
 
 
-def test_packing_that_cuts_rows_is_told(place):
+def test_packing_that_splits_rows_is_noted(place):
     conversion = converted(place, "trl.yaml", {"packing_strategy": "wrapped"})[1]
-    assert any("wrapped cuts rows" in note for note in conversion.notes)
+    assert any("wrapped splits rows" in note for note in conversion.notes)
     conversion = converted(place, "trl.yaml", {"packing_strategy": "bfd"})[1]
     assert not any("wrapped" in note for note in conversion.notes)
 
@@ -233,7 +233,9 @@ def test_a_template_in_trls_file_is_taken(place):
 def test_steps_that_are_shares_of_a_run_are_left_out(place, name):
     changes = {"logging_steps": 0.1, "save_steps": 0.5}
     reasons = reasons_of(converted(place, name, changes)[1])
-    assert all("whole number" in reasons[key] for key in ("logging_steps: 0.1", "save_steps: 0.5"))
+    assert all(
+        "must be an integer" in reasons[key] for key in ("logging_steps: 0.1", "save_steps: 0.5")
+    )
 
 
 def test_a_split_of_files_is_theirs(place):
@@ -245,12 +247,12 @@ def test_a_split_of_files_is_theirs(place):
     assert "datasets[0].split: train[:10%]" in reasons_of(conversion)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "left_out"), [
+@pytest.mark.parametrize(("given", "expected", "dropped"), [
     ("wandb", ["wandb"], ""), (["tensorboard", "comet_ml"], ["tensorboard"], "comet_ml"),
     ("comet_ml", [], "comet_ml"), (["none"], [], ""), ("none", [], ""),
 ])  # fmt: skip
-def test_logs_go_to_one_place_or_to_several(place, theirs, ours, left_out):
-    config, conversion = converted(place, "trl.yaml", {"report_to": theirs})
-    assert config.log.report_to == ours
+def test_logs_go_to_one_place_or_to_several(place, given, expected, dropped):
+    config, conversion = converted(place, "trl.yaml", {"report_to": given})
+    assert config.log.report_to == expected
     named = [key for key in reasons_of(conversion) if key.startswith("report_to")]
-    assert named == ([f"report_to: ['{left_out}']"] if left_out else [])
+    assert named == ([f"report_to: ['{dropped}']"] if dropped else [])

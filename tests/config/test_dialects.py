@@ -9,7 +9,7 @@ from qlora_wgpu import load_config
 from qlora_wgpu.config import Config, TrainConfig
 from qlora_wgpu.config.dialects.conversion import DIALECTS, convert_file, dialect_of
 from qlora_wgpu.config.loading import suggest_key
-from qlora_wgpu.config.names import SAME, key_for, reason_for
+from qlora_wgpu.config.names import SYNONYMS, key_for, reason_for
 from qlora_wgpu.config.schema import sections
 from qlora_wgpu.config.yaml import read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -51,29 +51,29 @@ def test_every_key_is_taken_over_or_named(place, name):
     for key in read_yaml_file(place / name).values:
         ours = key_for(key)
         is_named = re.search(rf"\b{key}\b", result) is not None
-        assert is_named or key in consumed or (ours and ".".join(ours) in conversion.taken), key
-    assert not [left for left in conversion.left_out if left.reason == "no counterpart here"]
+        assert is_named or key in consumed or (ours and ".".join(ours) in conversion.settings), key
+    assert not [left for left in conversion.dropped if left.reason == "not supported"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_errors_begin_with_what_converts_the_file(place, name):
+def test_errors_name_the_command_that_converts_the_file(place, name):
     with pytest.raises(ConfigError) as caught:
         load_config(place / name)
-    start = f"`qlora-wgpu init --from {place / name}` converts this file, which is one of"
-    assert str(caught.value).startswith(f"{start} {NAMES[name]}")
+    start = f"{place / name} is a configuration of {NAMES[name]}: convert it with `qlora-wgpu init"
+    assert str(caught.value).startswith(start)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("axolotl.yml", {"reward_model": True}, "reward_model: true trains no language model"),
-        ("llama_factory.yaml", {"dataset": "pairs"}, "dataset: pairs holds preferences"),
-        ("mlx_lm.yaml", {"training_mode": "orpo"}, "training_mode: orpo is not done"),
-        ("axolotl.yml", {"base_model": None}, "names no model: name it with --model"),
-        ("axolotl.yml", {"datasets": None}, "names no data: name it with --data"),
+        ("axolotl.yml", {"reward_model": True}, "reward_model: true is not supported"),
+        ("llama_factory.yaml", {"dataset": "pairs"}, "dataset: pairs contains preferences"),
+        ("mlx_lm.yaml", {"training_mode": "orpo"}, "training_mode: orpo is not supported"),
+        ("axolotl.yml", {"base_model": None}, "names no model: set it with --model"),
+        ("axolotl.yml", {"datasets": None}, "names no data: set it with --data"),
         ("axolotl.yml", {"lora_r": -3}, "must be at least 1, got -3"),
-        ("axolotl.yml", {"val_set_size": "many"}, "a value is not as Axolotl takes it"),
+        ("axolotl.yml", {"val_set_size": "many"}, "a value is invalid for Axolotl"),
     ],
 )  # fmt: skip
 def test_files_that_train_something_else(place, name, changes, reason):
@@ -102,7 +102,7 @@ def test_files_that_cannot_be_read(place):
     reasons = {
         "a.json": "must hold a JSON object",
         "b.json": "is not valid JSON",
-        "c.yaml": "file of none of Axolotl",
+        "c.yaml": "not recognized as a configuration of Axolotl",
         "d.json": "cannot be read",
     }
     for name, reason in reasons.items():
@@ -118,20 +118,23 @@ def test_tables_name_keys_that_there_are():
         assert {f"{section}.{key}" for section, values in usual for key in values} <= ours
         keys = dialect.keys.split()
         assert not [key for key in keys if reason_for(key) or not (key_for(key) or key in leaves)]
-    assert {*SAME} <= ours
+    assert {*SYNONYMS} <= ours
 
 
 @pytest.mark.parametrize(
     ("loc", "expected"),
     [
-        (("adapter",), ": not needed here: every run trains an adapter"),
-        (("per_device_eval_batch_size",), ": not needed here: held-out data is measured with"),
-        (("train", "per_device_eval_batch_size"), ": not needed here: held-out data is measured"),
-        (("flash_attention",), ": not needed here: attention"),
-        (("train", "deepspeed"), ": no counterpart here: a run takes one GPU"),
-        (("lora", "additional_target"), ": no counterpart here: norms and biases"),
+        (("adapter",), ": not needed: every run trains an adapter"),
+        (("per_device_eval_batch_size",), ": not needed: evaluations use all held-out rows"),
+        (
+            ("train", "per_device_eval_batch_size"),
+            ": not needed: evaluations use all held-out rows",
+        ),
+        (("flash_attention",), ": not needed: attention"),
+        (("train", "deepspeed"), ": not supported: a process uses one GPU"),
+        (("lora", "additional_target"), ": not supported: norms and biases"),
         (("lora", "scale"), ": it is lora.lora_alpha / lora.r"),
-        (("num_layers",), ": lora.layers_to_transform lists"),
+        (("num_layers",), ": use lora.layers_to_transform"),
         (("micro_batch_size",), ": did you mean 'train.per_device_train_batch_size'?"),
         (("cutoff_len",), ": did you mean 'data.max_seq_length'?"),
         (("lora", "lora_rank"), ": did you mean 'lora.r'?"),
@@ -143,7 +146,7 @@ def test_hints_about_unknown_keys(loc, expected):
 
 
 def test_hints_in_python():
-    with pytest.raises(ConfigError, match="not needed here: held-out data is measured with"):
+    with pytest.raises(ConfigError, match="not needed: evaluations use all held-out rows"):
         TrainConfig(per_device_eval_batch_size=8)
 
 
@@ -152,9 +155,9 @@ def test_no_hint_names_the_opposite():
     assert hint.startswith(": the keys of 'train' are")
 
 
-def test_placeholders_are_told(place):
+def test_placeholders_are_reported(place):
     notes = converted(place, "axolotl.yml", {"output_dir": "${OUT}/qwen"})[1].notes
-    assert "${OUT} in output.dir is not filled in: write the value out" in notes
+    assert "${OUT} in output.dir is not expanded: replace it" in notes
 
 
 ALIASES = """\
@@ -176,10 +179,10 @@ learning_rate: 1e-4
 def test_anchors_and_merge_keys_of_theirs_are_written_out(place):
     (place / "aliases.yml").write_text(ALIASES)
     with pytest.raises(
-        ConfigError, match=r"init --from .*aliases.yml` converts this file, .* Axolotl"
+        ConfigError, match=r"configuration of Axolotl: .* `qlora-wgpu init --from .*aliases.yml`"
     ):
         load_config(place / "aliases.yml")
-    taken = convert_file(place / "aliases.yml", {}).taken
+    taken = convert_file(place / "aliases.yml", {}).settings
     values = {key: taken[key].value for key in taken}
     # A mapping's own keys win, then those of the mapping that is merged first.
     assert values["optim.learning_rate"] == 1e-4

@@ -1,4 +1,4 @@
-"""torchtune's files and Unsloth Studio's, whose keys stand in sections."""
+"""torchtune's files and Unsloth Studio's, with their keys in sections."""
 
 import pytest
 from support.dialects import converted, reasons_of
@@ -52,8 +52,8 @@ def test_what_torchtune_does_where_its_file_says_nothing(place):
         ),
         *(
             ({"_component_": "torchtune.datasets.chat_dataset", "source": "o/n",
-              "conversation_style": "openai", **learnt}, "messages", "o/n", train_on)
-            for learnt, train_on in (
+              "conversation_style": "openai", **masked}, "messages", "o/n", train_on)
+            for masked, train_on in (
                 ({"masking_strategy": "train_on_last"}, "last_turn"),
                 ({"masking_strategy": "train_on_assistant"}, "assistant"),
                 ({"masking_strategy": "train_on_all"}, "all"),
@@ -77,7 +77,7 @@ def test_torchtunes_data_sets(place, dataset, row_format, train, train_on):
 def test_what_torchtune_learns_that_is_not_known_is_refused(place):
     dataset = {**ALPACA, "masking_strategy": "train_on_some"}
     with pytest.raises(
-        ConfigError, match="masking_strategy: train_on_some is none of train_on_all"
+        ConfigError, match="masking_strategy: train_on_some must be one of train_on_all"
     ):
         converted(place, "torchtune.yaml", {"dataset": dataset})
     two = [{**ALPACA, "masking_strategy": "train_on_last"}, ALPACA]
@@ -138,7 +138,7 @@ def test_what_unsloths_notebooks_call_learning_answers(place):
     changes = {"training": {"train_on_responses_only": True, "instruction_part": "<user>"}}
     config, conversion = converted(place, "unsloth.yaml", changes)
     assert config.data.train_on == "assistant"
-    assert "data.train_on says" in reasons_of(conversion)["instruction_part: <user>"]
+    assert "use data.train_on" in reasons_of(conversion)["instruction_part: <user>"]
 
 
 def test_what_unsloth_does_where_its_file_says_nothing(place):

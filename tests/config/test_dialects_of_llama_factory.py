@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.dialects import converted, reasons_of
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import ChatTemplate, PreprocessConfig
 from qlora_wgpu.data.dataset import encode_rows
@@ -37,7 +37,7 @@ def test_llama_factory(place):
         str(place / "data/mine.json[:1000]"),
     )
     assert data.eval_split is None
-    with pytest.raises(ConfigError, match="describes no data set 'nothing'"):
+    with pytest.raises(ConfigError, match="data set 'nothing' is missing from"):
         converted(place, "llama_factory.yaml", {"dataset": "nothing"})
 
 
@@ -67,7 +67,7 @@ def test_llama_factorys_mixtures(place, changes, weights, strategy):
     data = converted(place, "llama_factory.yaml", changes)[0].data
     assert [source.weight for source in data.sources] == weights
     assert data.stopping_strategy == f"{strategy}_exhausted"
-    with pytest.raises(ConfigError, match=r"interleave_probs: 0\.7 has 1 of 2 data sets"):
+    with pytest.raises(ConfigError, match=r"interleave_probs: 0\.7 must have 2 values, got 1"):
         converted(place, "llama_factory.yaml", {**changes, "mix_strategy": "interleave_under",
                                                 "interleave_probs": "0.7"})  # fmt: skip
 
@@ -75,11 +75,11 @@ def test_llama_factorys_mixtures(place, changes, weights, strategy):
 @pytest.mark.parametrize(
     ("changes", "packing", "said"),
     [
-        ({"packing": True}, True, "see each other there"),
+        ({"packing": True}, True, "attend to each other"),
         ({"packing": True, "neat_packing": True}, True, ""),
         ({"neat_packing": True}, True, ""),
         ({"packing": False}, False, ""),
-        ({"stage": "pt"}, True, "learns all texts as one"),
+        ({"stage": "pt"}, True, "concatenates all text"),
         ({"stage": "pt", "packing": False}, False, ""),
     ],
 )
@@ -95,7 +95,7 @@ def test_more_of_llama_factorys_evaluation(place):
     changes = {"early_stopping_steps": 3, "eval_dataset": "mine,chats"}
     config, conversion = converted(place, "llama_factory.yaml", changes)
     assert config.eval.early_stopping_patience == 3
-    assert "names one data set" in reasons_of(conversion)["eval_dataset: chats"]
+    assert "is a single data set" in reasons_of(conversion)["eval_dataset: chats"]
 
 
 def test_llama_factory_v1(place):
@@ -118,14 +118,14 @@ def test_llama_factory_v1(place):
                "quant_config": None, "batching_strategy": "padding_free"}  # fmt: skip
     config, conversion = converted(place, "llama_factory_v1.yaml", changes)
     assert (config.quant.scheme, config.data.packing) == ("none", True)
-    assert any("freeze trains other weights" in note for note in conversion.notes)
+    assert any("freeze is not supported" in note for note in conversion.notes)
     (place / "sets.yaml").write_text("pairs: {path: pairs.jsonl, converter: pair}")
-    with pytest.raises(ConfigError, match="holds preferences"):
+    with pytest.raises(ConfigError, match="contains preferences"):
         converted(place, "llama_factory_v1.yaml")
 
 
 @pytest.mark.parametrize(
-    ("tags", "is_told"),
+    ("tags", "is_dropped"),
     [
         ({"role_tag": "role", "content_tag": "content", "user_tag": "user"}, False),
         ({"user_tag": "human", "assistant_tag": "gpt"}, False),
@@ -134,12 +134,12 @@ def test_llama_factory_v1(place):
         ({"user_tag": "U", "assistant_tag": "B"}, True),
     ],
 )
-def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_told):
+def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_dropped):
     path = place / "data" / "dataset_info.json"
     entry = {"file_name": "chats.json", "formatting": "sharegpt", "tags": tags}
     path.write_text(json.dumps({"chats": entry}))
     conversion = converted(place, "llama_factory.yaml", {"dataset": "chats"})[1]
-    assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_told
+    assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_dropped
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_template_that_no_tokenizer_has_is_written_out(place):
     )
     how = PreprocessConfig(256, config.data.chat_template)
     [example] = encode_rows([{"messages": messages[1:3]}], tiny_tokenizer(), how)
-    answer = learnt(tiny_tokenizer(), example.input_ids, example.labels)
+    answer = trained_text(tiny_tokenizer(), example.input_ids, example.labels)
     assert answer.startswith("b</s>") and answer.strip() == "b</s>"
     assert (
         converted(place, "llama_factory.yaml", {"template": "qwen"})[0].data.chat_template is None
@@ -215,7 +215,7 @@ def test_columns_that_dataset_info_names(place):
     ],
 )
 def test_no_other_column_is_read_where_some_are_named(place, columns, row_format, ours):
-    """Where dataset_info.json names columns, LLaMA-Factory reads no ``input`` beside them."""
+    """Where dataset_info.json names columns, LLaMA-Factory reads no ``input`` besides."""
     data = described(place, columns=columns)[0].data
     assert (data.format, data.columns) == (row_format, ours)
 
@@ -255,7 +255,7 @@ def test_parts_of_the_hub_that_dataset_info_names(place):
     changes = {"dataset": "mine", "max_samples": None}
     config, conversion = converted(place, "llama_factory.yaml", changes)
     assert config.data.train == "o/n:fr/train"
-    assert reasons_of(conversion)["revision: v2"] == "of o/n the newest is read"
+    assert reasons_of(conversion)["revision: v2"] == "the latest of o/n is used"
 
 
 def test_the_loss_that_llama_factory_weights_by_probability(place):
@@ -267,7 +267,7 @@ def test_what_is_read_here_alone_or_there_alone_is_named(place):
     (place / "data" / "mine.json").write_text('[{"conversations": [], "tools": "[]"}]')
     _, conversion = described(place, formatting="sharegpt", columns={"images": "pictures"})
     assert "mine: images: pictures" in reasons_of(conversion)
-    assert any("does not read the column tools of mine" in note for note in conversion.notes)
+    assert any("ignores the column tools of mine" in note for note in conversion.notes)
     _, conversion = described(place, formatting="sharegpt", columns={"tools": "tools"})
     assert not any("column tools" in note for note in conversion.notes)
     _, conversion = described(place, formatting="openai")

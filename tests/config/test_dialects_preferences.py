@@ -1,4 +1,4 @@
-"""Other trainers' files for preferences become runs that learn from them."""
+"""Other trainers' files for preferences become runs that train on them."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_trl(place, changes, objective, loss):
     assert config.train.label_smoothing == changes.get("label_smoothing", 0)
     assert config.train.desirable_weight == changes.get("desirable_weight", 1)
     assert (config.optim.learning_rate, config.lora.lora_dropout) == (1e-6, 0)
-    assert not any("learns every token" in note for note in conversion.notes)
+    assert not any("takes the loss on all tokens" in note for note in conversion.notes)
     assert any("ORPO" in note for note in conversion.notes) == (list(changes)[2:] == ["beta"])
 
 
@@ -40,13 +40,13 @@ def test_what_is_cut_stays_what_is_cut(place):
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("precompute_ref_log_probs", True, "asked once, before the first step"),
-        ("metric_for_best_model", "eval_entropy", "evaluations give loss, rewards/accuracies"),
-        ("greater_is_better", True, "the lowest loss is the best"),
-        ("train_sampling_strategy", "sequential", "each epoch has all rows in another order"),
+        ("precompute_ref_log_probs", True, "runs once, before the first step"),
+        ("metric_for_best_model", "eval_entropy", "the metrics are loss, rewards/accuracies"),
+        ("greater_is_better", True, "a lower loss is better"),
+        ("train_sampling_strategy", "sequential", "every epoch shuffles all rows"),
     ],
 )
-def test_what_has_no_place_is_told_with_its_reason(place, key, value, reason):
+def test_keys_are_dropped_with_their_reason(place, key, value, reason):
     _, conversion = converted(place, "trl.yaml", {"beta": 0.1, key: value})
     shown = str(value).lower() if value is True else value
     assert reason in reasons_of(conversion)[f"{key}: {shown}"]
@@ -89,12 +89,12 @@ def test_dropout_stays_where_trl_keeps_it(place):
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("label_smoothing", 0.1, "robust and exo_pair alone"),
-        ("rpo_alpha", 1.0, "supervised loss"),
-        ("neftune_noise_alpha", 5, "beside preferences"),
+        ("label_smoothing", 0.1, "only TRL's losses robust and exo_pair"),
+        ("rpo_alpha", 1.0, "sums of losses"),
+        ("neftune_noise_alpha", 5, "for preferences"),
     ],
 )
-def test_what_the_losses_here_lack_is_told(place, key, value, reason):
+def test_terms_of_losses_are_dropped_with_their_reason(place, key, value, reason):
     _, conversion = converted(place, "trl.yaml", {"beta": 0.1, key: value})
     assert reason in reasons_of(conversion)[f"{key}: {value}"]
 
@@ -152,13 +152,13 @@ def test_llama_factory(place, changes, objective, loss):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("axolotl.yml", {"rl": "grpo"}, "rl: grpo is not done here"),
-        ("llama_factory.yaml", {"stage": "ppo"}, "stage: ppo is not done here"),
-        ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "simpo is another loss"),
+        ("axolotl.yml", {"rl": "grpo"}, "rl: grpo is not supported (supported: dpo, ipo"),
+        ("llama_factory.yaml", {"stage": "ppo"}, "stage: ppo is not supported (supported: pt, sft"),
+        ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "simpo is a loss that is"),
         ("trl.yaml", {"num_generations": 8}, "num_generations: 8 belongs to a trainer that is not"),
-        ("trl.yaml", {"loss_type": "discopop"}, "loss_type: discopop is another loss"),
+        ("trl.yaml", {"loss_type": "discopop"}, "loss_type: discopop is a loss that is not"),
         ("trl.yaml", {"loss_type": ["sigmoid", "sft"]}, "is a sum of losses"),
-        ("trl.yaml", {"beta": 0.1, "f_divergence_type": "js_divergence"}, "is another loss"),
+        ("trl.yaml", {"beta": 0.1, "f_divergence_type": "js_divergence"}, "is a loss that is"),
     ],
 )  # fmt: skip
 def test_other_losses_are_refused(place, name, changes, reason):

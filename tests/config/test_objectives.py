@@ -48,7 +48,7 @@ def test_dft_weights_by_confidence():
         ({"objective": "dpo", "beta": 0.0}, "train.beta"),
         (
             {"objective": "dpo", "label_smoothing": 0.1},
-            "train.label_smoothing.*robust and exo_pair",
+            "train.label_smoothing.*robust or exo_pair",
         ),
         ({"label_smoothing": 0.1}, "train.label_smoothing_factor"),
         ({"objective": "dpo", "loss_type": "exo_pair"}, "train.label_smoothing.*above 0"),
@@ -56,7 +56,7 @@ def test_dft_weights_by_confidence():
         ({"objective": "dpo", "desirable_weight": 2.0}, "train.desirable_weight.*kto"),
         (
             {"objective": "kto", "desirable_weight": 0, "undesirable_weight": 0},
-            "train.undesirable_weight.*above 0 beside train.desirable_weight: 0",
+            "train.undesirable_weight.*above 0 with train.desirable_weight: 0",
         ),
         ({"objective": "dpo", "label_smoothing_factor": 0.1}, "train.label_smoothing_factor"),
         ({"loss_type": "dft", "z_loss_weight": 0.1}, "train.z_loss_weight.*train.loss_type: dft"),
@@ -108,11 +108,11 @@ def test_evaluations_give_what_can_say_which_is_best(objective):
     ("train", "given", "message"),
     [
         ({}, {"metric_for_best_model": "rewards/margins"},
-         "has metric_for_best_model: rewards/margins, but .* with .*: sft give loss, mean_token_a"),
-        ({"objective": "kto"}, {"metric_for_best_model": "rewards/accuracies"}, "kto give .* kl"),
+         "has metric_for_best_model: rewards/margins, but .*: sft are loss, mean_token_a"),
+        ({"objective": "kto"}, {"metric_for_best_model": "rewards/accuracies"}, "kto are .* kl"),
         ({"objective": "kto", "loss_type": "apo_zero_unpaired"}, {"metric_for_best_model": "kl"},
          "has metric_for_best_model: kl"),
-        ({}, {"greater_is_better": True}, "eval.greater_is_better .*of which the least is best"),
+        ({}, {"greater_is_better": True}, "eval.greater_is_better .*where lower is better"),
     ],
 )  # fmt: skip
 def test_figures_that_no_evaluation_gives(train, given, message):

@@ -1,4 +1,4 @@
-"""Settings that a Python call gives beside a configuration."""
+"""Settings that a Python call passes in addition to a configuration."""
 
 from pathlib import Path
 
@@ -56,12 +56,12 @@ def test_paths_of_python(path, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 1}, "there is no setting 'lr': did you mean 'optim.learning_rate'?"),
-        ({"optim.lr": 1}, "there is no setting 'optim.lr': did you mean 'optim.learning_rate'?"),
-        ({"optim": {"lr": 1}}, "there is no setting 'optim.lr'"),
-        ({"optimizer.learning_rate": 1}, "there is no setting 'optimizer.learning_rate'"),
-        ({"optim": 3}, "'optim' is a section: give its settings as a mapping"),
-        ({"max_steps": 5, "train": {"max_steps": 5}}, "train.max_steps is given twice"),
+        ({"lr": 1}, "unknown setting 'lr': did you mean 'optim.learning_rate'?"),
+        ({"optim.lr": 1}, "unknown setting 'optim.lr': did you mean 'optim.learning_rate'?"),
+        ({"optim": {"lr": 1}}, "unknown setting 'optim.lr'"),
+        ({"optimizer.learning_rate": 1}, "unknown setting 'optimizer.learning_rate'"),
+        ({"optim": 3}, "'optim' is a section: pass its settings as a mapping"),
+        ({"max_steps": 5, "train": {"max_steps": 5}}, "train.max_steps is set twice"),
         ({"max_steps": "5"}, "train.max_steps in the override \"train.max_steps='5'\" must be an"),
         ({"max_steps": 0}, "train.max_steps in the override 'train.max_steps=0' must be from 1"),
     ],

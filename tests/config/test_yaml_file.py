@@ -100,17 +100,17 @@ def test_wrong_types_name_key_file_and_line(load) -> None:
         ),
         (
             "optim:\n  learning_rate: 0,0002",
-            "got '0,0002' (write fractions with a point, and thousands with nothing between)",
+            "got '0,0002' (use a decimal point, and no thousands separators)",
         ),
         (
             "data:\n  max_seq_length: 1,000",
-            "got '1,000' (write fractions with a point, and thousands with nothing between)",
+            "got '1,000' (use a decimal point, and no thousands separators)",
         ),
         ("output: {dir: 2024}", "must be text, got 2024 (put it in quotes)"),
-        ("data: {train: [a.jsonl, b.csv]}", "must be one path: several data sets are data.sources"),
+        ("data: {train: [a.jsonl, b.csv]}", "must be one path (for several, set data.sources"),
         ("quant: {scheme: int8}", "must be one of 'nf4', 'none', got 'int8'"),
         ("lora: {lora_dropout: 1.0}", "must be less than 1, got 1.0"),
-        ("lora: {target_modules: [q_proj, 3]}", "must list module names as text"),
+        ("lora: {target_modules: [q_proj, 3]}", "must be a list of module names as text"),
     ],
 )
 def test_wrong_values(load, section, expected) -> None:
@@ -198,23 +198,26 @@ def test_missing_model(load) -> None:
     [
         ("", "run.yaml is empty"),
         ("# only a comment\n", "run.yaml is empty"),
-        ("---\n", "must hold sections"),
-        ("- a\n- b\n", "must hold sections"),
-        ("just text\n", "must hold sections"),
+        ("---\n", "must contain sections"),
+        ("- a\n- b\n", "must contain sections"),
+        ("just text\n", "must contain sections"),
         (MODEL + "---\n" + MODEL, "(line 2) starts a second document"),
-        ("model:\n\tpath: x\n", "(line 2, column 1) is not valid YAML: a tab stands"),
+        ("model:\n\tpath: x\n", "(line 2, column 1) is not valid YAML: a tab is used"),
         ("model:\n  path: x\n lora:\n  r: 8\n", "(line 3, column 2) is not valid YAML: its indent"),
         ("model: {path: x\n", "(line 1, column 8) is not valid YAML: the { is not closed"),
         ("lora: {r: 8 alpha: 16}\n", "(line 1, column 7) is not valid YAML: the { is not closed"),
         ("a: [b, c\nd: e\n", "(line 1, column 4) is not valid YAML: the [ is not closed"),
-        ("model: {path: x}}\n", "(line 1, column 17) is not valid YAML: a '}' stands where a key"),
+        ("model: {path: x}}\n", "(line 1, column 17) is not valid YAML: expected a key, got '}'"),
         ("model: {path: 'x}\n", "(line 1, column 15) is not valid YAML: the quote is not closed"),
-        ("a: 'don't'\n", "(line 1, column 9) is not valid YAML: text goes on behind a closing"),
-        ("a:\n  b: c\n  d\ne: f\n", "(line 3, column 3) is not valid YAML: a key has no ': '"),
+        ("a: 'don't'\n", "(line 1, column 9) is not valid YAML: unexpected text after a closing"),
+        (
+            "a:\n  b: c\n  d\ne: f\n",
+            "(line 3, column 3) is not valid YAML: a key is not followed by",
+        ),
         ("a: @b\n", "(line 1, column 4) is not valid YAML: a value that begins with '@' needs quo"),
         ("a: *.b\n", "(line 1, column 5) is not valid YAML: a value that begins with * or & needs"),
-        ("a:\n  b: c\n  - d\n", "(line 3, column 3) is not valid YAML: an entry of a list stands"),
-        ("model: path: x\n", "(line 1, column 12) is not valid YAML: a ': ' stands"),
+        ("a:\n  b: c\n  - d\n", "(line 3, column 3) is not valid YAML: unexpected list entry"),
+        ("model: path: x\n", "(line 1, column 12) is not valid YAML: unexpected ': '"),
         ("a: &x [1]\nb: *x\n", "(line 1) uses an anchor or alias"),
         ("a: *x\n", "(line 1) uses an anchor or alias"),
         ("model: !!python/object/apply:os.getcwd []\n", "(line 1) uses the tag"),
@@ -229,12 +232,15 @@ def test_missing_model(load) -> None:
         ((MODEL + "lora: {r: 8}\n").encode("utf-16"), "run.yaml is UTF-16 text: save it as UTF-8"),
         (b"\xfe\xff" + MODEL.encode("utf-16-be"), "run.yaml is UTF-16 text: save it as UTF-8"),
         ((MODEL).encode("utf-16-le"), "U+0000"),
-        (b"model: {path: 'a\x07b'}\n", "(line 1) holds the control character U+0007"),
+        (b"model: {path: 'a\x07b'}\n", "(line 1) contains the control character U+0007"),
         (
             r'model: {path: "C:\models"}',
-            "a backslash begins a sign such as \\n: write a",
+            "a backslash starts an escape: use single quotes",
         ),
-        (r'model: {path: "C:\Users"}', "(line 1, column 20) is not valid YAML: in double quotes a"),
+        (
+            r'model: {path: "C:\Users"}',
+            "(line 1, column 20) is not valid YAML: in double quotes, a",
+        ),
         ("a: " + "[" * 100_000, "nested too deeply"),
         (MODEL + "lora: {r: " + "[" * 50 + "]" * 50 + "}\n", "(line 2) is nested too deeply"),
         ("# " + "x" * (1 << 20), "is too large"),
@@ -263,27 +269,30 @@ def test_missing_file_and_folder(tmp_path) -> None:
         load_config(tmp_path / "nope.yaml")
     with pytest.raises(ConfigError, match="is a folder"):
         load_config(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         load_config("a\0b")
 
 
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("chats.jsonl", "is data, not .*: `qlora-wgpu init --model MODEL --data .*chats.jsonl'?`"),
-        ("list.json", "is data, not"),
+        (
+            "chats.jsonl",
+            "is a data file, not .*`qlora-wgpu init --model MODEL --data .*chats.jsonl'?`",
+        ),
+        ("list.json", "is a data file, not"),
         ("chats", "is a folder of data, not .* --data .*chats'?`"),
         ("base", "is a model's folder, not .* --model .*base'? --data DATA`"),
-        ("base/model.safetensors", "is a file of weights, not .* --model .*base'? --data DATA`"),
-        ("run", "is a run's folder: name the YAML file in it, such as .*run.config.yaml"),
+        ("base/model.safetensors", "is a weight file, not .* --model .*base'? --data DATA`"),
+        ("run", "is a run's folder: use the YAML file in it, such as .*run.config.yaml"),
         ("run/adapter", "is an adapter's folder"),
-        ("empty", "is a folder with no YAML file in it: `qlora-wgpu init` writes one"),
+        ("empty", "is a folder without a YAML file: create one with `qlora-wgpu init`"),
         ("run.yaml", "does not exist: did you mean .*run.config.yaml"),
         ("rnu", "does not exist: did you mean .*.run\\?"),
         ("mien.yaml", "does not exist: did you mean .*mine.yml"),
     ],
 )
-def test_what_is_no_configuration_is_told_as_what_it_is(tmp_path, path, expected) -> None:
+def test_other_files_are_named_as_what_they_are(tmp_path, path, expected) -> None:
     files = {
         "chats.jsonl": "{}", "list.json": '\n [{"text": "a"}]', "chats/a.csv": "text\na",
         "mine.yml": "", "base/config.json": "{}", "base/model.safetensors": "", "empty/a.md": "",

@@ -8,10 +8,10 @@ import pytest
 from support.yaml_texts import MODEL, failure
 
 from qlora_wgpu.config import DataConfig, loading
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
-OLD_NAME = r"device\.adapter is now called device\.gpu"
+OLD_NAME = r"device\.adapter was renamed to device\.gpu"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
         ("".join(f"key{i}:\n" for i in range(4000)), "and 3980 more"),
         (f"log: {{report_to: [{'a,' * 4000}]}}", "and 3980 more"),
         (f"? {'k' * (N // 2)}\n: 1", "has a key that is longer than 500 characters"),
-        ('"a\\nb": 1', "or holds a control character"),
+        ('"a\\nb": 1', "or contains a control character"),
         (f"lora: {{target_modules: '{'(' * 1500 + ')' * 1500}'}}", "not a regular expression"),
         (f"lora: {{target_modules: 'a{{{2**80}}}'}}", "not a regular expression"),
     ],
@@ -64,16 +64,16 @@ def test_what_is_far_too_much_ends_soon_with_few_lines(load, text, expected) -> 
     start = time.process_time()
     message = failure(load, MODEL + text + "\n")
     assert expected in message and len(message) < 6000
-    assert time.process_time() - start < 5.0  # of computing, whatever else runs beside it
+    assert time.process_time() - start < 5.0  # of computing, whatever else is running
 
 
 @pytest.mark.parametrize("place", ["", "train:\n"])
 def test_what_was_meant_is_looked_for_where_it_is_shown(load, monkeypatch, place) -> None:
-    asked = []
-    monkeypatch.setattr(loading, "suggest_key", lambda loc: asked.append(loc) or f": key {loc[-1]}")
+    calls = []
+    monkeypatch.setattr(loading, "suggest_key", lambda loc: calls.append(loc) or f": key {loc[-1]}")
     keys = "".join(f"{' ' * bool(place)}key{i}: 1\n" for i in range(100))
     message = failure(load, MODEL + place + keys)
-    assert len(asked) == 20 and "and 80 more" in message and ": key key19" in message
+    assert len(calls) == 20 and "and 80 more" in message and ": key key19" in message
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,6 @@ def test_numbers_end_where_32_bits_do(load):
     (1, "a0"), (2, "a0 and a1"), (3, "a0, a1 and a2"), (4, "a0, a1 and 2 more"),
     (9, "a0, a1 and 7 more"),
 ])  # fmt: skip
-def test_data_is_told_by_the_names_of_its_sources(count, name):
+def test_the_name_of_several_sources(count, name):
     sources = [{"path": f"a{n}"} for n in range(count)]
     assert DataConfig.model_validate({"sources": sources}).train_name == name

@@ -43,9 +43,9 @@ def test_an_override_replaces_a_wrong_value(load) -> None:
         ("learning_rate=1", "it belongs in section 'optim'"),
         ("loraa.r=1", "unknown key 'loraa.r'"),
         ("lora.r.x=1", "unknown key 'lora.r.x'"),
-        ("lora={r: 8}", "names a whole section: set its keys one by one, such as lora.r=..."),
-        ("lora.r", "the override 'lora.r' must look like section.key=value"),
-        ("--lora.r=8", "must look like section.key=value"),
+        ("lora={r: 8}", "names a section: set its keys, such as lora.r=..."),
+        ("lora.r", "the override 'lora.r' must have the form section.key=value"),
+        ("--lora.r=8", "must have the form section.key=value"),
         ("=8", "unknown key ''"),
         ("lora.target_modules=[q_proj", "the override 'lora.target_modules=[q_proj' (line 1"),
         ("train.seed=*x", "anchor or alias"),
@@ -66,9 +66,9 @@ def test_text_keys_take_an_override_as_it_is_typed(load, text) -> None:
 
 def test_a_list_of_paths_is_none(load, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    told = failure(load, MODEL, ["data.train=[a.jsonl, b.csv]"])
-    assert "in the override 'data.train=[a.jsonl, b.csv]' must be one path" in told
-    assert "several data sets are data.sources" in told
+    message = failure(load, MODEL, ["data.train=[a.jsonl, b.csv]"])
+    assert "in the override 'data.train=[a.jsonl, b.csv]' must be one path" in message
+    assert "for several, set data.sources" in message
     for key in ("data.eval", "model.path", "output.dir", "lora.init_from"):
         assert "must be text, got ['a', 'b']" in failure(load, MODEL, [f"{key}=[a, b]"])
     (tmp_path / "[a, b]").mkdir()

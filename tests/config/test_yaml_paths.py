@@ -118,4 +118,4 @@ def test_a_name_that_the_locale_lacks_is_a_sentence(tmp_path, key):
     done = subprocess.run(
         command, env={**os.environ, **locale}, capture_output=True, encoding="utf-8"
     )
-    assert f"{key} in run.yaml (line 1) must be a name that files can have" in done.stderr
+    assert f"{key} in run.yaml (line 1) must be a valid file name" in done.stderr

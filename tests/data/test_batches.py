@@ -64,7 +64,7 @@ def test_collate_packs() -> None:
 
 def test_collate_takes_what_fits() -> None:
     assert collate([[example([5, 6], [5, 6])]], 0, 2).attention_mask.tolist() == [[1, 1]]
-    with pytest.raises(ShapeError, match="2 tokens does not fit a batch of length 1"):
+    with pytest.raises(ShapeError, match="2 tokens does not fit into a batch of length 1"):
         collate([[example([5, 6], [5, 6])]], 0, 1)
     with pytest.raises(ShapeError, match="at least one"):
         collate([], 0, 1)

@@ -14,16 +14,14 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data import (
-    BUILT_IN_TEMPLATES,
     ChatTemplate,
     PromptFormat,
-    RowEncoder,
     Tokenizer,
-    end_of_turn,
     find_chat_template,
     suitable_template,
 )
-from qlora_wgpu.data.chat_template import is_built_in
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES, end_of_turn, is_built_in
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError, TokenizerError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -304,6 +302,6 @@ def test_a_prompt_of_megabytes_is_refused_before_it_becomes_tokens(monkeypatch, 
 
 
 def test_a_name_that_no_template_has():
-    known = "give a .jinja file, the template itself, or one of chatml, llama2"
+    known = "use a .jinja file, the template itself, or one of chatml, llama2"
     with pytest.raises(TokenizerError, match=f"the chat template chatlm does not exist: {known}"):
         find_chat_template("chatlm", tiny_tokenizer())

@@ -5,15 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from support.spans import assistant_spans
+from support.spans import assistant_spans, render_chat
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import (
-    ChatTemplate,
-    chat_template,
-    find_chat_template,
-    render_chat,
-)
+from qlora_wgpu.data import ChatTemplate, chat_template, find_chat_template
 from qlora_wgpu.data.row_formats import tokens_in_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 from qlora_wgpu.sandbox import process
@@ -142,10 +137,10 @@ def test_messages_cannot_forge_marks() -> None:
 @pytest.mark.parametrize(
     ("source", "match"),
     [
-        ("{% for m in messages %}", "chat template is broken"),
+        ("{% for m in messages %}", "chat template is invalid"),
         ("a\n\n{{ ) }}", r"\(line 3\)"),
-        ("{{ messages | nofilter }}", "chat template is broken"),
-        ("{% generation %}x", "chat template is broken"),
+        ("{{ messages | nofilter }}", "chat template is invalid"),
+        ("{% generation %}x", "chat template is invalid"),
     ],
 )
 def test_broken_templates(source, match) -> None:
@@ -289,7 +284,7 @@ def test_equal_contents_are_told_apart() -> None:
     assert spans == [(header, len(turn)), (len(turn) + header, 2 * len(turn))]
 
 
-def test_a_closing_token_is_learnt_at_the_end_only() -> None:
+def test_a_closing_token_is_trained_on_at_the_end_only() -> None:
     assert spans_text(CLOSING, [USER, ANSWER, USER, ANSWER]) == ["A<end>\n", "A<end>\n</s>"]
     assert spans_text(CLOSING, [USER, ANSWER, USER]) == ["A<end>\n"]
 
@@ -301,7 +296,7 @@ def test_thoughts_of_earlier_turns() -> None:
     assert spans_text(THINKING, messages) == ["A<end>\n", "<think>u</think>B<end>\n"]
 
 
-def test_what_the_template_writes_before_an_answer_is_learnt() -> None:
+def test_what_the_template_writes_before_an_answer_is_trained_on() -> None:
     answer = "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
     source = CLOSING.replace("{{ m.content }}", answer)
     expected = ["<think></think>A<end>\n", "<think></think>A<end>\n</s>"]
@@ -346,7 +341,7 @@ def test_content_in_parts() -> None:
 )
 def test_what_cannot_be_told_apart_is_refused(source) -> None:
     messages = [USER, {"role": "assistant", "content": "some words"}, USER, ANSWER]
-    with pytest.raises(DataError, match="message 2 cannot be told apart"):
+    with pytest.raises(DataError, match="turn in message 2 in the rendered chat"):
         spans_text(source, messages)
 
 
@@ -359,7 +354,7 @@ def test_the_marks_of_a_template_decide() -> None:
     ("offsets", "spans", "expected"),
     [
         ([(0, 1), (1, 2), (2, 3)], [(1, 2)], [0, 1, 0]),
-        ([(0, 2), (2, 4)], [(1, 3)], [1, 1]),  # a token across the border is learnt
+        ([(0, 2), (2, 4)], [(1, 3)], [1, 1]),  # a token across the border is trained on
         ([(0, 0), (0, 2), (0, 0)], [(0, 2)], [0, 1, 0]),  # added tokens are not
         ([(0, 1), (1, 2), (1, 2), (2, 3)], [(1, 2)], [0, 1, 1, 0]),  # bytes of one character
         ([(0, 1), (2, 3)], [(1, 2)], [0, 1]),  # a space that the tokenizer leaves out

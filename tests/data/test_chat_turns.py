@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.spans import assistant_spans
+from support.spans import assistant_spans, render_chat
 
-from qlora_wgpu.data.chat_template import ChatTemplate, render_chat
+from qlora_wgpu.data.chat_template import ChatTemplate
 
 # The last turn is closed otherwise than one before another (as gpt-oss's).
 RETURNS = """{%- for m in messages -%}
@@ -49,35 +49,35 @@ CHAT = [user("one"), call("Paris"), {"role": "tool", "content": "20"}, answer("w
         user("two"), call("Rome"), {"role": "tool", "content": "30"}, answer("hot")]  # fmt: skip
 
 
-def learnt(source: str, messages: list[dict]) -> list[str]:
+def trained_turns(source: str, messages: list[dict]) -> list[str]:
     text, spans = assistant_spans(ChatTemplate(source), messages)
     return [text[first:end] for first, end in spans]
 
 
 def test_a_last_turn_that_is_closed_otherwise() -> None:
     messages = [user("one"), answer("first"), user("two"), answer("second")]
-    assert learnt(RETURNS, messages) == ["<m>first<end>", "<m>second<return>"]
+    assert trained_turns(RETURNS, messages) == ["<m>first<end>", "<m>second<return>"]
 
 
 def test_a_prompt_that_goes_on_otherwise_than_turns() -> None:
     expected = ["<tool:Paris><e><n>", "warm<e><n>", "<tool:Rome><e><n>", "hot<e><n>"]
-    assert learnt(THINKS, CHAT) == expected
+    assert trained_turns(THINKS, CHAT) == expected
 
 
 def test_calls_of_turns_whose_thoughts_are_left_out() -> None:
     expected = ["<tool:Paris><e><n>", "warm<e><n>", "<tool:Rome><e><n>", "hot<e><n>"]
-    assert learnt(FORGETS, CHAT) == expected
+    assert trained_turns(FORGETS, CHAT) == expected
 
 
 def test_a_call_that_a_template_leaves_out() -> None:
     plain = THINKS.replace("<tool:{{ c.function.arguments.city }}>", "")
-    assert learnt(plain, CHAT) == ["<e><n>", "warm<e><n>", "<e><n>", "hot<e><n>"]
+    assert trained_turns(plain, CHAT) == ["<e><n>", "warm<e><n>", "<e><n>", "hot<e><n>"]
 
 
 def test_thoughts_outside_of_their_turn_are_no_silent_loss() -> None:
     messages = [user("one"), answer("first", reasoning_content="because")]
-    assert learnt(ELSEWHERE, [user("one"), answer("first")]) == ["first<e>"]
-    assert learnt(ELSEWHERE, messages) == ["because<t>assistant<n>first<e>"]
+    assert trained_turns(ELSEWHERE, [user("one"), answer("first")]) == ["first<e>"]
+    assert trained_turns(ELSEWHERE, messages) == ["because<t>assistant<n>first<e>"]
 
 
 @pytest.mark.parametrize("argument", ["first=true", "2, first=true", "width=2, blank=true"])

@@ -1,11 +1,12 @@
-"""TRL's conversational prompt and completion: the completion's answers are learnt."""
+"""TRL's conversational prompt and completion: the completion's answers are trained on."""
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
+from qlora_wgpu.data import ChatTemplate, PromptFormat
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
 from qlora_wgpu.data.dataset import encode_rows, row_format
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.data.row_stats import PreprocessConfig
 from qlora_wgpu.errors import DataError
 
@@ -35,7 +36,7 @@ def encode(row, template=PLAIN, train_on="auto"):
     chat = ChatTemplate(template, tokenizer.special_tokens)
     encoded = RowEncoder(tokenizer, chat, train_on).encode(row, detect_format(row))
     ids, labels, text = encoded.ids, encoded.labels, encoded.text
-    return text, learnt(tokenizer, ids, labels)
+    return text, trained_text(tokenizer, ids, labels)
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
@@ -54,11 +55,11 @@ def encode(row, template=PLAIN, train_on="auto"):
         ({**ONE, "completion": []}, "auto", ""),
     ],
 )
-def test_the_completions_answers_are_learnt(template, row, train_on, expected):
+def test_the_completions_answers_are_trained_on(template, row, train_on, expected):
     assert encode(row, template, train_on)[1] == expected
 
 
-def test_everything_is_learnt_where_that_is_asked_for():
+def test_everything_is_trained_on_where_that_is_asked_for():
     text, labels = encode(ONE, train_on="all")
     assert labels == text == "[user]Q<|im_end|>[assistant]A<|im_end|>[user]R<|im_end|>" \
         "[assistant]B<|im_end|>"  # fmt: skip
@@ -73,9 +74,12 @@ def test_texts_are_pairs_as_before():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({**ONE, "completion": "B"}, "'completion' must be a list of messages, as the other"),
+        (
+            {**ONE, "completion": "B"},
+            "must both be lists of messages or both be text, got text as 'completion'",
+        ),
         ({**ONE, "prompt": ["Q"]}, "message 1 must be an object, got text"),
-        ({**ONE, "completion": [{"role": "assistant"}]}, "message 1 needs 'content'"),
+        ({**ONE, "completion": [{"role": "assistant"}]}, "message 1: 'content' is missing"),
     ],
 )
 def test_rows_that_are_none(row, message):
@@ -93,7 +97,7 @@ def test_a_data_set_of_them_is_one_of_chats(given):
     assert (len(dataset), dataset.counts.empty) == (2, 1)
     kind = row_format(rows, tiny_tokenizer(), how)
     assert PromptFormat.of_rows(kind, tiny_tokenizer(), PLAIN).kind == "chat"
-    with pytest.raises(DataError, match="stands among rows of 'conversational prompt"):
+    with pytest.raises(DataError, match="that of the rows before it is 'conversational prompt"):
         encode_rows([ONE, {"prompt": "a", "completion": "b"}], tiny_tokenizer(), how)
 
 

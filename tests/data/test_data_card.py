@@ -42,7 +42,7 @@ def test_files_are_of_the_split_that_the_card_names(tmp_path: Path) -> None:
     assert chosen(f"{folder}:test") == chosen(f"{folder}:default/test") == chosen(
         folder, held_out=True
     )  # fmt: skip
-    with pytest.raises(DataError, match="no split 'valid': its files are named for test, train"):
+    with pytest.raises(DataError, match=r"no split 'valid' \(its splits: test, train"):
         chosen(f"{folder}:valid")
 
 
@@ -75,9 +75,9 @@ def test_configurations_are_named_like_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("card", "expected"),
     [
-        ("configs:\n- {config_name: a, data_files: ../x.jsonl}\n", "names ../x.jsonl for the spl"),
-        ("configs:\n- {config_name: a, data_files: gone-*.jsonl}\n", "no data file is called so"),
-        ("configs:\n- {config_name: a, data_files: [\n", "configurations cannot be read"),
+        ("configs:\n- {config_name: a, data_files: ../x.jsonl}\n", "lists ../x.jsonl for the spl"),
+        ("configs:\n- {config_name: a, data_files: gone-*.jsonl}\n", "but no data file matches"),
+        ("configs:\n- {config_name: a, data_files: [\n", "cannot read the data set's conf"),
         ("configs:\n- {config_name: a, data_files: *.jsonl}\n", "begins with * or & needs quotes"),
     ],
 )
@@ -112,12 +112,12 @@ def test_patterns_are_those_of_folders(tmp_path: Path, pattern: str, fits: list[
     if fits:
         assert sorted(chosen(folder)) == sorted(names[number] for number in fits)
     else:
-        with pytest.raises(DataError, match="no data file is called so"):
+        with pytest.raises(DataError, match="but no data file matches"):
             chosen(folder)
 
 
 def test_a_pattern_of_many_stars_takes_no_time(tmp_path: Path) -> None:
     pattern = "*a" * 40 + "*b"
     folder = folder_of(tmp_path, f"configs:\n- {{data_files: '{pattern}'}}\n", "a" * 100 + ".jsonl")
-    with pytest.raises(DataError, match="no data file is called so"):
+    with pytest.raises(DataError, match="but no data file matches"):
         chosen(folder)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import Dataset, Example, load_dataset
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -19,7 +19,7 @@ def write(tmp_path, rows, name="train.jsonl"):
 
 
 def texts(dataset, tokenizer):
-    return [learnt(tokenizer, e.input_ids, e.labels) for e in dataset]
+    return [trained_text(tokenizer, e.input_ids, e.labels) for e in dataset]
 
 
 def test_rows_become_examples(tmp_path) -> None:
@@ -34,7 +34,7 @@ def test_rows_become_examples(tmp_path) -> None:
     assert dataset.num_tokens == 5 + 4
     assert dataset.longest == 5
     assert dataset.max_token_id == max(tokenizer.encode("abcde"))
-    assert (dataset.num_truncated, dataset.num_without_labels) == (0, 0)
+    assert (dataset.counts.truncated, dataset.counts.without_labels) == (0, 0)
     assert dataset.warnings == ()
     for example in dataset:
         assert example.input_ids.dtype == example.labels.dtype == np.int32
@@ -55,7 +55,7 @@ def test_rows_are_cut_at_the_end(tmp_path) -> None:
     ]
     dataset = load_dataset(write(tmp_path, rows), tokenizer, 7)
     assert texts(dataset, tokenizer) == ["cdef", "b</s>", "de</s>"]
-    assert (dataset.num_truncated, dataset.num_without_labels) == (1, 1)
+    assert (dataset.counts.truncated, dataset.counts.without_labels) == (1, 1)
     assert [w.split(": ")[1][:20] for w in dataset.warnings] == [
         "1 of 4 rows is longer than"[:20],
         "1 of 4 rows has nothing"[:20],
@@ -81,13 +81,13 @@ def test_an_empty_dataset_has_no_extent() -> None:
 
 def test_nothing_to_learn(tmp_path) -> None:
     path = write(tmp_path, [{"prompt": "a" * 50, "completion": "b"}])
-    with pytest.raises(DataError, match=r"train\.jsonl has nothing to learn.*its only row"):
+    with pytest.raises(DataError, match=r"train\.jsonl has nothing to train on.*its only row"):
         load_dataset(path, tiny_tokenizer(), 8)
     path.write_text("\n\n")
-    with pytest.raises(DataError, match="holds no row at all"):
+    with pytest.raises(DataError, match="has no rows"):
         load_dataset(path, tiny_tokenizer(), 8)
     (tmp_path / "a.json").write_text("[]")
-    with pytest.raises(DataError, match="holds no row at all"):
+    with pytest.raises(DataError, match="has no rows"):
         load_dataset(tmp_path / "a.json", tiny_tokenizer(), 8)
 
 
@@ -98,13 +98,13 @@ def test_errors_name_file_and_line(tmp_path) -> None:
     ):
         load_dataset(path, tiny_tokenizer(), 8)
     path = write(tmp_path, [{"text": "a"}, {"txet": "b"}])
-    with pytest.raises(DataError, match=r"^train\.jsonl line 2: a row needs .*looks like 'text'"):
+    with pytest.raises(DataError, match=r"^train\.jsonl line 2: a row must .*looks like 'text'"):
         load_dataset(path, tiny_tokenizer(), 8)
 
 
 def test_one_format_per_file(tmp_path) -> None:
     path = write(tmp_path, [{"text": "a"}, {"prompt": "a", "completion": "b"}])
-    match = r"^train\.jsonl line 2: .*'prompt/completion' stands among rows of 'text' \(train.jsonl"
+    match = r"^train\.jsonl line 2: .*'prompt/completion', but that .* is 'text' \(train.jsonl"
     with pytest.raises(DataError, match=match):
         load_dataset(path, tiny_tokenizer(), 8)
 
@@ -119,13 +119,13 @@ def test_chat_template_argument(tmp_path) -> None:
         load_dataset(path, tokenizer, 64)
     with pytest.raises(TokenizerError, match=r"gone\.jinja does not exist"):
         load_dataset(path, tokenizer, 64, str(tmp_path / "gone.jinja"))
-    with pytest.raises(TokenizerError, match=r"^train\.jsonl line 1: the chat template is stopped"):
+    with pytest.raises(TokenizerError, match=r"^train\.jsonl line 1: the chat template was"):
         load_dataset(path, tokenizer, 64, "{{ 'x' * 1000000000 }}")
 
 
 def test_warnings(tmp_path) -> None:
     dataset = load_dataset(write(tmp_path, [{"text": "abc"}]), tiny_tokenizer(eos=False), 8)
-    assert "no end-of-sequence token" in dataset.warnings[0]
+    assert "no EOS token" in dataset.warnings[0]
     messages = [
         {"role": "system", "content": "SYS"},
         {"role": "user", "content": "Q"},
@@ -135,8 +135,8 @@ def test_warnings(tmp_path) -> None:
     dataset = load_dataset(
         write(tmp_path, [{"messages": messages}]), tiny_tokenizer(), 64, template
     )
-    assert "no end-of-turn token is learnt" in dataset.warnings[0]
-    assert "leaves the system message out of 1 row" in dataset.warnings[1]
+    assert "no end-of-turn token is trained on" in dataset.warnings[0]
+    assert "omits the system message from 1 row" in dataset.warnings[1]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_text_of_one_token(tmp_path) -> None:
 def test_text_of_white_space(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b" \n")
-    with pytest.raises(DataError, match="holds no text"):
+    with pytest.raises(DataError, match="has no text"):
         load_dataset(path, tiny_tokenizer(), 8)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, PreprocessConfig, RowEncoder, alpaca_prompt, row_format
+from qlora_wgpu.data import ChatTemplate, PreprocessConfig, row_format
 from qlora_wgpu.data.columns import FORMATS, detect_format
-from qlora_wgpu.data.messages import from_sharegpt
+from qlora_wgpu.data.messages import alpaca_prompt, from_sharegpt
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError
 
 TEMPLATE = (
@@ -21,7 +22,7 @@ def encode(row, tokenizer=None, template=TEMPLATE):
     chat = ChatTemplate(template, tokenizer.special_tokens) if template else None
     encoded = RowEncoder(tokenizer, chat).encode(row, detect_format(row))
     ids, labels = encoded.ids, encoded.labels
-    return tokenizer.decode(ids, skip_special_tokens=False), learnt(tokenizer, ids, labels)
+    return tokenizer.decode(ids, skip_special_tokens=False), trained_text(tokenizer, ids, labels)
 
 
 MESSAGES = [
@@ -89,7 +90,7 @@ def test_prompt_and_completion() -> None:
     assert encode({"prompt": "2+2=", "completion": "4"}) == ("<s>2+2=4</s>", "4</s>")
 
 
-def test_a_token_across_prompt_and_completion_is_learnt() -> None:
+def test_a_token_across_prompt_and_completion_is_trained_on() -> None:
     tokenizer = tiny_tokenizer(merges=(("b", "c"),))
     assert encode({"prompt": "ab", "completion": "cd"}, tokenizer)[1] == "bcd</s>"
 
@@ -134,7 +135,7 @@ def test_instruction_with_input() -> None:
     assert answer == "4</s>"
 
 
-def test_characters_of_many_bytes_are_learnt_whole() -> None:
+def test_characters_of_many_bytes_are_trained_on_whole() -> None:
     assert encode({"prompt": "é🙂", "completion": "你🙂"})[1] == "你🙂</s>"
 
 
@@ -177,7 +178,7 @@ def test_named_columns_go_before_what_other_keys_make(columns, expected) -> None
     ],
 )
 def test_rows_of_no_format(keys, expected) -> None:
-    with pytest.raises(DataError, match="a row needs the key 'messages'; or") as caught:
+    with pytest.raises(DataError, match="a row must have 'messages'; or") as caught:
         detect_format(dict.fromkeys(keys, "x"))
     assert expected in str(caught.value)
 
@@ -188,31 +189,31 @@ USER = {"role": "user", "content": "Q"}
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"messages": []}, "must be a list of messages"),
-        ({"messages": "x"}, "must be a list of messages"),
-        ({"messages": None}, "must be a list of messages"),
+        ({"messages": []}, "must be a non-empty list of messages"),
+        ({"messages": "x"}, "must be a non-empty list of messages"),
+        ({"messages": None}, "must be a list of messages or text, got"),
         ({"messages": ["x"]}, "message 1 must be an object, got text"),
-        ({"messages": [USER, {"content": "x"}]}, "message 2 needs a 'role'"),
-        ({"messages": [USER, {"role": 3, "content": "x"}]}, "message 2 needs a 'role'"),
-        ({"messages": [{"role": "user"}]}, "message 1 needs 'content' as text, got nothing"),
+        ({"messages": [USER, {"content": "x"}]}, "message 2 must have a 'role'"),
+        ({"messages": [USER, {"role": 3, "content": "x"}]}, "message 2 must have a 'role'"),
+        ({"messages": [{"role": "user"}]}, "message 1: 'content' is missing"),
         ({"messages": [{"role": "user", "content": 3}]}, "got a number"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "holds a part of type 'image'",
+            "has a part of type 'image'",
         ),
         ({"messages": MESSAGES, "tools": "x"}, "'tools' must be a list"),
-        ({"conversations": []}, "must be a list of turns"),
-        ({"conversations": [{"from": "human"}]}, "turn 1 needs 'from' and 'value'"),
-        ({"conversations": [{"from": "alien", "value": "x"}]}, "turn 1 is from 'alien'"),
-        ({"conversations": [{"from": "gpt", "value": 3}]}, "turn 1 needs 'value' as text"),
+        ({"conversations": []}, "must be a non-empty list of turns"),
+        ({"conversations": [{"from": "human"}]}, "turn 1 must have 'from' and 'value'"),
+        ({"conversations": [{"from": "alien", "value": "x"}]}, "turn 1: unknown 'from' 'alien'"),
+        ({"conversations": [{"from": "gpt", "value": 3}]}, "turn 1: 'value' must be text"),
         ({"prompt": 3, "completion": "x"}, "'prompt' must be text, got a number"),
         ({"prompt": b"x", "completion": "x"}, "'prompt' must be text, got bytes"),
         ({"prompt": "x", "completion": None}, "'completion' must be text, got nothing"),
-        ({"prompt": "", "completion": ""}, "no text at all"),
+        ({"prompt": "", "completion": ""}, "has no text"),
         ({"instruction": "x", "input": [], "output": "x"}, "'input' must be text, got a list"),
-        ({"text": True}, "'text' must be text, got a truth value"),
+        ({"text": True}, "'text' must be text, got a boolean"),
         ({"text": {}}, "'text' must be text, got an object"),
-        ({"text": ""}, "no text at all"),
+        ({"text": ""}, "has no text"),
     ],
 )
 def test_wrong_rows(row, expected) -> None:

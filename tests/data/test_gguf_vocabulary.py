@@ -10,9 +10,9 @@ from checkpoint.test_gguf_tokenizer import as_read, odd_texts
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.gguf_vocabulary import cutting_note, pre_tokenizer_name, vocabulary_keys
+from qlora_wgpu.data.gguf_vocabulary import pre_tokenizer_name, pre_tokenizer_note, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.sandbox.tokenizers import is_bounded
 
@@ -104,8 +104,8 @@ def test_line_ends_in_an_expression_themselves() -> None:
 
 
 def test_what_llama_cpp_cuts_otherwise_is_told() -> None:
-    assert "tells capitals by ASCII alone" in cutting_note("tekken")
-    assert cutting_note("qwen2") is None
+    assert "recognizes only ASCII capitals" in pre_tokenizer_note("tekken")
+    assert pre_tokenizer_note("qwen2") is None
 
 
 def test_what_llama_cpp_has_not(tmp_path) -> None:
@@ -119,8 +119,8 @@ def test_what_llama_cpp_has_not(tmp_path) -> None:
         ],
     }
     for parts, message in (
-        ({"pre_tokenizer": odd}, "cuts texts in a way that has no name in llama.cpp"),
-        ({"normalizer": {"type": "Lowercase"}}, r"changes texts first \(Lowercase\)"),
+        ({"pre_tokenizer": odd}, "has a pre-tokenizer that llama.cpp is not known to support"),
+        ({"normalizer": {"type": "Lowercase"}}, r"normalizes text \(Lowercase\)"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "neither byte-level BPE nor SentencePiece's"),
     ):
         with pytest.raises(TokenizerError, match=message):
@@ -151,5 +151,5 @@ def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
     plain = vocabulary_keys(Tokenizer.from_folder(folder), folder, size, joins_pairs=True)
     assert plain["tokenizer.ggml.model"] == "llama"  # which has a space before each text
     keys["tokenizer.ggml.merges"][3] = "alone"
-    with pytest.raises(TokenizerError, match="merges that is no pair"):
+    with pytest.raises(TokenizerError, match="merges that is not a pair"):
         read_back(keys, tmp_path / "wrong", tmp_path / "m.gguf")

@@ -53,9 +53,9 @@ def test_equal_rows_stay_together():
 
 
 def test_something_must_be_left():
-    with pytest.raises(DataError, match=r"holds 100 rows out, but there are 100"):
+    with pytest.raises(DataError, match=r"holds out 100 rows, but there are only 100"):
         train_test_split(dataset(ROWS), 100, seed=0)
-    with pytest.raises(DataError, match="the rows are all the same"):
+    with pytest.raises(DataError, match="all rows are equal"):
         train_test_split(dataset([(1, 2)] * 10), 2, seed=0)
 
 
@@ -77,12 +77,12 @@ def test_parts_are_told_apart():
 
 @pytest.mark.parametrize("value", [0, 1.0, -0.1, True, "5%"])
 def test_other_sizes_are_refused(value):
-    with pytest.raises(ConfigError, match="must be a share between 0 and 1, a whole number"):
+    with pytest.raises(ConfigError, match="must be a fraction between 0 and 1, an integer"):
         Config(model={"path": "m"}, data={"eval_split": value})
 
 
 def test_one_of_both():
-    with pytest.raises(ConfigError, match=r"eval_split.* cannot stand beside data\.eval"):
+    with pytest.raises(ConfigError, match=r"eval_split.* and data\.eval are mutually exclusive"):
         Config(model={"path": "m"}, data={"train": "a", "eval": "b", "eval_split": 0.1})
     assert json.loads(Config(model={"path": "m"}).model_dump_json())["data"]["eval_split"] is None
 
@@ -105,7 +105,7 @@ def texts_of(part):
 
 @pytest.mark.parametrize("cache", [False, True])
 def test_the_windows_of_a_text_stay_together(tmp_path, monkeypatch, cache):
-    """Else a model would be measured on texts of which it has learnt the rest."""
+    """Else a model would be measured on texts of which it was trained on the rest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in range(1 + cache):  # read, and read again from the cache
         data = windows_of(tmp_path, TEXTS, 5, cache=cache)
@@ -125,5 +125,5 @@ def test_a_text_that_a_mixture_repeats_stays_together(tmp_path):
 
 
 def test_one_text_cannot_be_parted(tmp_path):
-    with pytest.raises(DataError, match=r"1 in all \(of texts, windows stay together\)"):
+    with pytest.raises(DataError, match=r"only 1 \(windows of a document stay together\)"):
         train_test_split(windows_of(tmp_path, ["ab" * 20], 5), 1, seed=0)

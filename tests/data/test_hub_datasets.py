@@ -38,7 +38,7 @@ def test_the_files_of_a_split(files, split, expected):
     [
         (FOLDERS, "train", r"several folders \(main, socratic\).*o/n:main/train"),
         (PARQUET, "validation", "no split 'validation': its files begin with test, train"),
-        (["README.md"], "train", "it has no data file"),
+        (["README.md"], "train", "it has no data files"),
     ],
 )
 def test_splits_that_are_not_there(files, split, message):
@@ -100,7 +100,7 @@ def test_a_card_says_which_files_a_split_has(listed, text, held_out, files):
     ("text", "message"),
     [
         ("o/n:test", "the data set o/n has no split 'test'"),
-        ("o/n:other", "the data set o/n: README.md names rows/more.json.gz for the split 'packed'"),
+        ("o/n:other", "the data set o/n: README.md lists rows/more.json.gz for the split 'packed'"),
     ],
 )
 def test_what_a_card_does_not_list_is_a_sentence(listed, text, message):

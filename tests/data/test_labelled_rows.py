@@ -33,8 +33,8 @@ def pair(label, prompt="ab?", completion="good"):
 
 
 SINGLE = (
-    "rows: 1 of 3 rows is labelled false and learnt like the others: leave it out, or set "
-    "train.objective: kto, which learns from labels what is bad"
+    "rows: 1 of 3 rows is labelled false and trained on like the others: remove it, or set "
+    "train.objective: kto to use the labels"
 )
 
 
@@ -47,7 +47,7 @@ SINGLE = (
         [{"messages": [USER, GOOD], "label": label} for label in (True, True, False)],
     ],
 )
-def test_rows_labelled_false_are_told_of_where_all_are_learnt(tokenizer, rows):
+def test_rows_labelled_false_are_told_of_where_all_are_trained_on(tokenizer, rows):
     dataset = read(tokenizer, *rows, objective="sft")
     assert len(dataset) == 3 and dataset.warnings == (SINGLE,)
 
@@ -70,7 +70,7 @@ def test_the_label_may_have_another_name(tokenizer):
     rows = [{"prompt": "ab?", "completion": "bad", "liked": False}] * 2
     dataset = read(tokenizer, *rows, objective="sft", columns={"label": "liked"})
     assert (
-        "2 of 2 rows are labelled false and learnt like the others: leave them out"
+        "2 of 2 rows are labelled false and trained on like the others: remove them"
         in dataset.warnings[0]
     )
 

@@ -9,9 +9,10 @@ import random
 
 import pytest
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, RowEncoder
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError
 
 G, E = "{% generation %}", "{% endgeneration %}"
@@ -143,12 +144,12 @@ def _encode(source, messages, train_on="last_turn"):
     tokenizer = tiny_tokenizer()
     encoder = RowEncoder(tokenizer, ChatTemplate(source), train_on)
     row = encoder.encode({"messages": messages}, "messages")
-    return row.text, learnt(tokenizer, row.ids, row.labels)
+    return row.text, trained_text(tokenizer, row.ids, row.labels)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("train_on", ["last_turn", "completion"])
-def test_the_whole_last_turn_is_learnt_and_nothing_else(name, train_on):
+def test_the_whole_last_turn_is_trained_on_and_nothing_else(name, train_on):
     source, pieces_of = TEMPLATES[name]
     rng = random.Random(name)
     for _ in range(40):
@@ -176,7 +177,7 @@ def test_a_turn_that_cannot_be_told_apart_is_refused():
     )
     roles = ("user", "assistant", "user", "assistant")
     messages = [{"role": role, "content": "x"} for role in roles]
-    with pytest.raises(DataError, match="last turn cannot be told apart"):
+    with pytest.raises(DataError, match="cannot locate the assistant's last turn"):
         _encode(upper, messages)
 
 

@@ -1,4 +1,4 @@
-"""What a template leaves out is counted and named; a learnt turn that is not there is refused."""
+"""What a template leaves out is counted and named; a trained turn that is not there is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answer(content, **more):
 
 def warnings(rows, template=WRITES, **how):
     dataset = encode_rows(rows, tiny_tokenizer(), PreprocessConfig(256, template, **how))
-    return [each for each in dataset.warnings if "leaves" in each]
+    return [each for each in dataset.warnings if "omits" in each]
 
 
 def row(*messages, **more):
@@ -46,22 +46,22 @@ def test_what_is_left_out_is_named_with_the_first_row(messages, tools, what):
     told = warnings(
         [whole, row(*messages, tools=tools), row(*messages, tools=tools)],
     )
-    assert told == [f"rows: the chat template leaves {what} out of 2 rows (rows[1], …)"]
+    assert told == [f"rows: the chat template omits {what} from 2 rows (rows[1], …)"]
     assert not warnings([whole])
 
 
 def test_a_system_message_whose_words_are_elsewhere():
     system = {"role": "system", "content": "Rome?"}
     told = warnings([{"messages": [system, ASKED, answer("Good.")]}], NO_SYSTEM)
-    assert told == ["rows: the chat template leaves the system message out of 1 row (rows[0])"]
+    assert told == ["rows: the chat template omits the system message from 1 row (rows[0])"]
 
 
-def test_a_learnt_turn_of_which_nothing_is_written_is_refused():
+def test_a_trained_turn_of_which_nothing_is_written_is_refused():
     lost = row(answer("", tool_calls=[CALL]))
-    with pytest.raises(DataError, match=r"rows\[0\]: message 2 is learnt, but the chat template"):
+    with pytest.raises(DataError, match=r"rows\[0\]: message 2 is trained on, but the chat"):
         warnings([lost])
     assert warnings([lost], train_on="all") == [
-        "rows: the chat template leaves tool calls out of 1 row (rows[0])"
+        "rows: the chat template omits tool calls from 1 row (rows[0])"
     ]
     spared = row(answer("", tool_calls=[CALL], train=False), answer("Good."))
     assert warnings([spared])
@@ -72,5 +72,5 @@ def test_of_answers_that_are_compared_too(objective):
     pair = {"prompt": [ASKED], "chosen": [answer("Sunny.", reasoning_content="North.")],
             "rejected": [answer("Snow.")]}  # fmt: skip
     assert warnings([pair], objective=objective) == [
-        "rows: the chat template leaves thoughts out of 1 row (rows[0])"
+        "rows: the chat template omits thoughts from 1 row (rows[0])"
     ]

@@ -12,7 +12,7 @@ from checkpoint.test_gguf_tokenizer import as_read, odd_texts
 from support.gguf_files import byte_vocabulary
 from support.recorded import RECORDED, needs_recordings
 
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, with_ascii_capitals
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, with_ascii_capitals
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.gguf_vocabulary import LlamaCppTokenizer, TrainedText, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError
@@ -103,7 +103,9 @@ def test_a_prompt_begins_as_the_template_writes_it(tmp_path, prompt, begins) -> 
 @pytest.mark.parametrize("gone", ["<0x61>", "<0xE6>"])
 def test_bytes_that_are_promised_and_missing(tmp_path, gone) -> None:
     """llama.cpp ends the process at the first character that needs one of them."""
-    with pytest.raises(TokenizerError, match=f"has none for 1 of them, such as {gone}"):
+    with pytest.raises(
+        TokenizerError, match=f"has byte_fallback but no token for 1 of the bytes, such as {gone}"
+    ):
         keys_of(pieces(tmp_path / "t", "never", without=gone))
 
 
@@ -158,7 +160,7 @@ def test_the_first_difference_is_named() -> None:
     assert ours.first_difference([same, ended], 2) is None
     told = ours.first_difference([same, TrainedText("ab", [1, a, a]), TrainedText("a", [a])], 2)
     assert told == (
-        "llama.cpp makes other tokens of 2 of 3 texts of the run than were trained. The first is "
+        "llama.cpp tokenizes 2 of 3 examples of the run differently from training. The first is "
         f"'ab': token 3 is 'a' ({a}) in training and 'b' ({b}) in llama.cpp"
     )
     assert "token 2 is the end in training" in str(

@@ -9,8 +9,9 @@ import pytest
 from support.recorded import RECORDED, needs_recordings
 from support.spans import assistant_spans, last_turn_spans
 
-from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, masking
-from qlora_wgpu.data.rendering import Template
+from qlora_wgpu.data import ChatTemplate, masking
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
+from qlora_wgpu.data.conversations import Template
 from qlora_wgpu.errors import DataError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -1,4 +1,4 @@
-"""Turns that say whether they are learnt, in templates of many kinds, against plain readings."""
+"""Turns with flags such as train: false, in templates of many kinds, against plain readings."""
 
 import random
 import re
@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 from data.test_last_turn import TEMPLATES, TOOLS, _conversation
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
-from qlora_wgpu.data import ChatTemplate, RowEncoder
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.row_formats import RowEncoder
 
 RECORDINGS = sorted(path.stem for path in RECORDED.glob("chat_templates/*.jinja"))
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -19,11 +20,11 @@ def encoded(template, messages, train_on="assistant"):
     tokenizer = tiny_tokenizer()
     encoder = RowEncoder(tokenizer, template, train_on)
     row = encoder.encode({"messages": messages}, "messages")
-    return row.text, learnt(tokenizer, row.ids, row.labels)
+    return row.text, trained_text(tokenizer, row.ids, row.labels)
 
 
 def marked(rng, messages):
-    """Some of the assistant's turns with a mark, and which are not learnt."""
+    """Some of the assistant's turns with a mark, and which are not trained on."""
     spared = {i for i, m in enumerate(messages) if m["role"] == "assistant" and rng.random() < 0.5}
     no = [{"weight": 0}, {"train": False}, {"training": False}]
     given = [m | (rng.choice(no) if i in spared else {}) for i, m in enumerate(messages)]

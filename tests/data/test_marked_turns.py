@@ -1,11 +1,11 @@
-"""Turns that say of themselves whether they are learnt."""
+"""Turns with flags that exclude them from the loss or include them in it."""
 
 import json
 import re
 
 import numpy as np
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import PreprocessConfig, encoded_examples, load_dataset
 from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
@@ -52,9 +52,9 @@ def read(tokenizer, *rows, template=PLAIN, length=512, **more):
 
 
 def read_as(tokenizer, row, **how):
-    """What is learnt of a row."""
+    """The text of a row that is trained on."""
     example = read(tokenizer, row, **how)[0]
-    return learnt(tokenizer, example.input_ids.tolist(), example.labels.tolist())
+    return trained_text(tokenizer, example.input_ids.tolist(), example.labels.tolist())
 
 
 def chat(*marks):
@@ -74,7 +74,7 @@ def sharegpt(messages):
 
 @pytest.mark.parametrize("no", NOT)
 @pytest.mark.parametrize("yes", YES)
-def test_a_turn_that_says_so_is_read_and_not_learnt(tokenizer, no, yes):
+def test_a_turn_that_says_so_is_read_and_not_trained_on(tokenizer, no, yes):
     row = {"messages": chat(no, yes)}
     dataset = read(tokenizer, row)
     plain = read(tokenizer, {"messages": chat({}, {})})
@@ -110,7 +110,7 @@ def test_in_every_form_of_chats(tokenizer, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [PLAIN, MARKED, FORGETS, *BUILT_IN_TEMPLATES])
-def test_what_is_left_is_learnt_as_it_would_be(tokenizer, template):
+def test_what_is_left_is_trained_on_as_it_would_be(tokenizer, template):
     """Each set of four turns: whose tokens are whose is told by the answers, which are digits."""
 
     def labels(*marks):
@@ -137,7 +137,7 @@ def test_two_answers_in_a_row(tokenizer):
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
-def test_a_turn_of_someone_else_that_is_to_be_learnt(tokenizer, template):
+def test_a_turn_of_someone_else_that_is_to_be_trained_on(tokenizer, template):
     end = "|</s>" if template == MARKED else "</s>"
     for mark in ("train", "training"):
         messages = [user("a", **{mark: True}), answer("b"), user("c"), answer("d", train=False)]
@@ -151,16 +151,16 @@ def test_a_turn_of_someone_else_that_is_to_be_learnt(tokenizer, template):
     assert read_as(tokenizer, row, template=template) == "b</s>"
 
 
-def test_a_system_message_that_is_to_be_learnt(tokenizer):
+def test_a_system_message_that_is_to_be_trained_on(tokenizer):
     """Within a turn of the user what it says is told, and not what ends it."""
 
     def messages(**marks):
         return {"messages": [{"role": "system", "content": "S", **marks}, *chat({})]}
 
     for template, said in (("chatml", "S<|im_end|>\n"), ("llama2", "S"), (PLAIN, "S</s>")):
-        learnt_after = read_as(tokenizer, messages(), template=template)
+        following = read_as(tokenizer, messages(), template=template)
         found = read_as(tokenizer, messages(train=True), template=template)
-        assert found == said + learnt_after
+        assert found == said + following
         whole = read(tokenizer, messages(), template=template, train_on="all")[0]
         rest = read(tokenizer, messages(weight=0), template=template, train_on="all")[0]
         left_out = [i for i in whole.labels[whole.labels != rest.labels].tolist() if i != -100]
@@ -174,7 +174,7 @@ def test_a_system_message_that_is_to_be_learnt(tokenizer):
             assert read_as(tokenizer, row, template=silent, train_on=train_on) == plain
 
 
-def test_turns_that_are_learnt_alone_are_someone_else_s(tokenizer):
+def test_turns_that_are_trained_on_alone_are_someone_else_s(tokenizer):
     row = {"messages": [user("a"), {"role": "tool", "content": "b", "train": True}, user("c")]}
     assert read_as(tokenizer, row) == "b</s>"
 
@@ -183,24 +183,26 @@ def test_the_last_turn_alone(tokenizer):
     kept = {"messages": [user("a", train=True), answer("b", train=True), user("c"), answer("d")]}
     for train_on in ("last_turn", "completion"):
         assert read_as(tokenizer, kept, train_on=train_on) == "d</s>"
-        with pytest.raises(DataError, match="nothing to learn: its only row has no turn to learn"):
+        with pytest.raises(
+            DataError, match="nothing to train on: its only row has only assistant turns"
+        ):
             read(tokenizer, {"messages": chat({}, {"weight": 0})}, train_on=train_on)
         row = {"messages": chat({"weight": 0}, {})}
         assert read_as(tokenizer, row, train_on=train_on) == "d</s>"
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
-def test_where_everything_is_learnt_these_turns_are_not(tokenizer, template):
+def test_where_everything_is_trained_on_these_turns_are_not(tokenizer, template):
     bar = "|" if template == MARKED else ""
     messages = [user("a"), answer("b", train=False), user("c", weight=0), answer("d")]
     whole = read_as(tokenizer, {"messages": messages}, template=template, train_on="all")
     assert whole == f"[user]a{bar}</s>[assistant][user][assistant]d{bar}</s>"
 
 
-def test_where_everything_is_learnt_no_turn_has_to_be_told_apart(tokenizer):
+def test_where_everything_is_trained_on_no_turn_has_to_be_told_apart(tokenizer):
     shouts = "{% for m in messages %}{{ m.content | upper }}{{ loop.length }}</s>{% endfor %}"
     row = {"messages": chat({}, {"weight": 1})}
-    with pytest.raises(DataError, match="cannot be told apart"):
+    with pytest.raises(DataError, match="cannot locate"):
         read(tokenizer, row, template=shouts)
     assert read_as(tokenizer, row, template=shouts, train_on="all") == ("A4</s>B4</s>C4</s>D4</s>")
 
@@ -226,17 +228,17 @@ def test_a_template_that_marks_by_what_turns_say_decides(tokenizer):
     [
         (
             {"weight": 0.5},
-            r"has the weight 0\.5, but a turn is learnt \(1\) or not \(0\): data\.co",
+            r"has the weight 0\.5, but the weight of a turn must be 0 or 1: use data\.co",
         ),
-        ({"weight": 2}, "has the weight 2, but a turn is"),
-        ({"weight": -1}, "has the weight -1, but a turn is"),
-        ({"weight": "0"}, "has the weight '0', but a turn is"),
-        ({"weight": [0]}, r"has the weight \[0\], but a turn is"),
+        ({"weight": 2}, "has the weight 2, but the weight of a turn"),
+        ({"weight": -1}, "has the weight -1, but the weight of a turn"),
+        ({"weight": "0"}, "has the weight '0', but the weight of a turn"),
+        ({"weight": [0]}, r"has the weight \[0\], but the weight of a turn"),
         ({"train": "false"}, "has train: 'false', which must be true or false"),
         ({"training": 0.5}, "has training: 0.5, which must be true or false"),
         (
             {"train_detail": [{"begin_offset": 0, "end_offset": 1, "train": False}]},
-            "has train_detail, but passages of a turn cannot be chosen: give the turn train: true",
+            "has train_detail, which is not supported: set train: true or false for the whole",
         ),
     ],
 )
@@ -253,7 +255,7 @@ def test_other_values_are_refused_by_their_place(tokenizer, marks, message):
         assert read_as(tokenizer, detail) == "b</s>"
 
 
-def test_passages_of_a_turn_that_is_not_learnt_do_not_matter(tokenizer):
+def test_passages_of_a_turn_that_is_not_trained_on_do_not_matter(tokenizer):
     row = {"messages": chat({"train": False, "train_detail": [{"train": True}]}, {})}
     assert read_as(tokenizer, row) == "d</s>"
 
@@ -261,7 +263,9 @@ def test_passages_of_a_turn_that_is_not_learnt_do_not_matter(tokenizer):
 def test_a_turn_that_cannot_be_told_apart_is_refused_by_its_place(tokenizer):
     hides = "{% for m in messages %}{{ m.content | length }}</s>{% endfor %}"
     row = {"messages": [user("a", train=True), answer("b")]}
-    with pytest.raises(DataError, match=r"rows\[0\]: the turn in message 1, which says of itself"):
+    with pytest.raises(
+        DataError, match=r"rows\[0\]: cannot locate the turn in message 1, which has a flag"
+    ):
         read(
             tokenizer,
             row,
@@ -274,7 +278,7 @@ def test_a_turn_that_cannot_be_told_apart_is_refused_by_its_place(tokenizer):
         "{% endif %}</s>{% endfor %}"
     )
     row = {"messages": chat({"weight": 0}, {})}
-    with pytest.raises(DataError, match="the assistant's last turn cannot be told apart"):
+    with pytest.raises(DataError, match="cannot locate the assistant's last turn"):
         read(tokenizer, row, template=changing)
     assert read_as(tokenizer, row, template=changing.replace(" | upper", "")) == "d"
 
@@ -283,17 +287,17 @@ def test_rows_with_nothing_left_are_left_out_and_counted(tokenizer):
     none, some = {"messages": chat({"weight": 0})}, {"messages": chat({}, {"weight": 0})}
     dataset = read(tokenizer, none, some, none)
     assert len(dataset) == 1 and dataset.counts.without_labels == 2
-    told = "has no turn to learn without weight 0 or train false"
+    told = "has only assistant turns with weight 0 or train: false"
     assert dataset.warnings == (
-        f"rows: 2 of 3 rows {told.replace('has', 'have')} and were left out",
+        f"rows: 2 of 3 rows {told.replace('has', 'have')} and were dropped",
     )
-    assert read(tokenizer, some, none).warnings == (f"rows: 1 of 2 rows {told} and was left out",)
-    with pytest.raises(DataError, match=f"^rows has nothing to learn: its only row {told}$"):
+    assert read(tokenizer, some, none).warnings == (f"rows: 1 of 2 rows {told} and was dropped",)
+    with pytest.raises(DataError, match=f"^rows has nothing to train on: its only row {told}$"):
         read(tokenizer, none)
-    # What is cut away was to be learnt.
+    # What is cut away was to be trained on.
     long = {"messages": [user("a" * 40), answer("b"), user("c"), answer("d", weight=0)]}
     warnings = read(tokenizer, some, long, length=30).warnings
-    assert "rows: 1 of 2 rows has nothing to learn within max_seq_length=30 and was left out" in (
+    assert "rows: 1 of 2 rows has nothing to train on within max_seq_length=30 and was dropped" in (
         warnings
     )
 
@@ -364,6 +368,6 @@ def test_answers_that_are_compared_count_whatever_they_say(tokenizer, objective,
     for example, plain in zip(found, [*usual, *usual], strict=True):
         assert np.array_equal(example.labels, plain.labels)
     assert found.warnings == (
-        "rows: 1 of 2 rows has answers with weight 0 or train false, which count like the others "
-        f"in train.objective: {objective}",
+        "rows: 1 of 2 rows has answers with weight 0 or train: false, which train.objective: "
+        f"{objective} ignores",
     )

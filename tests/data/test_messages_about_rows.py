@@ -31,14 +31,14 @@ def test_unknown_roles_are_named(tmp_path):
     with pytest.raises(DataError) as caught:
         load(tmp_path, [chat("human", "bot"), chat("human", "bot", "human")])
     assert str(caught.value) == (
-        "a.jsonl has nothing to learn: its 2 rows hold no turn of the assistant, which is what is "
-        "learnt: roles are 'bot', 'human'; call the one who answers assistant"
+        "a.jsonl has nothing to train on: all of its 2 rows have no assistant turn to train on "
+        "(roles: 'bot', 'human'); rename the role that answers to assistant"
     )
 
 
 def test_some_rows_without_an_answer(tmp_path):
     dataset = load(tmp_path, [chat("user", "assistant"), chat("user", "ai")])
-    assert len(dataset) == 1 and "1 of 2 rows holds no turn" in dataset.warnings[0]
+    assert len(dataset) == 1 and "1 of 2 rows has no assistant turn" in dataset.warnings[0]
     assert not any("max_seq_length" in text for text in dataset.warnings)
 
 
@@ -49,7 +49,7 @@ def test_roles_that_a_template_drops(tmp_path):
     )
     rows = [chat("user", "narrator", "assistant"), chat("user", "assistant")]
     dataset = load(tmp_path, rows, PreprocessConfig(256, chat_template=template))
-    assert any("leaves messages of the role 'narrator' out of 1 row" in t for t in dataset.warnings)
+    assert any("omits messages of the role 'narrator' from 1 row" in t for t in dataset.warnings)
 
 
 QUESTION = {"question": "a", "answer": "b"}
@@ -68,12 +68,12 @@ QUESTION = {"question": "a", "answer": "b"}
         ({"story": "a"}, "set data.columns: {text: story}"),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
-            "train.objective: dpo learns from 'chosen' and 'rejected'; to learn the chosen answers "
-            "alone, set data.columns: {completion: chosen} (init: --columns)",
+            ": set train.objective: dpo to train on 'chosen' and 'rejected', or data.columns: "
+            "{completion: chosen} to train on the chosen answers only (init: --columns)",
         ),
-        ({"chosen": [{"role": "user"}], "rejected": []}, "set data.columns: {messages: chosen}"),
-        ({"chosen": "ab", "rejected": "ac"}, "set data.columns: {text: chosen}"),
-        ({"zzz": "a"}, "data.columns says what they are, such as {text: zzz}"),
+        ({"chosen": [{"role": "user"}], "rejected": []}, "or data.columns: {messages: chosen}"),
+        ({"chosen": "ab", "rejected": "ac"}, "or data.columns: {text: chosen}"),
+        ({"zzz": "a"}, "map them with data.columns, such as {text: zzz}"),
     ],
 )
 def test_other_columns_name_the_setting(tmp_path, row, expected):
@@ -84,7 +84,7 @@ def test_other_columns_name_the_setting(tmp_path, row, expected):
 
 def test_another_format_than_is_set(tmp_path):
     how = PreprocessConfig(256, row_format="instruction/output")
-    with pytest.raises(DataError, match=r"which make the format 'messages': set data\.format"):
+    with pytest.raises(DataError, match=r"which is the format 'messages': set data\.format"):
         load(tmp_path, [chat("user", "assistant")], how)
 
 
@@ -103,10 +103,10 @@ def test_unknown_tokens_are_counted(tmp_path):
     tokenizer.special_tokens["unk_token"] = letter  # whatever stands for it
     tokenizer.special_tokens["pad_token"] = letter  # as of many Llamas
     dataset = load(tmp_path, [*rows, {"text": "a"}], tokenizer=tokenizer)
-    assert any("2 tokens in 2 of 3 rows are b: the tokenizer does" in t for t in dataset.warnings)
+    assert any("2 tokens in 2 of 3 rows are b: the vocabulary lacks" in t for t in dataset.warnings)
     (tmp_path / "a.txt").write_text("abba" * 20)
     document = load_dataset(tmp_path / "a.txt", tokenizer, 64)
-    assert any("40 tokens in 2 of 2 rows are b: the tok" in text for text in document.warnings)
+    assert any("40 tokens in 2 of 2 rows are b: the voc" in text for text in document.warnings)
     tokenizer.special_tokens["bos_token"] = letter  # which says nothing of what is known
     dataset = load(tmp_path, rows, tokenizer=tokenizer)
     assert not any("does not know" in text for text in dataset.warnings)
@@ -138,7 +138,7 @@ def test_a_history_of_another_form(tmp_path, history):
 def test_a_list_where_a_row_should_be(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('[{"text": "a"}]')
-    with pytest.raises(DataError, match=r"line 1: .* not a list: .* end in \.json"):
+    with pytest.raises(DataError, match=r"line 1: .* not a list: .* to \.json"):
         load_dataset(path, tiny_tokenizer(), 256, how=CHATML)
 
 
@@ -156,7 +156,7 @@ def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
 
 
 def test_one_row_in_place_of_a_list():
-    with pytest.raises(DataError, match="rows must be a list of rows, not one mapping"):
+    with pytest.raises(DataError, match="rows must be a list of rows, got one mapping"):
         load_dataset({"text": "a"}, tiny_tokenizer(), 64)
     with pytest.raises(DataError, match="rows must be a path or a list of rows, got int"):
         load_dataset(5, tiny_tokenizer(), 256)
@@ -167,13 +167,16 @@ def test_one_row_in_place_of_a_list():
     [
         (
             {"promt": "question"},
-            "data.columns has the key 'promt', which no format has: did you me",
+            "data.columns: unknown key 'promt': did you me",
         ),
         (
             {"about": "question"},
-            "has the key 'about', which no format has: the keys of formats are",
+            r"unknown key 'about' \(supported: ",
         ),
-        ({"prompt": "qestion"}, "the column 'qestion' for 'prompt', .*: did you mean 'question'?"),
+        (
+            {"prompt": "qestion"},
+            "maps 'prompt' to the column 'qestion', .*: did you me",
+        ),
     ],
 )
 def test_misspelt_columns(tmp_path, columns, message):
@@ -200,7 +203,7 @@ def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
         ("a.txt", "a".encode("utf-16"), "a.txt is UTF-16 text: save it"),
         ("a.jsonl", GZIP, r"a.jsonl is compressed \(gzip\): unpack it first"),
         ("a.csv", b"PK\x03\x04 and more", r"a.csv is compressed \(zip\)"),
-        ("a.json", b"PAR1 and more", r"a.json is a Parquet file: let its name end in .parquet"),
+        ("a.json", b"PAR1 and more", r"a.json is a Parquet file: rename it to end in .parquet"),
     ],
 )
 def test_files_of_another_kind_than_their_name_says(tmp_path, name, content, message):
@@ -214,7 +217,7 @@ def test_a_row_of_a_folder_is_named_with_its_folder(tmp_path):
     (chats / "more").mkdir(parents=True)
     (chats / "config.json").write_text("{}")  # a model's, no rows
     (chats / "more" / "a.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
-    with pytest.raises(DataError, match=r"^chats/more/a\.jsonl line 2: a row needs"):
+    with pytest.raises(DataError, match=r"^chats/more/a\.jsonl line 2: a row must have"):
         load_dataset(chats, tiny_tokenizer(), 64)
     (chats / "more" / "a.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"^chats/more/a\.jsonl line 1"):
@@ -256,12 +259,12 @@ ROWS = {
         ("labels", [-100, 5]),
     ],
 )
-def test_a_column_that_says_which_tokens_are_learnt_is_refused(tmp_path, kind, column, value):
+def test_a_column_that_says_which_tokens_are_trained_on_is_refused(tmp_path, kind, column, value):
     how = PreprocessConfig(256, "chatml", objective=kind if kind in ("dpo", "kto") else "sft")
     rows = [{**ROWS[kind], column: None}, {**ROWS[kind], column: value}]
     with pytest.raises(DataError) as caught:
         load(tmp_path, rows, how)
-    begin = f"a.jsonl line 2: the column '{column}' says which tokens are learnt"
+    begin = f"a.jsonl line 2: the column '{column}' is a loss mask"
     assert str(caught.value).startswith(begin)
 
 

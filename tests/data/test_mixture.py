@@ -120,8 +120,8 @@ def test_pairs_stay_together(strategy):
         assert np.array_equal(one.input_ids + 1000, two.input_ids)
     taken = 3 if strategy == "first_exhausted" else 8
     figures = [(s.name, s.rows, s.of, s.tokens) for s in source_figures(mixture)]
-    learnt = int(mixture.label_counts[:2].sum())
-    assert figures == [("a", taken, 3, taken * learnt), ("b", taken, 8, taken * learnt)]
+    labels = int(mixture.label_counts[:2].sum())
+    assert figures == [("a", taken, 3, taken * labels), ("b", taken, 8, taken * labels)]
 
 
 @pytest.mark.parametrize(("objective", "packing"), [("dpo", False), ("dpo", True), ("kto", False)])
@@ -148,9 +148,9 @@ def test_rows_of_pairs_are_counted_once(objective, packing):
 def test_rows_that_are_held_out_are_of_all_sources():
     portions = [MixtureSource(rows=30), MixtureSource(rows=40)]
     mixture = interleave([dataset(30), dataset(20, 500)], "ab", portions, "first_exhausted", 0)
-    learnt, held_out = train_test_split(mixture, 0.2, 3)
-    assert not set(ids(learnt)) & set(ids(held_out))  # a row that is repeated is on one side
-    rows = [[f.rows for f in source_figures(part)] for part in (learnt, held_out)]
+    train, held_out = train_test_split(mixture, 0.2, 3)
+    assert not set(ids(train)) & set(ids(held_out))  # a row that is repeated is on one side
+    rows = [[f.rows for f in source_figures(part)] for part in (train, held_out)]
     assert np.sum(rows, axis=0).tolist() == [30, 40] and min(rows[1]) > 0
 
 
@@ -169,8 +169,8 @@ def test_a_runs_rows_are_counted(packing):
     counter, seen = SourceCounter(mixture, plan), np.zeros(2, int)
     assert counter.until(0) == {"a": 0, "b": 0}
     for step in range(3 * plan.steps_per_epoch):
-        learnt = [i for block in plan.blocks(step) for row in block for i in row]
-        seen += np.bincount(mixture.source_of[learnt], minlength=2)
+        trained = [i for block in plan.blocks(step) for row in block for i in row]
+        seen += np.bincount(mixture.source_of[trained], minlength=2)
         assert list(counter.until(step + 1).values()) == seen.tolist()
     assert seen.tolist() == [27, 30]
     assert SourceCounter(parts[0], plan).until(3) == {}
@@ -180,5 +180,5 @@ def test_a_runs_rows_are_counted(packing):
     "portions", [weights(1e-29, 1e14), [MixtureSource(rows=2 * 10**9), MixtureSource()]]
 )
 def test_a_mixture_of_too_many_rows_is_refused(portions):
-    with pytest.raises(DataError, match=r"make [0-9,]+ rows an epoch, more than 100,000,000"):
+    with pytest.raises(DataError, match=r"add up to [0-9,]+ rows per epoch, more than 100,000,000"):
         interleave([dataset(2)] * 2, "ab", portions, "all_exhausted", 0)

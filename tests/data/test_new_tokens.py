@@ -6,7 +6,7 @@ import pytest
 from support.tiny_tokenizer import tiny_backend
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, TokenizerError
 
 
@@ -47,10 +47,10 @@ def test_tokens_that_it_has_are_not_added_again(folder):
 
 
 def test_what_cannot_be_added_to_is_told(folder):
-    with pytest.raises(ConfigError, match="add_special_tokens name 'b' twice"):
+    with pytest.raises(ConfigError, match="add_special_tokens have 'b' twice"):
         extended_tokenizer(folder, ["a", "b"], ["b"])
     (folder / "tokenizer.json").write_text('{"model": {}}')
-    with pytest.raises(TokenizerError, match="is not a tokenizer that can be read"):
+    with pytest.raises(TokenizerError, match="cannot read the tokenizer"):
         extended_tokenizer(folder, ["a"], [])
     (folder / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):

@@ -10,8 +10,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data.chat_template import ChatTemplate, built_in_template
-from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.data.ollama.templates import PROBES, TurnTexts, ollama_template
+from qlora_wgpu.data.ollama import PROBES, TurnTexts, modelfile, ollama_template
 from qlora_wgpu.data.prompts import PromptFormat
 
 # tests/references/ollama_templates.py has Go write these.
@@ -92,4 +91,4 @@ def test_of_an_adapter_and_of_text() -> None:
     assert text.startswith("FROM ./base.gguf\nADAPTER ./a.gguf\nTEMPLATE ")
     assert '"""{{ .Prompt }}"""' in text
     none = modelfile("m.gguf", PromptFormat("chat", tokenizer, None), {})
-    assert 'TEMPLATE """' not in none and none.splitlines()[1].startswith("# Ollama knows")
+    assert 'TEMPLATE """' not in none and none.splitlines()[1].startswith("# Ollama supports")

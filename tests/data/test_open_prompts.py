@@ -4,8 +4,9 @@ import pytest
 from support.tiny_tokenizer import tiny_backend
 from tokenizers import processors
 
-from qlora_wgpu.data import PromptFormat, RowEncoder, Tokenizer
+from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.messages import alpaca_prompt
+from qlora_wgpu.data.row_formats import RowEncoder
 
 ALPACA = alpaca_prompt("Say it.", "", "", [])
 
@@ -29,9 +30,9 @@ def tokenizer():
     ],
 )
 def test_a_prompt_is_what_rows_begin_with(tokenizer, row, kind, said, prompt):
-    learnt = RowEncoder(tokenizer, None).encode(row, kind).ids
+    row_ids = RowEncoder(tokenizer, None).encode(row, kind).ids
     ids = PromptFormat.of_rows(kind, tokenizer, None).ids([{"role": "user", "content": said}])
-    assert learnt[-1] == 2 and learnt[: len(ids)] == ids
+    assert row_ids[-1] == 2 and row_ids[: len(ids)] == ids
     assert tokenizer.decode(ids, False) == f"<s>{prompt.removeprefix('<s>')}"
 
 

@@ -1,9 +1,9 @@
-"""What can be said of data in a configuration: sources, columns, what is learnt, what is cut."""
+"""Settings of data: sources, columns, which tokens are trained on, truncation."""
 
 import json
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.data import PreprocessConfig, load_dataset, prepared
@@ -28,7 +28,7 @@ def load(path, tokenizer=None, **how):
 
 
 def texts(dataset, tokenizer=None):
-    return [learnt(tokenizer or tiny_tokenizer(), e.input_ids, e.labels) for e in dataset]
+    return [trained_text(tokenizer or tiny_tokenizer(), e.input_ids, e.labels) for e in dataset]
 
 
 ANSWERS = "b<|im_end|>\nd<|im_end|>\n"
@@ -44,18 +44,18 @@ ANSWERS = "b<|im_end|>\nd<|im_end|>\n"
         ("all", None, "<s>xy</s>"),
     ],
 )
-def test_what_is_learnt(tmp_path, train_on, chat, answer):
+def test_what_is_trained_on(tmp_path, train_on, chat, answer):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    [learnt] = texts(load(rows, train_on=train_on))
-    assert learnt == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
+    [trained] = texts(load(rows, train_on=train_on))
+    assert trained == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
     rows = write(tmp_path / "b.jsonl", [{"prompt": "x", "completion": "y"}])
     assert texts(load(rows, train_on=train_on)) == [answer]
 
 
-def test_a_text_is_learnt_whole(tmp_path):
+def test_a_text_is_trained_on_whole(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"text": "x"}])
     assert texts(load(rows, train_on="all")) == ["<s>x</s>"]
-    with pytest.raises(DataError, match=r"a.jsonl line 1: data.train_on is assistant.*no turns"):
+    with pytest.raises(DataError, match=r"a.jsonl line 1: data.train_on: assistant requires turns"):
         load(rows, train_on="assistant")
 
 
@@ -70,11 +70,10 @@ def test_a_chat_without_any_answer_is_left_out(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:1]}, {"messages": CHAT}])
     dataset = load(rows)
     assert texts(dataset) == [ANSWERS] and (
-        "1 of 2 rows holds no turn of the assistant, which is what is learnt: roles are 'user'"
-        in dataset.warnings[0]
+        "1 of 2 rows has no assistant turn to train on (roles: 'user')" in dataset.warnings[0]
     )
     assert len(texts(load(rows, train_on="all"))) == 2
-    with pytest.raises(DataError, match="its only row holds no turn of the assistant"):
+    with pytest.raises(DataError, match="its only row has no assistant turn"):
         load(write(tmp_path / "b.jsonl", [{"messages": CHAT[:1]}]))
 
 
@@ -102,7 +101,7 @@ def test_columns_of_other_names(tmp_path):
     columns = {"prompt": "question", "completion": "answer"}
     assert texts(load(rows, columns=columns)) == ["y</s>"]
     assert texts(load(rows, columns={"text": "answer"})) == ["<s>y</s>"]
-    with pytest.raises(DataError, match=r"line 1: data.columns names the column 'reply'"):
+    with pytest.raises(DataError, match=r"data.columns maps 'completion' to the column 'reply'"):
         load(rows, columns={"prompt": "question", "completion": "reply"})
 
 
@@ -110,7 +109,7 @@ def test_a_format_that_is_named(tmp_path):
     both = write(tmp_path / "a.jsonl", [{"prompt": "x", "completion": "y", "text": "z"}])
     assert texts(load(both)) == ["y</s>"]
     assert texts(load(both, row_format="text")) == ["<s>z</s>"]
-    with pytest.raises(DataError, match="line 1: a row needs the key 'messages'; its keys"):
+    with pytest.raises(DataError, match="line 1: a row must have 'messages'; its keys"):
         load(both, row_format="messages")
 
 
@@ -129,14 +128,14 @@ def test_csv(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("prompt,prompt\nx,y\n", "name every column once"),
-        ("prompt,,completion\nx,y,z\n", "name every column once"),
-        (",,completion\nx,y,z\n", "name every column once"),
-        (",prompt,completion\nx,y\n", r"a.csv line 2: it has 2 cells, .* 3 columns$"),
-        ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cell, .* 2 columns$"),
+        ("prompt,prompt\nx,y\n", "name every column exactly once"),
+        ("prompt,,completion\nx,y,z\n", "name every column exactly once"),
+        (",,completion\nx,y,z\n", "name every column exactly once"),
+        (",prompt,completion\nx,y\n", r"a.csv line 2: expected 3 cells .*, got 2$"),
+        ("prompt,completion\nx\n", r"a.csv line 2: expected 2 cells .*, got 1$"),
         ('prompt,completion\nx,"y\n', r"a.csv line 2: not valid CSV"),
         ("text\n\xff\n", "is not UTF-8"),
-        ("prompt,completion\n", "holds no row at all"),
+        ("prompt,completion\n", "has no rows"),
     ],
 )
 def test_csv_that_is_wrong(tmp_path, content, message):
@@ -167,10 +166,12 @@ def test_data_sets_that_were_saved_to_disk(tmp_path):
     assert texts(load(tmp_path / "a.arrow")) == ["z</s>", "z</s>"]
     state = tmp_path / "saved" / "train" / "state.json"
     state.write_text('{"_indices_files": [{"filename": "indices.arrow"}]}')
-    with pytest.raises(DataError, match=r"state.json chooses rows by another file.*save_to_disk$"):
+    with pytest.raises(
+        DataError, match=r"state.json selects rows with an indices file.*save_to_disk$"
+    ):
         load(tmp_path / "saved" / "train")
     (tmp_path / "a.arrow").write_bytes(b"not Arrow")
-    with pytest.raises(DataError, match=r"a\.arrow is not an Arrow file that can be read"):
+    with pytest.raises(DataError, match=r"cannot read a\.arrow as an Arrow file"):
         load(tmp_path / "a.arrow")
 
 
@@ -197,17 +198,17 @@ def test_slices_that_hold_nothing(tmp_path):
     write(tmp_path / "a.jsonl", [{"text": "x"}] * 3)
     (tmp_path / "a.txt").write_text("some text")
     for rows in ("[3:]", "[2:1]", "[:0]", "[:10%]", "[-1%:]"):
-        with pytest.raises(DataError, match=r"^a.jsonl has no row in the slice \["):
+        with pytest.raises(DataError, match=r"^a.jsonl has no rows in the slice \["):
             load(f"{tmp_path}/a.jsonl{rows}")
-    with pytest.raises(DataError, match=r"slice \[:101%\] reaches beyond 100%"):
+    with pytest.raises(DataError, match=r"slice \[:101%\] exceeds 100%"):
         load(f"{tmp_path}/a.jsonl[:101%]")
     for rows in ("[10%:150%]", "[-101%:50%]", "[101%:]"):
-        with pytest.raises(DataError, match=r"reaches beyond 100%"):
+        with pytest.raises(DataError, match=r"exceeds 100%"):
             load(f"{tmp_path}/a.jsonl{rows}")
     assert len(load(f"{tmp_path}/a.jsonl[-100%:100%]")) == 3
-    with pytest.raises(DataError, match=r"is text, which has no rows to take a slice of: leave"):
+    with pytest.raises(DataError, match=r"is text, which has no rows to slice: remove"):
         load(f"{tmp_path}/a.txt[:2]")
-    with pytest.raises(DataError, match=r"a.jsonl has no split 'test'"):
+    with pytest.raises(DataError, match=r"a.jsonl has no splits: remove :test"):
         load(f"{tmp_path}/a.jsonl:test")
     with pytest.raises(DataError, match=r"a.jsonl\[x:\] must end in|does not exist"):
         load(f"{tmp_path}/a.jsonl[x:]")
@@ -224,7 +225,7 @@ def test_parquet(tmp_path):
     answers = texts(load(tmp_path / "a.parquet"))
     assert answers == [ANSWERS, "b<|im_end|>\n"] * 200
     (tmp_path / "a.parquet").write_bytes(b"no")
-    with pytest.raises(DataError, match="is not a Parquet file"):
+    with pytest.raises(DataError, match="as a Parquet file"):
         load(tmp_path / "a.parquet")
 
 
@@ -249,7 +250,7 @@ def test_a_folder_of_files(tmp_path):
     with pytest.raises(DataError, match="both text files and files of rows"):
         load(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no data file"):
+    with pytest.raises(DataError, match="has no data files"):
         load(tmp_path / "empty")
 
 
@@ -315,11 +316,11 @@ def test_prepared_data_under_another_name_is_made_again(tmp_path, monkeypatch):
     assert [texts(cached(file)) for file in files] == before
 
 
-def test_an_end_that_is_never_learnt_is_told(tmp_path):
+def test_an_end_that_is_never_trained_on_is_told(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
     dataset = load(rows, chat_template=template)
-    assert "no end-of-turn token is learnt anywhere" in dataset.warnings[0]
+    assert "no end-of-turn token is trained on" in dataset.warnings[0]
 
 
 def test_what_killed_runs_left_half_prepared_goes(tmp_path, monkeypatch):
@@ -365,7 +366,7 @@ def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared.DatasetWriter, "add", full)
     dataset = cached(write(tmp_path / "a.jsonl", [{"text": letter * 3} for letter in "abcd"]))
     assert len(dataset) == 4 and "No space left on device" in dataset.warnings[-1]
-    assert "prepared data is not kept for the next run" in dataset.warnings[-1]
+    assert "tokenized data is not cached" in dataset.warnings[-1]
     assert list(prepared.cache_folder().iterdir()) == []
 
 
@@ -388,14 +389,14 @@ def test_prepared_data_that_was_changed_is_made_again(tmp_path, monkeypatch):
     assert cached(rows).fingerprint == before
 
 
-def test_long_texts_are_learnt_whole_in_windows(tmp_path):
+def test_long_texts_are_trained_on_whole_in_windows(tmp_path):
     rows = [{"text": "abcdefghij"}, {"text": "xy"}, {"text": "abcdefgh"}]  # <s> and </s> beside
     dataset = load(write(tmp_path / "a.jsonl", rows), max_seq_length=5, truncation="windows")
     assert [len(e) for e in dataset] == [5, 5, 2, 4, 5, 5]
     assert texts(dataset) == ["<s>abcd", "efghi", "j</s>", "<s>xy</s>", "<s>abcd", "efgh</s>"]
     assert dataset.counts.rows == 3 and dataset.counts.truncated == 0
-    assert "a.jsonl: 2 of 3 rows are longer than max_seq_length=5 and were cut into 5 windows" in (
-        dataset.warnings
+    assert dataset.warnings == (
+        "a.jsonl: 2 of 3 rows are longer than max_seq_length=5 and were split into 5 windows",
     )
     lone = [{"text": "abcdefghi"}]  # its </s> would stand alone, where nothing comes before it
     one = load(write(tmp_path / "b.jsonl", lone), max_seq_length=5, truncation="windows")
@@ -414,6 +415,6 @@ def test_a_window_weighs_what_its_row_does(tmp_path):
 def test_rows_with_an_answer_are_no_windows(tmp_path):
     dataset = load(write(tmp_path / "a.jsonl", LONG), max_seq_length=5, truncation="windows")
     assert texts(dataset) == ["cd", "x</s>"]
-    assert "a.jsonl: 1 of 2 rows is longer than max_seq_length=5 and was cut at the end" in (
+    assert "a.jsonl: 1 of 2 rows is longer than max_seq_length=5 and was truncated at the end" in (
         dataset.warnings
     )

@@ -43,7 +43,7 @@ def read(tokenizer, *rows, objective="dpo", **more):
 
 
 def texts(tokenizer, dataset):
-    """What is learnt of each example."""
+    """The text of each example that is trained on."""
     return [
         tokenizer.decode([int(i) for i in e.input_ids[e.labels != -100]], True) for e in dataset
     ]
@@ -123,7 +123,7 @@ def test_judged_answers(tokenizer):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "a", "completion": "b"}, "the keys 'chosen' and 'rejected'.*'prompt', 'comp"),
+        ({"prompt": "a", "completion": "b"}, "with 'chosen' and 'rejected', got 'prompt', 'c"),
         ({"prompt": "a", "chosen": "b", "rejected": [BAD]}, "both be text"),
         ({"chosen": [USER, GOOD], "rejected": [BAD]}, "differ before their last messages"),
         ({"prompt": [USER], "chosen": [GOOD], "rejected": [USER]}, "must end with a message of"),
@@ -148,11 +148,11 @@ def test_answers_that_are_cut_away_take_their_row_along(tokenizer):
     dataset = read(tokenizer, short, long, cut)
     assert dataset.num_rows == 2 and dataset.counts.without_labels == 1
     assert dataset.counts.truncated == 1 and dataset.longest == 64
-    assert any("nothing to learn within max_seq_length=64" in text for text in dataset.warnings)
+    assert any("nothing to train on within max_seq_length=64" in text for text in dataset.warnings)
     kept = read(tokenizer, long, truncation="keep_end")
     assert [t.strip() for t in texts(tokenizer, kept)] == ["good;", "bad;"]
     assert read(tokenizer, short, cut, truncation="drop").counts.dropped == 1
-    with pytest.raises(DataError, match="nothing to learn"):
+    with pytest.raises(DataError, match="nothing to train on"):
         read(tokenizer, long)
 
 
@@ -164,9 +164,9 @@ def test_pairs_of_one_answer_are_told(tokenizer, objective):
     other = {"prompt": "a?", "chosen": "b", "rejected": "c"}
     dataset = read(tokenizer, other, same, cut, same, objective=objective)
     assert dataset.num_rows == (8 if objective == "kto" else 4)
-    assert [text for text in dataset.warnings if "one and the same" in text] == [
-        "rows: 3 of 4 rows have one and the same answer as chosen and rejected within "
-        "max_seq_length=64, which compares nothing (rows[1], rows[2], rows[3])"
+    assert [text for text in dataset.warnings if "identical" in text] == [
+        "rows: 3 of 4 rows have identical chosen and rejected answers within "
+        "max_seq_length=64 and thus no preference (rows[1], rows[2], rows[3])"
     ]
     assert not any("same" in text for text in read(tokenizer, other, objective=objective).warnings)
 
@@ -240,5 +240,5 @@ def test_prepared_data_is_read_again(tokenizer, tmp_path):
 
 def test_texts_are_no_pairs(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text("some text")
-    with pytest.raises(DataError, match="learns from rows with answers"):
+    with pytest.raises(DataError, match="requires rows with answers"):
         load_dataset(tmp_path / "a.txt", tokenizer, 64, how=how())

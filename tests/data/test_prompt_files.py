@@ -11,12 +11,12 @@ from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.data import (
     PromptFormat,
-    RowEncoder,
     Tokenizer,
     prompt_kind,
     read_prompt_files,
     save_prompt_files,
 )
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import CheckpointError
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "own {{ messages[0].content }}"}
@@ -130,7 +130,7 @@ def test_further_templates_stay_with_the_tokenizer_s_own(tmp_path) -> None:
 
 def test_a_damaged_format_is_refused(tmp_path) -> None:
     (tmp_path / "prompt_format.json").write_text('{"prompt_format": "poem"}')
-    with pytest.raises(CheckpointError, match="'poem', not chat, alpaca or text"):
+    with pytest.raises(CheckpointError, match="must be chat, alpaca or text, got 'poem'"):
         prompt_kind(tmp_path)
     assert prompt_kind(tmp_path / "nowhere") == "chat"
 

@@ -97,15 +97,15 @@ def test_qwen3_leaves_the_empty_thought_to_the_last_turn() -> None:
 def test_real_data_sets(file, folder, chat) -> None:
     tok = tokenizer(folder)
     dataset = load_dataset(RECORDED / "datasets" / file, tok, 4096, chat)
-    assert dataset.num_truncated == 0
-    assert dataset.num_without_labels == 0
+    assert dataset.counts.truncated == 0
+    assert dataset.counts.without_labels == 0
     assert 0 < dataset.num_label_tokens < dataset.num_tokens
     assert dataset.max_token_id < tok.vocab_size
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["tokenizers/qwen3", "tokenizers/tinyllama"])
-def test_answers_of_real_chats_are_learnt_whole(folder) -> None:
+def test_answers_of_real_chats_are_trained_on_whole(folder) -> None:
     tok = tokenizer(folder)
     path = RECORDED / "datasets" / "oasst_en_100tree.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -12,7 +12,8 @@ from references.chat_masks import OTHERS, RECORD, SPECIAL, digest, ours
 from references.conversations import CONVERSATIONS
 from support.recorded import needs_recordings
 
-from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
 
 RECORDED = json.loads(RECORD.read_text())
 OWN = [name for name in RECORDED if name.startswith("own/")]

@@ -10,7 +10,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu import limits
 from qlora_wgpu.data import PreprocessConfig, load_dataset
 from qlora_wgpu.data.examples import document_ids, pieces_of
-from qlora_wgpu.data.sources import data_files, read_rows
+from qlora_wgpu.data.sources import read_rows, select_files
 from qlora_wgpu.errors import DataError
 
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -54,12 +54,10 @@ def test_empty_rows_are_left_out_and_counted(tmp_path, kind):
     dataset = load(write(tmp_path, rows))
     count = 2 * len(EMPTY[kind])
     assert len(dataset) == 2 and dataset.counts.empty == count
-    [warning] = [text for text in dataset.warnings if "hold nothing" in text]
-    assert warning.startswith(
-        f"a.jsonl: {count} of {len(rows)} rows hold nothing and were left out"
-    )
+    [warning] = [text for text in dataset.warnings if "are empty" in text]
+    assert warning.startswith(f"a.jsonl: {count} of {len(rows)} rows are empty and were skipped")
     assert "(a.jsonl line 1" in warning and ("…" in warning) == (count > 5)
-    with pytest.raises(DataError, match=rf"a.jsonl holds nothing: all of its {count} rows are"):
+    with pytest.raises(DataError, match=rf"a.jsonl has no content: all of its {count} rows are"):
         load(write(tmp_path, EMPTY[kind] * 2))
 
 
@@ -67,11 +65,11 @@ def test_empty_rows_are_left_out_and_counted(tmp_path, kind):
     ("row", "expected"),
     [
         ({"text": 3}, "'text' must be text"),
-        ({"id": 3}, "a row needs the key"),
+        ({"id": 3}, "a row must have"),
         ({"text": "a", "text ": None}, None),
         ("null", "must be a JSON object"),
-        ({"messages": "x"}, "must be a list of messages"),
-        ({"messages": [{"role": "user"}]}, "needs 'content' as text"),
+        ({"messages": "x"}, "must be a non-empty list of messages"),
+        ({"messages": [{"role": "user"}]}, "'content' is missing"),
         ({"prompt": "x", "completion": None}, "'completion' must be text, got nothing"),
     ],
 )
@@ -120,8 +118,14 @@ REFUSED = {
     ),
     "columns": (json.dumps(dict.fromkeys(map(str, range(5000)), 1)), "5,000 keys"),
     "messages": (json.dumps({"messages": CHAT * 3000}), "6,000 messages"),
-    "a key": (json.dumps({"k" * 10**6: 1, **dict.fromkeys(map(str, range(4000)))}), "a row needs"),
-    "a role": (json.dumps({"conversations": [{"from": "x" * 10**6, "value": ""}]}), "turn 1 is"),
+    "a key": (
+        json.dumps({"k" * 10**6: 1, **dict.fromkeys(map(str, range(4000)))}),
+        "a row must have",
+    ),
+    "a role": (
+        json.dumps({"conversations": [{"from": "x" * 10**6, "value": ""}]}),
+        "turn 1: unknown",
+    ),
 }
 
 
@@ -184,7 +188,7 @@ def test_a_list_of_rows_is_read_row_by_row(tmp_path):
         ('[{"a": 1},]', "Expecting value at line 1 column 11"),
         ('[{"a": 1}]\n]', "Extra data at line 2 column 1"),
         ('[\n{"a": "', "Unterminated string starting at at line 2 column 7"),
-        ("\n ", "must hold a list"),
+        ("\n ", "must contain a list"),
         ('[{"a": 12', "Expecting ',' delimiter"),
     ],
 )
@@ -220,13 +224,13 @@ def test_only_regular_files_are_data(tmp_path, monkeypatch):
     make_pipe(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").symlink_to("/dev/zero")
     for name in ("a.jsonl", "b.jsonl"):
-        with pytest.raises(DataError, match=f"{name} is not a regular file"):
-            data_files(tmp_path / name)
-    with pytest.raises(DataError, match="holds no data file"):
-        data_files(tmp_path)
+        with pytest.raises(DataError, match=f"{name} is a pipe, a device"):
+            select_files(tmp_path / name)
+    with pytest.raises(DataError, match="has no data files"):
+        select_files(tmp_path)
     monkeypatch.setattr("qlora_wgpu.data.sources.MAX_ENTRIES", 1)
-    with pytest.raises(DataError, match="holds more than 1 files"):
-        data_files(tmp_path)
+    with pytest.raises(DataError, match="has more than 1 files"):
+        select_files(tmp_path)
 
 
 @pytest.mark.slow
@@ -250,4 +254,4 @@ def test_parquet_that_is_more_than_it_seems(tmp_path, kind):
         path.write_bytes(raw)
     with pytest.raises(DataError) as caught:
         load(path)
-    assert str(caught.value).startswith("a.parquet ") and "\n" not in str(caught.value)
+    assert "a.parquet" in str(caught.value) and "\n" not in str(caught.value)

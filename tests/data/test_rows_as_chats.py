@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import PreprocessConfig, load_dataset, row_format
 from qlora_wgpu.data.dataset import encode_rows
@@ -49,9 +49,9 @@ def test_a_row_is_the_chat_that_it_stands_for(row, chat, train_on):
     assert encoded([row], train_on=train_on) == encoded([chat], train_on=train_on, as_chats=False)
 
 
-def test_only_the_answer_of_a_prompt_is_learnt():
+def test_only_the_answer_of_a_prompt_is_trained_on():
     [(ids, labels)] = encoded([PAIR])
-    assert learnt(tiny_tokenizer(), ids, labels) == "b<|im_end|>\n"
+    assert trained_text(tiny_tokenizer(), ids, labels) == "b<|im_end|>\n"
 
 
 def test_other_rows_stay_what_they_are():

@@ -74,7 +74,7 @@ def test_the_rows_before_a_wrong_one_come_first() -> None:
     rows = [ROWS["pair"](i) for i in range(30)]
     rows[7] = {"prompt": "a", "completion": "\ud800"}
     rows[9] = {"prompt": "a", "completion": 5}
-    with pytest.raises(TokenizerError, match=r"rows\[7\]: a text with a lone surrogate"):
+    with pytest.raises(TokenizerError, match=r"rows\[7\]: cannot encode .* lone surrogate"):
         encoded(rows)
 
 

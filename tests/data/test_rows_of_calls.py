@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support.recorded import RECORDED, needs_recordings
-from support.tiny_tokenizer import learnt
+from support.tiny_tokenizer import trained_text
 
 from qlora_wgpu.data import PreprocessConfig, Tokenizer
 from qlora_wgpu.data.dataset import encode_rows
@@ -52,7 +52,7 @@ def test_rows_of_tool_calls_as_llama_factory_has_them(template):
     examples = encode_rows(rows, tokenizer, how)
     assert len(examples) == len(rows) >= 30
     for row, example in zip(rows, examples, strict=True):
-        said = learnt(tokenizer, example.input_ids.tolist(), example.labels.tolist())
+        said = trained_text(tokenizer, example.input_ids.tolist(), example.labels.tolist())
         turns = [turn["from"] for turn in row["conversations"]]
         assert said.count("ANSWER") == turns.count("gpt") and "RESULT" not in said
         assert ("weather" in said) == ("function_call" in turns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer, trained_text
 
 from qlora_wgpu.data import row_source
 from qlora_wgpu.data.dataset import encode_rows
@@ -36,7 +36,7 @@ def encoded(template: str, given: list[dict], **options) -> list[tuple[str, str]
     tokenizer = tiny_tokenizer(chat_template=template)
     data = encode_rows(given, tokenizer, PreprocessConfig(512, **options))
     return [
-        (tokenizer.decode(e.input_ids, False), learnt(tokenizer, e.input_ids, e.labels))
+        (tokenizer.decode(e.input_ids, False), trained_text(tokenizer, e.input_ids, e.labels))
         for e in data
     ]
 

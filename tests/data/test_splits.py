@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from qlora_wgpu.data.hub_datasets import _selection, _usual_split, choose
+from qlora_wgpu.data.hub_datasets import _default_split, _selection, choose
 from qlora_wgpu.data.sources import select_files
 from qlora_wgpu.data.splits import by_split
 from qlora_wgpu.errors import DataError
@@ -119,9 +119,9 @@ def test_text_may_lie_beside_rows_of_another_split(tmp_path):
 
 def test_what_is_not_there(tmp_path):
     chats = folder_of(tmp_path / "chats", "test.jsonl", "valid.jsonl")
-    with pytest.raises(DataError, match="no training data: its files are named for test, valid"):
+    with pytest.raises(DataError, match=r"no training split \(its splits: test, valid"):
         read(chats)
-    with pytest.raises(DataError, match="no split 'train': its files are named for test, valid"):
+    with pytest.raises(DataError, match=r"no split 'train' \(its splits: test, valid"):
         read(chats.with_name("chats:train"))
 
 
@@ -131,9 +131,9 @@ HUB = ["README.md", "data-train.jsonl", "data-dev.jsonl", "test-00000-of-00001.p
 def test_splits_of_the_hub(tmp_path):
     assert choose("o/n", HUB, "train") == ["data-train.jsonl"]
     assert choose("o/n", HUB, "validation") == ["data-dev.jsonl"]
-    assert _usual_split(HUB, held_out=False) == "train"
-    assert _usual_split(HUB, held_out=True) == "validation"
-    assert _usual_split(["chats.jsonl"], held_out=True) == "train"
+    assert _default_split(HUB, held_out=False) == "train"
+    assert _default_split(HUB, held_out=True) == "validation"
+    assert _default_split(["chats.jsonl"], held_out=True) == "train"
     assert _selection("o/n", tmp_path, HUB, ["data-train.jsonl"]).left_out == {
         "validation": ["data-dev.jsonl"],
         "test": ["test-00000-of-00001.parquet"],
@@ -152,7 +152,7 @@ def test_splits_of_the_hub(tmp_path):
 def test_a_folder_of_something_else(tmp_path, names, kind):
     for name in names:
         (tmp_path / name).write_text("{}")
-    with pytest.raises(DataError, match=f"the folder .* is {kind}, not data: name the"):
+    with pytest.raises(DataError, match=f"the folder .* is {kind}, not data: name a"):
         select_files(tmp_path)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "train.jsonl").write_text('{"text": "a"}')

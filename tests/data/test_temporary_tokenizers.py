@@ -12,7 +12,7 @@ def test_a_folder_with_new_tokens_goes_with_the_process_without_a_warning(tmp_pa
     write_tokenizer(tmp_path)
     code = (
         "from pathlib import Path\n"
-        "from qlora_wgpu.data.new_tokens import extended_tokenizer\n"
+        "from qlora_wgpu.data.tokenizer import extended_tokenizer\n"
         f"print(extended_tokenizer(Path({str(tmp_path)!r}), ['ab'], []).folder)"
     )
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", code]

@@ -126,7 +126,7 @@ def test_a_chat_template_that_is_no_text(tmp_path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"model": {"type": "BPE"}}'])
 def test_damaged_tokenizer_files(tmp_path, content) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer"):
+    with pytest.raises(TokenizerError, match=r"cannot read the tokenizer .*tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
 
 
@@ -148,10 +148,10 @@ def test_missing_files(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (["tokenizer.model"], "holds tokenizer[.]model only; load and save it once"),
-        (["vocab.json", "merges.txt"], "holds vocab[.]json and merges[.]txt only; load and save"),
-        (["tokenizer.tiktoken"], "holds tokenizer[.]tiktoken only; load and save"),
-        (["tekken.json"], "holds tekken[.]json only; copy that of a model with the same"),
+        (["tokenizer.model"], "has only tokenizer[.]model; load and save it once"),
+        (["vocab.json", "merges.txt"], "has only vocab[.]json and merges[.]txt; load and save"),
+        (["tokenizer.tiktoken"], "has only tokenizer[.]tiktoken; load and save"),
+        (["tekken.json"], "has only tekken[.]json; copy the file of a model with the same"),
         (["vocab.json"], "copy the tokenizer of the base model there"),
     ],
 )
@@ -172,7 +172,7 @@ def test_a_template_of_a_processor_counts_where_the_tokenizer_has_none(tmp_path)
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00", 3, None, b"x"])
 def test_what_cannot_be_encoded(text) -> None:
-    match = "lone surrogate" if isinstance(text, str) else "only text"
+    match = "lone surrogate" if isinstance(text, str) else "must be a string"
     with pytest.raises(TokenizerError, match=match):
         tiny_tokenizer().encode(text)
 

@@ -29,14 +29,14 @@ def test_a_row_without_weight_is_left_out():
     dataset = read([1, 0, 2])
     assert [e.weight for e in dataset] == [1.0, 2.0]
     assert dataset.counts.without_labels == 1
-    assert "rows: 1 of 3 rows has the weight 0 and was left out" in dataset.warnings
+    assert "rows: 1 of 3 rows has the weight 0 and was dropped" in dataset.warnings
     assert not any("max_seq_length" in text for text in dataset.warnings)
     silent = [{"text": "a", "w": 0}, {"text": "b", "w": 1}, {"text": "c", "w": 0}]
     told = encode_rows(silent, tiny_tokenizer(), PreprocessConfig(32, columns=WEIGHTED)).warnings
-    assert "rows: 2 of 3 rows have the weight 0 and were left out" in told
-    with pytest.raises(DataError, match="nothing to learn: all of its 2 rows have the weight 0"):
+    assert "rows: 2 of 3 rows have the weight 0 and were dropped" in told
+    with pytest.raises(DataError, match="nothing to train on: all of its 2 rows have the weight 0"):
         read([0, 0.0])
-    with pytest.raises(DataError, match="nothing to learn: its only row has the weight 0"):
+    with pytest.raises(DataError, match="nothing to train on: its only row has the weight 0"):
         read([0])
 
 
@@ -45,13 +45,15 @@ def test_a_row_without_weight_is_left_out():
     [-1, float("nan"), float("inf"), "much", None, True, [1], 10**400, 1e-40, "-0.5", ""],
 )
 def test_weights_that_are_none(weight):
-    with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be a number, 0 or"):
+    with pytest.raises(DataError, match=r"rows\[1\]: the weight in 'w' must be 0 or a number"):
         read([1, weight])
 
 
 def test_a_row_that_lacks_the_column():
     how = PreprocessConfig(32, columns=WEIGHTED)
-    with pytest.raises(DataError, match="names the column 'w' for 'weight', but the row's are"):
+    with pytest.raises(
+        DataError, match="maps 'weight' to the column 'w', but the row's columns are"
+    ):
         encode_rows([{"text": "a", "w": 1}, {"text": "b"}], tiny_tokenizer(), how)
 
 

@@ -1,5 +1,7 @@
 """Small runs that are stopped and go on, and what their folders hold."""
 
+from support.observing import observed
+
 from e2e.test_training import Warnings, config, metrics, opened, rows
 from qlora_wgpu import Trainer
 from qlora_wgpu.training import Observer
@@ -15,7 +17,9 @@ def run(folder, device, out, *, observer=None, resume=False, dataset=None, **sec
     settings = config(folder, out, **{**SETTINGS, **sections})
     model = opened(folder, device, lora_dropout=0.1)
     dataset = rows() if dataset is None else dataset
-    return Trainer(model, settings, observer, resume=resume).train(dataset, rows(4, seed=1))
+    return Trainer(model, settings, callbacks=observed(observer), resume=resume).train(
+        dataset, rows(4, seed=1)
+    )
 
 
 def adapter(out):

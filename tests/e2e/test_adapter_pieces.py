@@ -9,7 +9,7 @@ from e2e.test_residency import MEASURES, RESIDENT, trained, write_family
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cluster.blocks import BlockResult
-from qlora_wgpu.cluster.computing import GradientSum
+from qlora_wgpu.cluster.owner import GradientSum
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout

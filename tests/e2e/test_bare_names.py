@@ -5,7 +5,7 @@ from safetensors.numpy import load_file, save_file
 
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.export import merge, quantize_folder
+from qlora_wgpu.exporting import merge, quantize_folder
 
 IDS = np.arange(1, 9).reshape(1, 8)
 EXACT = {"quant": QuantConfig(scheme="none"), "compute_dtype": "float32"}

@@ -5,6 +5,7 @@ import math
 
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.stopped_runs import Kill, Killed
@@ -41,7 +42,7 @@ def run(folder, name, settings, observer=None, data=None, optim=None, **how):
     made["eval"] = {"eval_steps": 1, **settings}
     made["optim"] |= {"learning_rate": 3e-2, **(optim or {})}
     made["output"]["save_steps"] = 3
-    result = qlora_wgpu.train(made, observer or Told(), **how)
+    result = qlora_wgpu.train(made, callbacks=observed(observer or Told()), **how)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     return result, [row for row in map(json.loads, lines) if "eval_loss" in row]
 
@@ -73,7 +74,9 @@ def test_a_reward_that_does_not_rise_ends_the_run(folder):
     result, told = run(folder, "early", settings, observer)
     assert result.stopped_early and result.steps == 2 and result.best_step == 0
     assert told[2]["eval_loss"] < told[1]["eval_loss"] < told[0]["eval_loss"]
-    assert "after step 2: the held-out rewards/rejected no longer rises, in 2" in observer.texts[-1]
+    assert (
+        "after step 2: the held-out rewards/rejected no longer rises, for 2" in observer.texts[-1]
+    )
     again, _ = run(folder, "early", settings, resume=True)
     assert again.was_finished and again.best_step == 0
     again, _ = run(folder, "early", settings | {"metric_for_best_model": "loss"}, resume=True)
@@ -125,7 +128,7 @@ def test_another_figure_is_looked_for_anew(folder):
     observer = Told()
     run(folder, "another", {"load_best_model_at_end": True}, Told(stop_after=3))
     result, told = run(folder, "another", LEAST, observer, resume=True)
-    assert any("the lowest rewards/rejected now, not the lowest loss" in t for t in observer.texts)
+    assert any("the lowest rewards/rejected, not the lowest loss" in t for t in observer.texts)
     after = [row for row in told if row["step"] > 3]
     best = min(after, key=lambda row: row["eval_rewards/rejected"])
     assert (result.best_step, result.best_eval_loss) == (best["step"], best["eval_loss"])
@@ -139,6 +142,8 @@ def test_a_figure_that_the_rows_do_not_give_is_told_before_the_first_step(folder
     good = {"prompt": pair["prompt"], "completion": pair["rejected"], "label": True}
     (folder / "good.jsonl").write_text(json.dumps(good) + "\n")
     data = {"eval": str(folder / "good.jsonl"), "eval_split": None}
-    with pytest.raises(ConfigError, match=r"is rewards/margins, but there is no bad answer"):
+    with pytest.raises(
+        ConfigError, match=r"is rewards/margins, but the held-out rows have no undesirable"
+    ):
         run(folder, "good", {"metric_for_best_model": "rewards/margins"}, data=data)
     assert not (folder / "good").exists()

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Config, Observer, train
+from qlora_wgpu import Config, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model import memory_plan
+from qlora_wgpu.training import Observer
 
 MIB = 1 << 20
 TOKENS = {"embed_tokens": [0, 5, 12287], "lm_head": [12287, 5]}
@@ -48,7 +50,7 @@ def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": memory,
     })  # fmt: skip
-    result = train(settings, notes, resume=resume)
+    result = train(settings, callbacks=observed(notes), resume=resume)
     return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
@@ -66,7 +68,7 @@ def test_a_budget_changes_no_bit(place, plain):
     assert got == expected
     assert result.peak_bytes <= budget
     assert abs(notes.plans[0] - result.peak_bytes) < 0.01 * result.peak_bytes
-    assert any("in host memory" in text and "GB a step" in text for text in notes.texts)
+    assert any("in host memory" in text and "GB per step" in text for text in notes.texts)
     assert result.train_loss == plain.train_loss and result.eval_loss == plain.eval_loss
     # Begun in one way, gone on with in another.
     trained(place, "resumed", steps=2)
@@ -160,7 +162,7 @@ def test_the_least_memory_streams_the_head_too(place, plain):
 
 
 def test_too_little_memory_is_a_sentence(place):
-    with pytest.raises(OutOfMemoryError, match=r"training takes at least .* raise device.memory"):
+    with pytest.raises(OutOfMemoryError, match=r"training needs at least .* raise device.memory"):
         trained(place, "none", memory="1MiB")
     assert not (place / "none" / "adapter").exists()
 
@@ -174,8 +176,8 @@ def test_a_wrong_size_is_a_sentence(place, memory):
 def test_a_matrix_beyond_a_binding_is_a_sentence(place, monkeypatch):
     monkeypatch.setattr(Device, "max_binding", 200_000)
     message = (
-        r"adapter of model.layers.0.self_attn.q_proj with r 512 takes 262,144 bytes in one piece, "
-        r"and .* allows 200,000: lower lora.r or leave it out of lora.target_modules"
+        r"adapter of model.layers.0.self_attn.q_proj with r 512 needs 262,144 bytes in one piece, "
+        r"but .* allows 200,000: lower lora.r or leave it out of lora.target_modules"
     )
     with pytest.raises(OutOfMemoryError, match=message):
         trained(place, "large", r=512)

@@ -147,7 +147,7 @@ MISTAKES = {
     "negative eps": (("train", "run.yaml"), edit_config(rms_norm_eps=-1.0), None, "rms_norm_eps"),
     "eps": (("train", "run.yaml"), edit_config(rms_norm_eps=float("inf")), None, "rms_norm_eps"),
     "no heads": (("train", "run.yaml"), edit_config(num_attention_heads=0), None, "num_attention"),
-    "kv heads": (("train", "run.yaml"), edit_config(num_key_value_heads=4), None, "no multiple"),
+    "kv heads": (("train", "run.yaml"), edit_config(num_key_value_heads=4), None, "a multiple of"),
     "untied without a head": (
         ("train", "run.yaml"), edit_config(tie_word_embeddings=False), None, "lm_head",
     ),
@@ -178,7 +178,7 @@ MISTAKES = {
     "no data": (("train", "run.yaml", "data.train=trian.jsonl"), None, None, "train.jsonl"),
     "empty data": (("train", "run.yaml"), replace("train.jsonl", ""), None, "train.jsonl"),
     "broken data": (("train", "run.yaml"), replace("train.jsonl", '{"a"'), None, "line 1"),
-    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=70), None, "asks for"),
+    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=70), None, "(70, 36)"),
     "no such device": (("train", "run.yaml", "device.gpu=radeon9"), None, None, "radeon9"),
     "no such gpu": (
         ("generate", "--model", "model", "--gpu", "radeon9", "--prompt", "x"), None, None,
@@ -192,7 +192,7 @@ MISTAKES = {
     "no adapter folder": (
         ("generate", "--model", "model", "--adapter", "gone", "--prompt", "x"), None, None, "gone",
     ),
-    "no such GPU, doctor": (("doctor", "--gpu", "nope"), None, None, "no GPU is called 'nope'"),
+    "no such GPU, doctor": (("doctor", "--gpu", "nope"), None, None, "no GPU matches 'nope'"),
     "no driver, doctor": (("doctor",), None, NOTHING, "mesa-vulkan-drivers"),
     "no driver, train": (("train", "run.yaml"), None, NOTHING, "mesa-vulkan-drivers"),
 }  # fmt: skip
@@ -236,7 +236,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
 def test_a_key_s_old_name_is_told_on_stderr(place):
     done = run_here("train", "run.yaml", "device.adapter=radeon9", "output.dir=bad", cwd=place)
     note, error = [line for line in done.stderr.splitlines() if line.strip()]
-    assert note.startswith("note: device.adapter is now called device.gpu")
+    assert note.startswith("note: device.adapter was renamed to device.gpu")
     assert done.returncode == 2 and error.startswith("error: ") and "radeon9" in error
 
 
@@ -248,7 +248,7 @@ def own_choices(place, monkeypatch):
     checked = results.cache_file()
     monkeypatch.setattr(results, "cache_file", lambda: checked)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-    monkeypatch.setattr(tuner, "_MOST_ROUNDS", tuner._LEAST_ROUNDS)
+    monkeypatch.setattr(tuner, "_MAX_ROUNDS", tuner._MIN_ROUNDS)
     return place / "cache" / "qlora-wgpu" / "tuning.json"
 
 
@@ -260,12 +260,12 @@ def test_tuning_is_done_once_and_shown(place, own_choices, monkeypatch):
             "train", "run.yaml", "device.tune=always", f"output.dir={folder}", cwd=place
         )
         assert done.returncode == 0, done.stderr
-        assert "kernels as timed on this GPU: " in done.stdout
+        assert "autotuned kernels: " in done.stdout
         rows = (place / folder / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(row).get("loss") for row in rows])
         assert len(json.loads(own_choices.read_text())) == 1
         times.append(own_choices.stat().st_mtime_ns)
     assert losses[0] == losses[1] and times[0] == times[1]
     monkeypatch.setattr(estimation, "training_speed", lambda config, device: 100.0)
-    assert run_here("doctor", cwd=place).stdout.count("timed for hidden") == 1
+    assert run_here("doctor", cwd=place).stdout.count("autotuned: hidden") == 1
     assert own_choices.stat().st_mtime_ns == times[0]

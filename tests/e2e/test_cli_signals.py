@@ -67,12 +67,10 @@ def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
     again = run(*args[:-3], "train.max_steps=30", "eval.eval_steps=0", "--resume",
                 "output.save_steps=1000", cwd=place)  # fmt: skip
     assert again.returncode == 0, again.stderr
-    assert f"goes on from step-{step}" in again.stdout
+    assert f"resumed from step-{step}" in again.stdout
     rows = [json.loads(x) for x in metrics.read_text().splitlines()]
     assert [r["step"] for r in rows if "loss" in r] == list(range(1, 31))
-    assert "are mutually exclusive" in refused(
-        place, "train", "run.yaml", "--resume", "--overwrite"
-    )
+    assert "mutually exclusive" in refused(place, "train", "run.yaml", "--resume", "--overwrite")
     assert "train.seed" in refused(
         place, *args[:3], "train.max_steps=30", "eval.eval_steps=0", "--resume", "train.seed=9"
     )

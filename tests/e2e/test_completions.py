@@ -74,8 +74,8 @@ def test_answers_are_compared(place):
 def test_a_place_for_answers_is_looked_at_before_they_are_written(place):
     (place / "folder").mkdir()
     for name, told in (
-        ("none/out.jsonl", "there is no folder none"),
-        ("folder", "not a file name"),
+        ("none/out.jsonl", "the folder none does not exist"),
+        ("folder", "must be a file name"),
     ):
         done = run_here("eval", "run.yaml", "--predictions", name, cwd=place)
         assert (done.returncode, done.stdout) == (2, "") and told in done.stderr

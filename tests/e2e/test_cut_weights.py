@@ -5,11 +5,13 @@ import os
 import numpy as np
 import pytest
 from support.allocating import allocating_device
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Config, Observer, train
+from qlora_wgpu import Config, train
 from qlora_wgpu.errors import WeightFileError
-from qlora_wgpu.mapped_files import map_file, path_of, read_now, require_whole
+from qlora_wgpu.mapped_files import check_not_truncated, map_file, path_of, read_now
+from qlora_wgpu.training import Observer
 
 
 class Cutting(Observer):
@@ -51,7 +53,7 @@ def test_a_run_is_saved_before_it_ends(in_buffers, monkeypatch, tmp_path):
             "log": {"logging_steps": 1},
             "device": changes,
         }
-        return train(Config.model_validate(settings), observer)
+        return train(Config.model_validate(settings), callbacks=observed(observer))
 
     whole = Cutting()
     run("whole", whole, keep_dequantized=False)
@@ -59,8 +61,8 @@ def test_a_run_is_saved_before_it_ends(in_buffers, monkeypatch, tmp_path):
     path = tmp_path / "model" / "model.safetensors"
     size, cutting = path.stat().st_size, Cutting(path)
     message = (
-        rf"{path} was cut while it was read: 4,096 of {size:,} bytes are left; copy or download it "
-        r"again; the run is saved after step [34], and resume=True goes on"
+        rf"{path} was truncated while it was read: 4,096 of {size:,} bytes are left; copy or "
+        r"download it again; the run is saved after step [34]: resume=True continues it"
     )
     with pytest.raises(WeightFileError, match=message):
         run("cut", cutting, memory=device.budget)
@@ -76,9 +78,9 @@ def test_a_map_knows_what_it_is_of(tmp_path):
         mapped = map_file(path, file, 10)
     part = mapped[100:200].view(np.uint16)
     read_now(part)
-    require_whole(part)
+    check_not_truncated(part)
     assert path_of(part) == str(path) and path_of(part.copy()) is None
     path.unlink()  # whoever has it mapped still has all of it
-    require_whole(part)
-    require_whole(part.copy())
+    check_not_truncated(part)
+    check_not_truncated(part.copy())
     assert mapped[0] == 10

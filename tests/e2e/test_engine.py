@@ -112,7 +112,7 @@ def test_texts_stop_are_cancelled_and_leave_room(device, tmp_path):
     assert engine.is_idle and list(engine.add(PROMPTS[0], max_new_tokens=8)) == alone
     assert engine.add([1], max_new_tokens=0).finish_reason == "length"
     assert len(list(engine.add([1] * 28, max_new_tokens=9))) == 2
-    with pytest.raises(DataError, match="may have 30"):
+    with pytest.raises(DataError, match="the maximum with its answer is 30"):
         engine.add([1] * 30, max_new_tokens=1)
     with pytest.raises(DataError, match="empty"):
         engine.add([], max_new_tokens=1)
@@ -152,7 +152,7 @@ def test_a_token_is_of_the_logits_that_are_told(device, tmp_path):
     model = opened("qwen2", tmp_path, device, "bfloat16", "nf4")
     text = Engine(model, 1, 30).add(PROMPTS[1], max_new_tokens=12, logprobs=1)
     assert list(text) == list(generate(model, PROMPTS[1], max_new_tokens=12))
-    assert text.ids == [told.top[0][0] for told in text.told]
+    assert text.ids == [told.top[0][0] for told in text.token_logprobs]
 
 
 def test_sizes_of_batches():

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.generation import generate
 from qlora_wgpu.lora import load_adapter
@@ -293,5 +293,7 @@ def test_an_adapter_begins_as_part_of_a_router(device, tmp_path, start):
 def test_a_routers_parameter_takes_no_magnitude(device, tmp_path):
     base = base_of("qwen3_moe-experts", tmp_path / "base")
     lora = LoraConfig(r=2, target_modules=["q_proj", "gate"], use_dora=True)
-    with pytest.raises(ConfigError, match=r"use_dora cannot adapt .*gate, a bare parameter"):
+    with pytest.raises(
+        ConfigError, match=r"use_dora is not supported for .*gate, a bare parameter"
+    ):
         QLoRAModel.from_pretrained(base, lora, PLAIN, "float32", device)

@@ -9,8 +9,8 @@ from references.seeded import adapter, batch, weights
 from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.export.merge import merge
-from qlora_wgpu.export.quantized import quantize_folder
+from qlora_wgpu.exporting.folders import quantize_folder
+from qlora_wgpu.exporting.merge import merge
 
 pytestmark = pytest.mark.quick
 

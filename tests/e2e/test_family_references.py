@@ -1,10 +1,12 @@
 """Every family against recorded PyTorch: odd shapes, padding, a row with nothing to learn."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from references.config_trials import TEXTS
 from references.seeded import adapter, batch, weights
 from safetensors.numpy import save_file
 from support.recorded_models import (
@@ -43,13 +45,10 @@ def quant(case):
     return QuantConfig(scheme="nf4" if case.endswith("-nf4") else "none")
 
 
-IMAGES = {"gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"}
-
-
 def test_every_family_is_recorded():
     types = {json.loads(str(np.load(FOLDER / f"{c}.npz")["config"]))["model_type"] for c in CASES}
     # A text part under the name of a model with images is the same forward.
-    assert types | IMAGES >= set(known_families())
+    assert types | set(TEXTS) >= set(known_families())
 
 
 @pytest.mark.quick(case=["llama", "gemma2", "qwen3_moe"])
@@ -81,18 +80,38 @@ def test_weights_of_parts_are_read_back_as_they_are_stored(device, tmp_path, cas
         np.testing.assert_array_equal(state[name], array)
 
 
-def test_the_text_part_of_a_model_with_images(device, tmp_path):
-    recorded = np.load(FOLDER / "gemma3.npz")
-    shapes = json.loads(str(recorded["shapes"]))
-    tensors = weights(shapes, float(recorded["norm_offset"]))
+# A vision-language model, its text's recorded case, its prefix in PEFT, and others in files.
+VISION = {
+    "gemma3": ("gemma3", "model.language_model.", ["language_model.model."]),
+    "idefics3": ("llama", "model.text_model.", []),
+    "smolvlm": ("llama", "model.text_model.", []),
+    "llava": ("qwen2", "model.language_model.", ["language_model.model."]),
+    "llava_next": ("mistral", "model.language_model.", ["language_model.model."]),
+    "lfm2_vl": ("lfm2", "model.language_model.", []),
+    "qwen2_vl": ("qwen2", "model.language_model.", ["model."]),
+    "qwen2_5_vl": ("qwen2", "model.language_model.", ["model."]),
+    "qwen3_vl": ("qwen3", "model.language_model.", []),
+    "qwen3_vl_moe": ("qwen3_moe-experts", "model.language_model.", []),
+}
+
+
+@pytest.mark.cover(model_type=["gemma3", "smolvlm", "llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("model_type", VISION)
+def test_the_language_model_of_a_vision_language_model(device, tmp_path, model_type):
+    case, prefix, others = VISION[model_type]
+    recorded = np.load(FOLDER / f"{case}.npz")
+    tensors = weights(json.loads(str(recorded["shapes"])), float(recorded["norm_offset"]))
     text = json.loads(str(recorded["config"]))
+    whole = {"model_type": model_type, "text_config": text}
+    whole["tie_word_embeddings"] = "lm_head.weight" not in tensors
     ids, mask, _ = batch()
-    for prefix in ("language_model.model.", "model.language_model."):
-        folder = tmp_path / prefix
+    for begins in (prefix, *others):
+        folder = tmp_path / begins
         folder.mkdir()
-        whole = {"model_type": "gemma3", "text_config": text}
+        head = "language_model.lm_head.weight" if begins.startswith("lang") else "lm_head.weight"
         (folder / "config.json").write_text(json.dumps(whole))
-        renamed = {prefix + name.removeprefix("model."): array for name, array in tensors.items()}
+        renamed = {name.replace("model.", begins, 1): array for name, array in tensors.items()}
+        renamed = {head if n == "lm_head.weight" else n: array for n, array in renamed.items()}
         save_file({**renamed, "vision_tower.x": np.zeros(3)}, folder / "model.safetensors")
         model = QLoRAModel.from_pretrained(
             folder, LoraConfig(r=5, lora_alpha=10), QuantConfig(scheme="none"), "float32", device
@@ -100,8 +119,15 @@ def test_the_text_part_of_a_model_with_images(device, tmp_path):
         logits = model.logits(ids, mask)
         worst = np.abs(logits[..., :40] - recorded["logits"])[mask == 1].max()
         assert worst <= 1e-5 * np.abs(recorded["logits"][mask == 1]).max()
-        name = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"
-        assert name in model.adapter_state_dict()
+        names = model.adapter_state_dict()
+        assert all(name.startswith(f"base_model.model.{prefix}layers.") for name in names)
+        model.save_adapter(folder / "adapter")
+        saved = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+        modules = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in names}
+        pattern = saved["target_modules"]  # of which PEFT adapts none in an image tower
+        assert all(re.fullmatch(pattern, module) for module in modules)
+        layer = next(m for m in modules if m.endswith("q_proj"))
+        assert not re.fullmatch(pattern, layer.replace(prefix, "model.vision_tower."))
 
 
 def test_a_family_of_ones_own(device, tmp_path, monkeypatch):

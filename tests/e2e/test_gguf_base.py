@@ -85,7 +85,7 @@ def test_types_that_no_kernel_reads(tmp_path, device) -> None:
                        "head_dim": 64, "num_key_value_heads": 4}  # fmt: skip
     path = write_model(tmp_path / "m.gguf", config, random_weights(config), default=Type.TQ1_0,
                        types={"token_embd.weight": Type.F16})  # fmt: skip
-    with pytest.warns(UserWarning, match=r"7 linear layers .* weights moved by [0-9.]+ %"):
+    with pytest.warns(UserWarning, match=r"7 linear layers .* changed their weights by [0-9.]+ %"):
         assert np.isfinite(logits(path, device)).all()
 
 
@@ -136,12 +136,12 @@ def test_an_adapter_for_llama_cpp(place, trained) -> None:
 def test_mistakes(place) -> None:
     for args, message in (
         (("train", "base.gguf"), "init --model base.gguf"),
-        (("estimate", "gone.gguf"), "there is no shape 'gone.gguf'"),
+        (("estimate", "gone.gguf"), "unknown shape 'gone.gguf'"),
         (
             ("train", "run.yaml", "model.path=gone.gguf", "output.dir=new"),
             "model folder gone.gguf does not exist",
         ),
-        (("quantize", "--model", "base.gguf", "--out", "new"), "is quantized already"),
+        (("quantize", "--model", "base.gguf", "--out", "new"), "is already quantized"),
     ):
         done = run_here(*args, cwd=place)
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)

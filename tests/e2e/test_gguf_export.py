@@ -12,11 +12,12 @@ import pytest
 from support.commands import run_here
 from support.gguf_files import byte_vocabulary, random_weights, write_model
 
+import qlora_wgpu
 from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.export import gguf_tensors as tensors
+from qlora_wgpu.exporting import gguf_tensors as tensors
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gguf.layout import TensorSlice
 from qlora_wgpu.lora import AdapterConfig, save_adapter
@@ -118,7 +119,7 @@ def test_tokens_that_llama_cpp_makes_otherwise_are_named(place) -> None:
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "note: llama.cpp makes other tokens of 1 of 3 texts of the run than were trained" in said
+    assert "note: llama.cpp tokenizes 1 of 3 examples of the run differently from training" in said
     assert "in training and 'e'" in said and "au" in said
     # Without data or a check, prompts are rendered from the template.
     (place / "out/model.gguf").unlink()
@@ -229,7 +230,7 @@ def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypa
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     done = run_here("export", "out", cwd=place)
-    assert done.returncode == 2 and "error: out has room for 0.0 MB" in done.stderr, done.stderr
+    assert done.returncode == 2 and "out has 0.0 MB of free space" in done.stderr, done.stderr
     assert not list(place.glob("out/*odel*"))
 
 
@@ -237,8 +238,8 @@ def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/merged is whole, but its drift is unknown: no GPU was found; --no-check does "
-        "without measuring\n"
+        "error: out/merged is complete, but its drift is unknown: no GPU was found; --no-check "
+        "skips the measurement\n"
     )
     assert (place / "out/merged/model.safetensors").exists()
 
@@ -260,12 +261,20 @@ def test_mistakes(place) -> None:
         (("export", "out", "--type", "q5_k_m"), "llama-quantize model.gguf smaller.gguf Q5_K_M"),
         (("export", "out", "--type", "int4"), "--type 'int4' is not a type of GGUF files"),
         (("export", "out", "--gguf", "model.bin"), "must end in .gguf"),
-        (("export", "out", "--adapter-only", "--type", "f16"), "--type is for whole models"),
+        (("export", "out", "--adapter-only", "--type", "f16"), "are mutually exclusive"),
         ((*named, "--model", "other"), "does not fit other"),
         ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
-        ((*named, "--model", "gone"), "there is no model folder 'gone'"),
+        ((*named, "--model", "gone"), "model folder 'gone' does not exist"),
     ):
         done = run_here(*args, cwd=place)
         assert done.returncode == 2 and message in done.stderr, (args, done.stderr)
         assert done.stderr.count("\n") == 1
     assert not list(place.glob("*x.gguf")) + list(place.glob("out/*gguf"))
+
+
+def test_from_python(place, capfd) -> None:
+    written = qlora_wgpu.export(place / "out", type="q8_0", gguf=place / "python.gguf")
+    assert written.path == place / "python.gguf" and written.type_name == "q8_0"
+    assert 0 < written.drift.lost < 0.01 and written.nbytes == written.path.stat().st_size
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")

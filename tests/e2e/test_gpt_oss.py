@@ -12,7 +12,7 @@ from support.grown_texts import grown, log_probabilities
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.model.pretrained import QuantizationPolicy
 
@@ -110,7 +110,7 @@ def test_merged(device, folders, tmp_path, kind):
     model.save_adapter(tmp_path / "adapter")
     config = json.loads((folder / "config.json").read_text())
     if kind == "stored":
-        with pytest.raises(UnsupportedModelError, match="original weights are not known"):
+        with pytest.raises(UnsupportedModelError, match="original weights are unknown"):
             merge(folder, tmp_path / "adapter", tmp_path / "merged")
     merge(folder, tmp_path / "adapter", tmp_path / "merged", base=base)
     merged = ModelFolder.open(tmp_path / "merged")

@@ -12,7 +12,7 @@ from e2e.test_family_types import normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.cluster.blocks import BlockResult
-from qlora_wgpu.cluster.computing import GradientSum
+from qlora_wgpu.cluster.owner import GradientSum
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE

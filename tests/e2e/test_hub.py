@@ -129,7 +129,10 @@ def test_a_configuration_of_a_data_set(configurations, tmp_path, name, held_out,
     ("name", "message"),
     [
         ("owner/math", "has the configurations main, socratic: name one, such as owner/math:main"),
-        ("owner/math:big/train", "has no configuration 'big': it has main, socratic, named as in"),
+        (
+            "owner/math:big/train",
+            "has no configuration 'big': it has main, socratic; name one as in",
+        ),
         ("owner/math:main/dev", "configuration main of the data set owner/math has no split 'dev'"),
     ],
 )
@@ -142,10 +145,10 @@ def test_configurations_that_are_not_there(configurations, tmp_path, name, messa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.path=owner/nothing", "neither a folder nor a model on the Hugging Face hub"),
+        ("model.path=owner/nothing", "neither a local folder nor a model on the Hugging Face Hub"),
         (
             "model.path=owner/tiny-model@nothing",
-            "owner/tiny-model of the Hugging Face hub has no revision 'nothing'",
+            "owner/tiny-model on the Hugging Face Hub has no revision 'nothing'",
         ),
         ("data.train=owner/nothing", "nor a data set on the Hugging Face Hub"),
         ("data.train=owner/chats:validation", "no split 'validation': its files begin with"),

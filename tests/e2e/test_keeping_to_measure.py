@@ -4,7 +4,7 @@ import pytest
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig
+from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.model import derived_weights, memory_plan
 from qlora_wgpu.model.qlora_model import device_layout
@@ -12,6 +12,7 @@ from qlora_wgpu.runs import evaluation, placement
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
 from qlora_wgpu.runs.placement import fit
 from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload
+from qlora_wgpu.training import Observer
 
 KIND = "dequantized weights"
 

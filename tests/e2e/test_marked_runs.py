@@ -63,7 +63,7 @@ def test_a_run_learns_and_measures_what_is_left(place):
 def test_what_is_shown_is_what_is_learnt(place):
     shown = run_here("data", "run.yaml", "--samples", 1, cwd=place)
     assert shown.returncode == 0, shown.stderr
-    sample = shown.stdout.partition("learnt tokens stand in")[0]
+    sample = shown.stdout.partition("tokens in {+ +} are trained on")[0]
     assert sample.count("{+") == 1 and "{+1." in sample
     assert "weight 0" not in shown.stdout + shown.stderr
 

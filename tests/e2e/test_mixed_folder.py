@@ -18,7 +18,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.quantized.bitsandbytes import nf4_entries, nf4_parts
 from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
@@ -146,7 +146,7 @@ def test_a_head_of_its_own_under_a_tying_configuration(device, tmp_path):
     (folder / "config.json").write_text(json.dumps(untied))
     expected = QLoRAModel.from_pretrained(folder, LORA, quant, "float32", device).logits(ids)
     assert np.array_equal(tied.logits(ids), expected)
-    assert "hold another lm_head.weight" in tied.layout.pretrained.notes[0]
+    assert "contain another lm_head.weight" in tied.layout.pretrained.notes[0]
     assert np.array_equal(tied.base_state_dict()["lm_head.weight"], tensors["lm_head.weight"])
 
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -159,5 +159,5 @@ def test_an_untied_model_without_a_head(device, tmp_path):
     """transformers makes up a random one, and reports it."""
     folder = write_model(tmp_path / "m", tie_word_embeddings=False)
     write_weights(folder, tiny_weights(CONFIG))
-    with pytest.raises(CheckpointError, match=r"no tensor 'lm_head.weight', and .* is not taken"):
+    with pytest.raises(CheckpointError, match=r"'lm_head.weight' is missing, .* cannot replace"):
         QLoRAModel.from_pretrained(folder, LORA, device=device)

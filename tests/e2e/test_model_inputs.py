@@ -72,7 +72,7 @@ def test_wrong_weights_of_labels(model, weights, message):
         (np.full((1, 4), -1), np.zeros((1, 4), int), None, "input_ids must be from 0"),
         (np.zeros((1, 4), int), np.zeros((1, 5), int), None, "labels"),
         (np.zeros((1, 4), int), np.full((1, 4), -1), None, "labels must be"),
-        (np.zeros((1, 4), int), np.zeros((1, 4), int), np.array([[1, 2, 1, 2]]), "rising"),
+        (np.zeros((1, 4), int), np.zeros((1, 4), int), np.array([[1, 2, 1, 2]]), "ascending"),
         (np.zeros((1, 4), int), np.zeros((1, 4), int), np.ones((1, 3), int), "attention_mask"),
     ],
 )
@@ -88,7 +88,10 @@ def test_wrong_inputs(model, ids, labels, mask, message):
         ({"model_type": "mamba"}, "mamba"),
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "pairs"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
+            "each pair",
+        ),
         ({"hidden_act": "mish"}, "mish"),
         ({"num_key_value_heads": 4}, "multiple"),
         ({"attention_dropout": 0.1}, "attention_dropout"),

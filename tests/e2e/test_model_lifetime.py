@@ -92,7 +92,7 @@ def test_with_an_adapter_of_a_file(folder, tmp_path):
         assert (model.adapter.config.r, model.adapter.config.lora_alpha) == (3, 7)
         opened = model.adapter_state_dict()
         assert all(np.array_equal(opened[name], values[name]) for name in values)
-    with pytest.raises(ConfigError, match="lora and adapter exclude each other"):
+    with pytest.raises(ConfigError, match="lora and adapter are mutually exclusive"):
         QLoRAModel.from_pretrained(folder, lora=LoraConfig(), adapter=tmp_path / "adapter")
 
 
@@ -108,9 +108,9 @@ def test_generate_takes_text_messages_and_ids(folder):
         }
         assert len(sampled) > 1
         assert model.generate([5, 6], max_new_tokens=3, stop_ids=range(100)) == []
-        with pytest.raises(ConfigError, match="a prompt is a text, token ids, or messages"):
+        with pytest.raises(ConfigError, match="a prompt must be a string, a list of token ids"):
             model.generate([1.5])
         with pytest.raises(qlora_wgpu.QLoRAError, match="the prompt is empty"):
             model.generate([])
-        with pytest.raises(qlora_wgpu.QLoRAError, match="takes at most 256"):
+        with pytest.raises(qlora_wgpu.QLoRAError, match="the model's maximum is 256"):
             model.generate([5] * 300)

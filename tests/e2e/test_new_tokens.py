@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.observing import observed
 
 from e2e.tiny import CHARACTERS, SPECIAL, VOCAB, write_chats, write_model
 from qlora_wgpu import (
     Config,
-    Observer,
     QLoRAModel,
     QuantConfig,
     estimate,
@@ -18,10 +18,11 @@ from qlora_wgpu import (
     train,
 )
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.merge import merge
 from qlora_wgpu.runs import prepare
+from qlora_wgpu.training import Observer
 
 CHATML = ["<|im_start|>", "<|im_end|>"]
 KNOWN = len(SPECIAL) + len(CHARACTERS)
@@ -58,7 +59,7 @@ def trained(request, tmp_path_factory):
     (place / request.param).mkdir()
     write_model(place / request.param / "model", **BASES[request.param])
     config, plans = settings(place, request.param), Plans()
-    return place / request.param, config, train(config, plans), plans
+    return place / request.param, config, train(config, callbacks=observed(plans)), plans
 
 
 class Plans(Observer):
@@ -174,7 +175,7 @@ def test_tokens_that_are_there_stay_and_double_ones_are_a_sentence(tmp_path):
     write_model(tmp_path / "model")
     made = extended_tokenizer(tmp_path / "model", ["ab", "</s>"], ["<|user|>", "<|im_end|>"])
     assert made.new_tokens == (KNOWN, KNOWN + 1) and made.count == KNOWN + 2
-    with pytest.raises(ConfigError, match="name 'x' twice"):
+    with pytest.raises(ConfigError, match="have 'x' twice"):
         extended_tokenizer(tmp_path / "model", ["x"], ["x"])
 
 
@@ -183,5 +184,5 @@ def test_an_adapter_of_other_tokens_is_a_sentence(trained, tmp_path):
     if place.name != "tied":
         return
     write_model(tmp_path / "small", vocab_size=KNOWN - 2)
-    with pytest.raises(CheckpointError, match="not all in between are the adapter's"):
+    with pytest.raises(CheckpointError, match="the adapter lacks some in between"):
         QLoRAModel.from_pretrained(tmp_path / "small", None, PLAIN, adapter=place / "run/adapter")

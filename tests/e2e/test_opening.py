@@ -14,13 +14,14 @@ from safetensors.numpy import save_file
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import LoraConfig, Observer, QLoRAModel, QuantConfig
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cli import _opening, commands
-from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.loading import find_run
+from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export import merge
+from qlora_wgpu.exporting import merge
 from qlora_wgpu.runs import evaluation, exporting, opening, resolve
+from qlora_wgpu.training import Observer
 
 REFERENCES = Path(__file__).parents[1] / "references"
 QUANT = {"blocksize": 128, "double_quant": False}
@@ -198,7 +199,7 @@ def test_eval_and_its_overrides(place, tmp_path, opened):
     by_run, printed = opened("eval", path)
     assert by_run.quant == QuantConfig(**QUANT) and by_run.device.backend == "wgpu"
     assert "quant.blocksize = 128" in printed
-    with pytest.warns(RenamedKeyWarning, match="now called device.gpu"):
+    with pytest.warns(RenamedKeyWarning, match="renamed to device.gpu"):
         asked, _ = opened("eval", path, "quant.blocksize=32", "device.adapter=1")
     assert (asked.quant.blocksize, asked.quant.double_quant) == (32, False)
     assert asked.device.gpu == "1"
@@ -264,9 +265,9 @@ def test_adapters_of_peft_with_other_settings(device, tmp_path):
 def test_an_adapter_of_another_base_names_both(place, tmp_path):
     """Of a wider base, of one with more layers, and of one with fewer."""
     for changes, reason in (
-        ({"hidden_size": 60}, "has shape (36, 4), this model takes (60, 4)"),
+        ({"hidden_size": 60}, "has shape (36, 4), this model expects (60, 4)"),
         ({"num_hidden_layers": 1}, "it adapts model.layers.1."),
-        ({"num_hidden_layers": 3}, "it has nothing for model.layers.2."),
+        ({"num_hidden_layers": 3}, "it has no weights for model.layers.2."),
     ):
         other = tmp_path / "-".join(changes) / str(*changes.values())
         write_model(other, **changes)

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Observer, load_config
+from qlora_wgpu import load_config
 from qlora_wgpu.cli import commands
 from qlora_wgpu.runs.data import read_run_data
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.training import Observer
 
 FILES = Path(__file__).parents[1] / "config" / "dialects"
 SMALL = (
@@ -66,7 +67,7 @@ def test_files_become_runs_with_their_data(place, name, rows, held_out):
     done = init("--from", FILES / name)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
-    assert "settings are taken over" in told and "run.yaml written" in told
+    assert "settings were converted" in told and "run.yaml written" in told
     settings = load_config("run.yaml", SMALL)
     data = read_run_data(settings, OpenedModel.open(settings.model.path), Observer())
     assert (len(data.train), len(data.held_out)) == (rows, held_out)
@@ -82,7 +83,7 @@ def test_such_a_run_trains(place):
 def test_options_complete_a_file(place):
     (place / "theirs.json").write_text(json.dumps({"sequence_len": 64, "micro_batch_size": 2}))
     done = init("--from", "theirs.json")
-    assert "names no model: name it with --model" in str(done.exception)
+    assert "names no model: set it with --model" in str(done.exception)
     done = init("--from", "theirs.json", "--model", "model", "--data", "rows.jsonl")
     assert done.exit_code == 0, done.output
     data = load_config("run.yaml").data

@@ -3,11 +3,13 @@
 import pytest
 from references.sized import family_configs
 from support.allocating import allocating_device
+from support.observing import observed
 
 from e2e.test_residency import write_family
 from e2e.tiny import write_chats, write_model, write_tokenizer
-from qlora_wgpu import Config, Observer, train
+from qlora_wgpu import Config, train
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.training import Observer
 
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "head_dim": 32,
         "num_attention_heads": 8, "num_key_value_heads": 2}  # fmt: skip
@@ -67,7 +69,7 @@ def test_a_run_takes_what_was_planned(allocating, tmp_path, case):
             settings[section] = settings.get(section, {}) | values
         settings["device"] = memory
         taken = allocating.memory.total
-        result = train(Config.model_validate(settings), plans)
+        result = train(Config.model_validate(settings), callbacks=observed(plans))
         return sum(plans.memory[-1].values()), result.peak_bytes - taken
 
     share = changes.pop("device", {}).get("memory")

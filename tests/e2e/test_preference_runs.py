@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.tiny import write_model, write_pairs
@@ -75,7 +76,7 @@ def config(folder, name, objective="dpo", data=None, lora=LORA, **train):
 
 def run(folder, name, *args, observer=None, resume=False, **options):
     settings = config(folder, name, *args, **options)
-    result = qlora_wgpu.train(settings, observer or Plan(), resume=resume)
+    result = qlora_wgpu.train(settings, callbacks=observed(observer or Plan()), resume=resume)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     for row in rows:
@@ -127,7 +128,7 @@ def test_a_mixture_of_sources_goes_on_with_the_same_bits(folder, mixed, objectiv
 def test_a_source_of_another_kind_is_a_sentence(folder):
     (folder / "texts.jsonl").write_text('{"text": "a b c"}\n')
     sources = [{"path": str(folder / "pairs.jsonl")}, {"path": str(folder / "texts.jsonl")}]
-    with pytest.raises(DataError, match=r"texts\.jsonl line 1: .*keys 'chosen' and"):
+    with pytest.raises(DataError, match=r"texts\.jsonl line 1: .*rows with 'chosen' and"):
         run(folder, "wrong", "dpo", data={"train": None, "sources": sources, "eval_split": None})
 
 
@@ -286,7 +287,7 @@ def test_dft_learns(folder, tmp_path):
     settings = config(folder, "dft", loss_type="dft")
     settings["train"]["objective"] = "sft"
     settings["data"] |= {"train": str(path)}
-    result = qlora_wgpu.train(settings, Plan())
+    result = qlora_wgpu.train(settings, callbacks=observed(Plan()))
     assert result.train_loss > 0 and result.eval_loss < result.eval_loss_before
 
 
@@ -324,7 +325,7 @@ def test_what_a_reference_said_is_told_apart_by_tokens_that_are_added(folder, mo
     for name, tokens in (("without", []), ("with", ["<new>"])):
         settings = config(folder, f"key-{name}", data={"eval_split": None}, max_steps=1)
         settings["model"]["add_tokens"] = tokens
-        qlora_wgpu.train(settings, Plan())
+        qlora_wgpu.train(settings, callbacks=observed(Plan()))
     assert keys[0] != keys[1]
 
 

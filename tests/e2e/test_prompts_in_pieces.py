@@ -19,7 +19,7 @@ def alone(model, ids, count):
 @pytest.fixture
 def begun(device, tmp_path, monkeypatch):
     """A text that grows in an engine, and another one whose prompt has begun and pauses."""
-    monkeypatch.setattr(engine_module, "_PROMPT_SECONDS", 0.0)
+    monkeypatch.setattr(engine_module, "_PREFILL_SECONDS", 0.0)
     monkeypatch.setattr(engine_module, "_AHEAD_SECONDS", 0.0)
 
     def begin(case):

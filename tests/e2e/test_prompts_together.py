@@ -9,7 +9,7 @@ from e2e.test_generation import opened
 from e2e.tiny import write_model
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.generation import Engine
-from qlora_wgpu.generation.prefill import largest_batch, most_together, prefill_batch, prompt_length
+from qlora_wgpu.generation.prefill import batch_size, largest_batch, prefill_batch, prompt_length
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
@@ -32,7 +32,7 @@ def kept_bits(engine, text):
         for tensor in pair:
             raw = np.frombuffer(made[0].hidden.read(tensor), np.uint8)
             rows = raw.reshape(engine.texts, engine.capacity, -1)
-            bits.append(rows[text.place, : len(text.prompt_ids)].copy())
+            bits.append(rows[text.slot, : len(text.prompt_ids)].copy())
     return bits
 
 
@@ -60,7 +60,7 @@ def test_beside_others_as_alone(device, tmp_path, monkeypatch, case):
             assert np.array_equal(ours, theirs)
         while not one.is_idle:
             one.step()
-        assert alone.told[0] == text.told[0] and alone.ids[0] == text.ids[0]
+        assert alone.token_logprobs[0] == text.token_logprobs[0] and alone.ids[0] == text.ids[0]
         text.expected = alone.ids
     while not many.is_idle:
         many.step()
@@ -78,7 +78,7 @@ def test_no_sum_is_cut_by_the_rows_that_there_are(device, tmp_path, monkeypatch)
         list(engine.add([1], max_new_tokens=1))
         texts = [engine.add(ids, max_new_tokens=3, logprobs=2) for ids in prompts()[:count]]
         engine.step()
-        found.append((kept_bits(engine, texts[0]), texts[0].told))
+        found.append((kept_bits(engine, texts[0]), texts[0].token_logprobs))
     (alone, told), (beside, told_beside) = found
     assert told == told_beside
     assert all(np.array_equal(*each) for each in zip(alone, beside, strict=True))
@@ -98,7 +98,7 @@ def test_who_is_computed_with_whom():
     assert lengths(waiting(300, 300, 200)) == [300]
     assert lengths(waiting(200, 250, 256, 100)) == [200, 250]
     assert lengths([*waiting(9), *waiting(9, logprobs=0), *waiting(9)]) == [9, 9]
-    assert [most_together(n, 5) for n in (32, 96, 128, 192, 384, 4096)] == [4, 4, 4, 2, 1, 1]
+    assert [batch_size(n, 5) for n in (32, 96, 128, 192, 384, 4096)] == [4, 4, 4, 2, 1, 1]
     assert prompt_length(1, 1) == 2
 
 

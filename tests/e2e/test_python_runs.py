@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Observer, QLoRAModel, Tokenizer, Trainer, load_config, load_dataset
+from qlora_wgpu import QLoRAModel, Tokenizer, Trainer, TrainerCallback, load_config, load_dataset
 from qlora_wgpu.errors import ConfigError, DataError, DeviceLostError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.training import Observer
 
 CONFIG = """\
 model: {path: model}
@@ -80,26 +82,26 @@ def test_a_model_of_a_run_answers_as_it_was_trained(place, tmp_path):
         assert model.prompts.kind == "chat"
 
 
-class Enough(Observer):
+class Enough(TrainerCallback):
     """Stops at a step."""
 
     def __init__(self, at):
         self.at = at
 
-    def step(self, row):
-        if row["step"] == self.at:
-            self.stop_run("that is enough")
+    def on_log(self, step, logs):
+        if logs["step"] == self.at:
+            step.stop("that is enough")
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_an_observer_stops_a_run_that_can_go_on(place, tmp_path, shown):
+def test_a_callback_stops_a_run_that_can_go_on(place, tmp_path, shown):
     settings = {"dir": tmp_path / "run", "max_steps": 6, "quiet": not shown, "eval": None}
     watch = Enough(at=2)
-    stopped = qlora_wgpu.train(place / "run.yaml", watch, **settings)
+    stopped = qlora_wgpu.train(place / "run.yaml", callbacks=[watch], **settings)
     assert stopped.interrupted and stopped.stop_reason == "that is enough"
     assert 2 <= stopped.steps < 6
     assert (stopped.run_dir / "checkpoints" / f"step-{stopped.steps}").is_dir()
-    whole = qlora_wgpu.train(place / "run.yaml", watch, resume=True, **settings)
+    whole = qlora_wgpu.train(place / "run.yaml", callbacks=[watch], resume=True, **settings)
     assert whole.steps == 6 and not whole.interrupted and whole.stop_reason is None
     straight = qlora_wgpu.train(place / "run.yaml", **{**settings, "dir": tmp_path / "straight"})
     assert adapter(whole.adapter_dir) == adapter(straight.adapter_dir)
@@ -110,7 +112,9 @@ def adapter(folder):
 
 
 def test_a_stop_that_comes_with_the_last_step_changes_nothing(place, tmp_path):
-    result = qlora_wgpu.train(place / "run.yaml", Enough(at=2), dir=tmp_path / "run", quiet=True)
+    result = qlora_wgpu.train(
+        place / "run.yaml", callbacks=[Enough(at=2)], dir=tmp_path / "run", quiet=True
+    )
     assert result.steps == 2 and not result.interrupted and result.stop_reason is None
 
 
@@ -188,8 +192,8 @@ def test_a_trainer_writes_prompts_as_the_adapter_has_learnt_them(place, tmp_path
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: a row of the"),
-        ([{"question": "a"}], r"train_dataset\[0\]: a row needs the key"),
+        ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: its format is"),
+        ([{"question": "a"}], r"train_dataset\[0\]: a row must have"),
         ([{"text": "a"}, "b"], r"train_dataset\[1\] must be a mapping, got str"),
     ],
 )
@@ -210,7 +214,7 @@ def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkey
     run = tmp_path / "run"
     settings = {"chat_template": "own.jinja", "init_from": "begun", "dir": str(run)}
     watch = {"quiet": True, "max_steps": 4, "save_steps": 1}
-    qlora_wgpu.train("run.yaml", Enough(at=1), **settings, **watch)
+    qlora_wgpu.train("run.yaml", callbacks=[Enough(at=1)], **settings, **watch)
     mapping = {
         "model": {"path": "model"}, "lora": {"r": 4, "lora_alpha": 8, "init_from": "begun"},
         "data": {"train": "train.jsonl", "eval": "eval.jsonl", "max_seq_length": 64,
@@ -218,7 +222,7 @@ def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkey
         "train": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1},
         "output": {"dir": os.path.relpath(run)}, "device": {"tune": "never"},
     }  # fmt: skip
-    second = qlora_wgpu.train(mapping, Enough(at=2), resume=True, **watch)
+    second = qlora_wgpu.train(mapping, callbacks=[Enough(at=2)], resume=True, **watch)
     assert 2 <= second.steps < 4
     for name in ("model", "begun", "own.jinja"):
         (tmp_path / name).symlink_to(place / name)
@@ -242,7 +246,7 @@ def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
         copy(place / name, tmp_path / "project" / name)
     settings = {"max_steps": 3, "learning_rate": 3e-3, "eval": None, "quiet": True}
     first = {"dir": tmp_path / "project" / "run", **settings}
-    qlora_wgpu.train(tmp_path / "project" / "run.yaml", Enough(at=1), **first)
+    qlora_wgpu.train(tmp_path / "project" / "run.yaml", callbacks=[Enough(at=1)], **first)
     straight = {"dir": tmp_path / "straight", **settings}
     whole = qlora_wgpu.train(tmp_path / "project" / "run.yaml", **straight)
 
@@ -250,7 +254,7 @@ def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
     (tmp_path / "project").rename(moved)
     rows = (moved / "train.jsonl").read_bytes()
     (moved / "train.jsonl").unlink()
-    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which is not"):
+    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which does not"):
         qlora_wgpu.train(moved / "run", resume=True, quiet=True)
     write_chats(moved / "train.jsonl", seed=9)
     with pytest.raises(ConfigError, match=r"started with other training data \(data\.train was"):
@@ -278,8 +282,8 @@ def test_a_lost_device_leaves_the_last_checkpoint(place, tmp_path, monkeypatch):
             raise RuntimeError("Parent device is lost")
 
     submit = Device.submit
-    with pytest.raises(DeviceLostError, match=r"step-2 in .*run/checkpoints is kept, and resume=T"):
-        qlora_wgpu.train(place / "run.yaml", Pulled(), **settings)
+    with pytest.raises(DeviceLostError, match=r"step-2 in .*run/checkpoints is kept: resume=T"):
+        qlora_wgpu.train(place / "run.yaml", callbacks=observed(Pulled()), **settings)
     monkeypatch.setattr(Device, "submit", submit)
     result = qlora_wgpu.train(place / "run.yaml", resume=True, **settings)
     assert result.steps == 5 and adapter(result.adapter_dir) == adapter(whole.adapter_dir)
@@ -296,22 +300,22 @@ class StopsAt(Observer):
 def test_a_stop_before_the_first_step_counts(place, tmp_path, event):
     watch = StopsAt(event)
     settings = {"dir": tmp_path / "run", "eval": None, "quiet": True}
-    stopped = qlora_wgpu.train(place / "run.yaml", watch, **settings)
+    stopped = qlora_wgpu.train(place / "run.yaml", callbacks=observed(watch), **settings)
     assert stopped.steps == 0 and stopped.interrupted and stopped.stop_reason == event
     assert qlora_wgpu.train(place / "run.yaml", resume=True, **settings).steps == 2
 
 
 @pytest.mark.parametrize(
-    ("config", "observer", "message"),
+    ("config", "callbacks", "message"),
     [
-        (None, None, "a configuration must be a Config, .* got None"),
-        (3, None, "a configuration must be a Config, .* got 3"),
-        ("run.yaml", Observer, "observer must be an instance of Observer"),
+        (None, [], "a configuration must be a Config, .* got None"),
+        (3, [], "a configuration must be a Config, .* got 3"),
+        ("run.yaml", [TrainerCallback], "callbacks must be a list of TrainerCallback objects"),
     ],
 )
-def test_arguments_of_another_kind_are_one_sentence(config, observer, message):
+def test_arguments_of_another_kind_are_one_sentence(config, callbacks, message):
     with pytest.raises(ConfigError, match=message):
-        qlora_wgpu.train(config, observer)
+        qlora_wgpu.train(config, callbacks=callbacks)
 
 
 def test_settings_of_another_library_are_refused(place):
@@ -321,7 +325,9 @@ def test_settings_of_another_library_are_refused(place):
 
 @pytest.mark.parametrize("prompt", [None, 5, b"text", {"role": "user", "content": "hi"}])
 def test_a_prompt_of_another_kind_is_one_sentence(model, prompt):
-    with pytest.raises(ConfigError, match="a prompt is a text, token ids, or messages such as"):
+    with pytest.raises(
+        ConfigError, match="a prompt must be a string, a list of token ids, or a list of messages"
+    ):
         model.generate(prompt)
 
 
@@ -335,5 +341,5 @@ def test_what_a_notebook_shows_is_a_line(place, tmp_path):
 
 @pytest.mark.parametrize("size", [{"seq": 0}, {"batch": -1}, {"rank": 1.5}, {"budget": "8GiB"}])
 def test_sizes_of_an_estimate_are_checked(place, size):
-    with pytest.raises(ConfigError, match=r"must be a .* above zero"):
+    with pytest.raises(ConfigError, match=r"must be a positive"):
         qlora_wgpu.estimate(place / "run.yaml", **size)

@@ -8,9 +8,10 @@ from unittest.mock import patch
 
 import pytest
 from support.commands import run_here
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Config, LoraConfig, Observer, QuantConfig, open_adapter, train
+from qlora_wgpu import Config, LoraConfig, QuantConfig, open_adapter, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import cpu_profile
 from qlora_wgpu.limits import MIB
@@ -21,6 +22,7 @@ from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import placement as required
 from qlora_wgpu.runs.placement import Placement, fit, host_memory, of_other_lengths
 from qlora_wgpu.runs.workload import GenerationWorkload, LossWorkload
+from qlora_wgpu.training import Observer
 
 PROMPT = ["--prompt", "what is 1 and 2?", "--max-new-tokens", 12]
 
@@ -173,7 +175,7 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
         required.check_host_memory(placed(8 * MIB), device, told)
     monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
     monkeypatch.setattr(required, "container_limit", lambda: MIB)  # less than is taken already
-    with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
+    with pytest.raises(OutOfMemoryError, match=r"host memory.* but only 0 MiB are free"):
         required.check_host_memory(placed(0), device, told)
 
 
@@ -187,5 +189,5 @@ def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):
     })  # fmt: skip
     monkeypatch.setattr(required, "available_bytes", lambda: MIB)
     with pytest.raises(OutOfMemoryError, match="of host memory"):
-        train(settings, plans)
+        train(settings, callbacks=observed(plans))
     assert len(plans.host) == 1 and not (place / "short" / "adapter").exists()

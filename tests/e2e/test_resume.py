@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 from e2e.stopped_runs import SETTINGS, Kill, Killed, adapter, logged, run, whole_run
 from e2e.test_training import config, metrics, opened, rows
@@ -125,7 +126,7 @@ def test_moments_of_8_bits_go_on(folder, device, tmp_path):
             optim={"name": optimizer}, output={"save_steps": 1, "save_total_limit": None},
         )  # fmt: skip
         model = QLoRAModel.from_pretrained(folder, lora, device=device)
-        return Trainer(model, settings, observer, **kept).train(rows())
+        return Trainer(model, settings, callbacks=observed(observer), **kept).train(rows())
 
     run_8bit("whole")
     with pytest.raises(Killed):
@@ -149,7 +150,7 @@ def test_lions_moment_goes_on(folder, device, tmp_path):
             output={"save_steps": 1, "save_total_limit": None},
         )  # fmt: skip
         model = QLoRAModel.from_pretrained(folder, LoraConfig(r=3), device=device)
-        return Trainer(model, settings, observer, **kept).train(rows())
+        return Trainer(model, settings, callbacks=observed(observer), **kept).train(rows())
 
     run_lion("whole")
     with pytest.raises(Killed):

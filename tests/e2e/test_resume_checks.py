@@ -48,7 +48,7 @@ def test_another_run_is_not_continued(folder, device, tmp_path, whole):
     other = {"chat_template": "chatml", "train": "chats:test"}
     named = (
         r"other training data \(data.train was None, now it is 'chats:test'; "
-        r"data.chat_template was None, now it is 'chatml'\): go on with the same"
+        r"data.chat_template was None, now it is 'chatml'\): resume it with the same"
     )
     with pytest.raises(ConfigError, match=named):
         run(folder, device, tmp_path / "r", resume=True, dataset=rows(seed=5), data=other)

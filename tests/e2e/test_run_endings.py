@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 from e2e.stopped_runs import Told, adapter, files, run, whole_run
 from e2e.test_training import config, metrics, opened, rows
@@ -149,7 +150,7 @@ def test_the_adapter_of_step_0_may_be_the_best(folder, device, tmp_path):
     )
     observer, model = Told(), opened(folder, device)
     fresh = model.adapter_state_dict()
-    result = Trainer(model, settings, observer).train(rows(), held_out)
+    result = Trainer(model, settings, callbacks=observed(observer)).train(rows(), held_out)
     assert result.best_step == 0 and result.best_eval_loss == result.eval_loss_before
     assert any("no evaluation was better than the one before" in text for text in observer.texts)
     kept = load_file(tmp_path / "r" / "adapter" / "adapter_model.safetensors")

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from support.observing import observed
 
 from e2e.stopped_runs import SETTINGS, Kill, Killed, adapter, logged, run, whole_run
 from e2e.test_training import Warnings, config, opened, rows
@@ -131,8 +132,12 @@ def test_the_replaced_run_stays_until_the_new_one_has_a_checkpoint(
     settings = config(folder, tmp_path / "r", **SETTINGS)
     model = opened(folder, device, lora_dropout=0.1)
     with pytest.raises(Killed):
-        Trainer(model, settings, Kill(2), overwrite=True).train(rows(), rows(4, seed=1))
+        Trainer(model, settings, callbacks=observed(Kill(2)), overwrite=True).train(
+            rows(), rows(4, seed=1)
+        )
     assert adapter(tmp_path / "r" / "replaced") == adapter(whole)
     with pytest.raises(Killed):
-        Trainer(model, settings, Kill(4), overwrite=True).train(rows(), rows(4, seed=1))
+        Trainer(model, settings, callbacks=observed(Kill(4)), overwrite=True).train(
+            rows(), rows(4, seed=1)
+        )
     assert not (tmp_path / "r" / "replaced").exists()

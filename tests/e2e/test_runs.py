@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 
 import pytest
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
@@ -63,7 +64,9 @@ for each in EVENTS:
 
 def train(place, name, observer=None, **options):
     output = f"output.dir={place / name}"
-    return qlora_wgpu.train(place / "run.yaml", observer, overrides=[output], **options)
+    return qlora_wgpu.train(
+        place / "run.yaml", callbacks=observed(observer), overrides=[output], **options
+    )
 
 
 @pytest.fixture
@@ -135,7 +138,7 @@ def test_another_profile_is_traced_anew(place, counts, monkeypatch):
     observer = Recorder()
     qlora_wgpu.train(
         place / "run.yaml",
-        observer,
+        callbacks=observed(observer),
         overrides=[f"output.dir={place / 'tuned'}", "device.tune=always"],
     )
     assert observer.details["tuned"] == (("all: smaller chunks",),)
@@ -252,7 +255,7 @@ def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
     assert len(result.samples) == 3 and result.sample == result.samples[0]
     for part in ("before training", "after training", "from Python"):
         assert part in text
-    assert text.count("after training") == sum(bool(sample.after) for sample in result.samples)
+    assert text.count("<dt>after training<") == sum(bool(sample.after) for sample in result.samples)
 
 
 def test_the_page_of_a_run_that_fails_says_so(place):

@@ -206,15 +206,23 @@ def test_what_is_refused(base, folders, device, tmp_path):
     no_bias = {"base_model.model.model.layers.0.mlp.up_proj.bias": np.ones(52, np.float32)}
     save_adapter(tmp_path / "bias", {**tensors, **no_bias}, replace(config, bias="all"))
     for call, error, text in (
-        (lambda: model.set_adapter("x"), ConfigError, "no adapter 'x', but default, second"),
-        (lambda: model.delete_adapter("x"), ConfigError, "no adapter 'x'"),
+        (
+            lambda: model.set_adapter("x"),
+            ConfigError,
+            r"unknown adapter 'x' \(loaded: default, second",
+        ),
+        (lambda: model.delete_adapter("x"), ConfigError, "unknown adapter 'x'"),
         (lambda: model.delete_adapter("default"), ConfigError, "'default' is active"),
-        (lambda: model.load_adapter(folders["third"], "second"), ConfigError, "already: delete"),
+        (
+            lambda: model.load_adapter(folders["third"], "second"),
+            ConfigError,
+            "already exists: call delete",
+        ),
         (lambda: model.load_adapter({}, "y"), ConfigError, "only a folder"),
-        (lambda: model.load_adapter(folders["third"], ""), ConfigError, "name must be a text"),
+        (lambda: model.load_adapter(folders["third"], ""), ConfigError, "name must be a non-empty"),
         (lambda: model.load_adapter(tmp_path / "foreign", "z"), CheckpointError, "does not fit"),
         (lambda: model.load_adapter(tmp_path / "bias", "z"), CheckpointError, "trained bias"),
-        (lambda: model.load_adapter(tmp_path / "none", "z"), CheckpointError, "no adapter folder"),
+        (lambda: model.load_adapter(tmp_path / "none", "z"), CheckpointError, "does not exist"),
     ):
         with pytest.raises(error, match=text):
             call()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from support.commands import run_here
+from support.observing import observed
 
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import QLoRAModel, Trainer, load_config, train
@@ -65,7 +66,7 @@ class Kill(Observer):
 
 def run(place, name, observer=None, *overrides, **options):
     changes = [f"output.dir={place / name}", *overrides]
-    return train(place / "run.yaml", observer, overrides=changes, **options)
+    return train(place / "run.yaml", callbacks=observed(observer), overrides=changes, **options)
 
 
 def logged(folder):
@@ -138,13 +139,13 @@ def test_data_shows_the_mixture(place):
         ("[{path: chats.jsonl, weight: 0}]", r"data.sources.0.weight .* must be a number above 0"),
         ("[{path: chats.jsonl, weight: .nan}]", r"weight .* must be a"),
         ("[{path: chats.jsonl, weight: -1}]", r"weight .* must be a number above 0"),
-        ("[{path: chats.jsonl, rows: 1.5}]", r"rows .* must be a share between 0 and 1, a whole"),
-        ("[{path: chats.jsonl, rows: 0}]", r"rows .* must be a share between 0 and 1, a whole"),
-        ("[{path: chats.jsonl, weight: 1}, {path: pairs.jsonl}]", "give all sources a weight, or"),
+        ("[{path: chats.jsonl, rows: 1.5}]", r"rows .* must be a fraction between 0 and 1, an int"),
+        ("[{path: chats.jsonl, rows: 0}]", r"rows .* must be a fraction between 0 and 1, an int"),
         (
-            "[{path: chats.jsonl, weight: 1, rows: 3}]",
-            "must not give sources both weights and rows",
+            "[{path: chats.jsonl, weight: 1}, {path: pairs.jsonl}]",
+            "must have a weight for every source, or",
         ),
+        ("[{path: chats.jsonl, weight: 1, rows: 3}]", "must have either weights or rows, not both"),
         ("[{paht: chats.jsonl}]", r"unknown key 'data.sources.0.paht'.*did you mean 'path'\?"),
         ("[chats.jsonl]", r"data.sources.0 .* must be a section of keys"),
         ("chats.jsonl", r"data.sources .* must be a list"),
@@ -157,8 +158,8 @@ def test_sources_that_are_refused(place, sources, message):
         load_config(place / "run.yaml", [f"data.sources={sources}"])
 
 
-def test_train_and_sources_exclude_each_other(place):
-    with pytest.raises(ConfigError, match="cannot stand beside data"):
+def test_train_and_sources_are_mutually_exclusive(place):
+    with pytest.raises(ConfigError, match=r"and data\.train are mutually exclusive"):
         load_config(place / "run.yaml", ["data.train=chats.jsonl"])
 
 

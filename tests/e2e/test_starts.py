@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from e2e.tiny import write_model
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, open_adapter
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.export import merge, quantize_folder
+from qlora_wgpu.exporting import merge, quantize_folder
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import pair_of
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, parse_name, tensor_name
@@ -218,15 +218,15 @@ def test_it_is_opened_as_it_was_trained(tiny, device, tmp_path, kind, scheme, dt
     again.save_adapter(tmp_path / "b")
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    with pytest.raises(ConfigError, match="takes no other adapter"):
+    with pytest.raises(ConfigError, match="no other adapter can be added"):
         again.load_adapter(tmp_path / "b", "other")
-    with pytest.raises(CheckpointError, match="not this one's"):
+    with pytest.raises(CheckpointError, match="opens this one as it was trained"):
         QLoRAModel.from_pretrained(
             tiny, lora.model_copy(update={"r": 5}), quant, dtype, device
         ).load_adapter(tmp_path / "a")
     # Beside others it is plain LoRA of twice the rank.
     if scheme == "nf4":
-        with pytest.warns(UserWarning, match="computes nearly the same"):
+        with pytest.warns(UserWarning, match="nearly the same results"):
             plain.load_adapter(tmp_path / "a", "plain")
     else:
         plain.load_adapter(tmp_path / "a", "plain")
@@ -293,8 +293,8 @@ def test_merging(tiny, device, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"use_dora": True}, "exclude each other"),
-        ({"r": 37}, "takes 37 parts of"),
+        ({"use_dora": True}, "are mutually exclusive"),
+        ({"r": 37}, "needs rank 37 of"),
     ],
 )
 def test_what_cannot_begin_so(tiny, device, changes, text):
@@ -306,8 +306,8 @@ def test_what_cannot_begin_so(tiny, device, changes, text):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("loftq", "not computed here"),
-        ("eva", "not computed here"),
+        ("loftq", "must be default, gaussian, pissa"),
+        ("eva", "must be default"),
         ("pissa_niter_", "must be default"),
         (7, "must be default"),
     ],
@@ -315,7 +315,7 @@ def test_what_cannot_begin_so(tiny, device, changes, text):
 def test_other_starts(value, text):
     with pytest.raises(ConfigError, match=text):
         LoraConfig(init_lora_weights=value)
-    with pytest.raises(ConfigError, match="leave one of them out"):
+    with pytest.raises(ConfigError, match="mutually exclusive: remove one of them"):
         LoraConfig(init_lora_weights="pissa", init_from="runs/first")
     assert LoraConfig(init_lora_weights=True).init_lora_weights == "default"
 
@@ -323,5 +323,5 @@ def test_other_starts(value, text):
 def test_a_base_in_few_bits(tiny, device, tmp_path):
     quantize_folder(tiny, tmp_path / "nf4")
     lora = LoraConfig(r=1, lora_alpha=1, init_lora_weights="pissa")
-    with pytest.raises(UnsupportedModelError, match=r"holds .* quantized"):
+    with pytest.raises(UnsupportedModelError, match=r"requires floating-point weights"):
         QLoRAModel.from_pretrained(tmp_path / "nf4", lora, device=device)

@@ -4,11 +4,13 @@ changed by them."""
 import json
 
 import pytest
+from support.observing import observed
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import Observer, Trainer
+from qlora_wgpu import Trainer
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.training import Observer
 
 PROMPTS = ["what is cat", "name dog"]
 
@@ -47,7 +49,7 @@ def train(place, name, observer=None, **settings):
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": {"tune": "never"},
     }  # fmt: skip
-    return qlora_wgpu.train(config, observer, quiet=True, **settings)
+    return qlora_wgpu.train(config, callbacks=observed(observer), quiet=True, **settings)
 
 
 def rows(place, name):
@@ -93,7 +95,7 @@ def test_with_each_evaluation(place):
 def test_wrong_settings(place):
     with pytest.raises(ConfigError, match=r"prompt 2 has [\d,]+ tokens; with the 3 of an"):
         train(place, "long", sample_prompts=["short", "long " * 5000])
-    with pytest.raises(ConfigError, match="eval for each evaluation"):
+    with pytest.raises(ConfigError, match="eval for every evaluation"):
         train(place, "steps", sample_steps="often")
 
 
@@ -107,5 +109,5 @@ def test_a_trainer_says_that_it_writes_none(place):
     own = {"eval.sample_steps": 2, "dir": str(place / "own rows"), "max_steps": 1}
     config = qlora_wgpu.load_config(place / "plain" / "config.yaml", own)
     with qlora_wgpu.QLoRAModel.from_pretrained(place / "model", config.lora) as model:
-        Trainer(model, config, Notes()).train()
+        Trainer(model, config, callbacks=observed(Notes())).train()
     assert "are ignored by a Trainer" in notes[0]

@@ -77,7 +77,7 @@ def test_warnings_are_on_stderr_and_quiet_prints_nothing_else(place, monkeypatch
     assert "warning: a text was cut\n" in shown.stderr
     quiet = run_here("train", "run.yaml", "output.dir=none", "--quiet", cwd=place)
     assert quiet.stdout == "" and "for people" not in quiet.stderr
-    assert "warning: a text was cut\n" in quiet.stderr and "begins the run" in quiet.stderr
+    assert "warning: a text was cut\n" in quiet.stderr and "starts the run" in quiet.stderr
     lines = run_here("train", "run.yaml", "output.dir=none", "--json", cwd=place)
     assert [json.loads(line) for line in lines.stdout.splitlines()] == [
         {"event": "note", "text": "for people who look"},
@@ -85,4 +85,4 @@ def test_warnings_are_on_stderr_and_quiet_prints_nothing_else(place, monkeypatch
     ]
     assert "warning: a text was cut\n" in lines.stderr
     both = run_here("train", "run.yaml", "--json", "--quiet", cwd=place)
-    assert both.returncode == 2 and "--json and --quiet exclude each other" in both.stderr
+    assert both.returncode == 2 and "--json and --quiet are mutually exclusive" in both.stderr

@@ -11,7 +11,7 @@ from support.trained_parts import PLAIN, check_beside_others, check_merged, chec
 from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
-from qlora_wgpu.export.gguf import export_gguf
+from qlora_wgpu.exporting.gguf import export_gguf
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
@@ -99,16 +99,16 @@ def test_all_linear_leaves_the_head_out(device, place):
 
 
 def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
-    with pytest.raises(UnsupportedModelError, match="lm_head, and embedding and head are one"):
+    with pytest.raises(UnsupportedModelError, match="lm_head, but embedding and head are one"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
 
 
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"use_dora": True}, "use_dora cannot adapt lm_head"),
-        ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "cannot begin an adapter of lm_head"),
-        ({"trainable_token_indices": [1]}, "target_modules names lm_head, and rows of tokens"),
+        ({"use_dora": True}, "use_dora is not supported for lm_head"),
+        ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "is not supported for lm_head"),
+        ({"trainable_token_indices": [1]}, "target_modules names lm_head while rows of tokens"),
     ],
 )
 def test_what_does_not_go_together_is_a_sentence(place, lora, message):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.observing import observed
 
 from e2e.tiny import VOCAB, write_model
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, Trainer, load_config
@@ -127,7 +128,9 @@ def test_a_step_without_labels_is_skipped_with_a_warning(folder, device, tmp_pat
     watcher = Warnings()
     train = {"max_steps": 4, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     model = opened(folder, device)
-    Trainer(model, config(folder, tmp_path / "r", train=train), watcher).train(data)
+    Trainer(model, config(folder, tmp_path / "r", train=train), callbacks=observed(watcher)).train(
+        data
+    )
     assert len(watcher.texts) == 3 and "label" in watcher.texts[0]
     losses = [row["loss"] for row in metrics(tmp_path / "r")]
     assert losses.count(None) == 3
@@ -156,7 +159,7 @@ def test_nothing_is_made_or_read_inside_a_step(folder, device, tmp_path, monkeyp
 
     data = [row for row in rows(24) if len(row["input_ids"]) <= 32]
     settings = config(folder, tmp_path / "r", output={"save_steps": 100})
-    Trainer(opened(folder, device), settings, Steps()).train(data)
+    Trainer(opened(folder, device), settings, callbacks=observed(Steps())).train(data)
     assert any(name == "create_bind_group" for s, name in calls if s == 0)
     assert [c for c in calls if 1 <= c[0] < 6] == []
 
@@ -171,7 +174,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(folder, device, tmp_path):
 
     model = opened(folder, device)
     with pytest.raises(TrainingError, match=r"no longer finite at step 3.*checkpoints"):
-        Trainer(model, config(folder, tmp_path / "r"), Spoil()).train(rows())
+        Trainer(model, config(folder, tmp_path / "r"), callbacks=observed(Spoil())).train(rows())
     assert (tmp_path / "r" / "checkpoints" / "step-2" / "adapter_model.safetensors").exists()
 
 
@@ -200,7 +203,7 @@ def test_a_run_is_not_overwritten(folder, device, tmp_path):
         ([{"input_ids": [1, VOCAB], "labels": [1, 2]}], "vocab_size"),
         ([{"input_ids": [1, 2], "labels": [1]}], "labels"),
         ([{"input_ids": [1, 2], "labels": [-100, -100]}], "no label"),
-        ([{"words": "x"}], r"train_dataset\[0\]: a row needs the key 'messages'"),
+        ([{"words": "x"}], r"train_dataset\[0\]: a row must have 'messages'"),
         ([{"input_ids": [1, 2]}, {"text": "x"}], r"train_dataset\[1\] must have input_ids"),
         ([{"input_ids": [1, 2], "labels": [1, -1]}], "token id -1"),
         ([{"input_ids": [1, 2], "labels": [1, -100]}], "no label"),  # the first is never predicted
@@ -235,7 +238,7 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(folder, device, tmp_pat
     model = opened(folder, device)
     settings = config(folder, tmp_path / "r", train={"max_steps": 2})
     with pytest.raises(TrainingError, match=r"held-out loss is not finite after step 2"):
-        Trainer(model, settings, Spoil()).train(rows(), rows(4, seed=1))
+        Trainer(model, settings, callbacks=observed(Spoil())).train(rows(), rows(4, seed=1))
     assert (tmp_path / "r" / "checkpoints" / "step-2" / "adapter_model.safetensors").exists()
     assert not (tmp_path / "r" / "adapter").exists()
     assert [row["step"] for row in metrics(tmp_path / "r")] == [0, 1, 2]
@@ -299,7 +302,9 @@ def test_ctrl_c_saves_what_there_is(folder, device, tmp_path):
                 raise KeyboardInterrupt
 
     model = opened(folder, device)
-    result = Trainer(model, config(folder, tmp_path / "r"), Stop()).train(rows())
+    result = Trainer(model, config(folder, tmp_path / "r"), callbacks=observed(Stop())).train(
+        rows()
+    )
     assert result.interrupted and 3 <= result.steps < 6
     assert (result.adapter_dir / "adapter_model.safetensors").exists()
     state = tmp_path / "r" / "checkpoints" / f"step-{result.steps}" / "trainer_state.json"
@@ -377,7 +382,7 @@ def test_a_run_too_short_for_its_warm_up_says_that_it_learns_nothing(folder, dev
         optim = {"learning_rate": 1e-2, "warmup_ratio": 0.03}
         settings = config(folder, tmp_path / f"{steps}", optim=optim, train={"max_steps": steps})
         told[steps] = Told()
-        Trainer(opened(folder, device), settings, told[steps]).train(rows())
+        Trainer(opened(folder, device), settings, callbacks=observed(told[steps])).train(rows())
     assert not told[2].warnings
     [text] = told[1].warnings
     assert "warm-up takes 1 of the run's 1 steps, and the last has 0;" in text

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.observing import observed
 
 from e2e.tiny import write_model
 from qlora_wgpu import train
@@ -54,7 +55,7 @@ def run(place, name, packing, columns="{}", observer=None):
     path.write_text(text)
     out = place / f"{name}-{packing}-{'w' in columns}"
     changes = [f"output.dir={out}", "train.gradient_accumulation_steps=8"]
-    result = train(path, observer, overrides=changes, overwrite=True)
+    result = train(path, callbacks=observed(observer), overrides=changes, overwrite=True)
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
     return result, (row["loss"], row["grad_norm"])
 

@@ -267,6 +267,41 @@ def test_the_text_part_of_mistral_3():
     assert not read("mistral3", text_config=other, tie_word_embeddings=True).tied
 
 
+def test_who_ties_the_head_of_a_vision_language_model():
+    tied = {**SIZES, "tie_word_embeddings": True}
+    either = {"llava": "llama", "qwen2_vl": None, "qwen2_5_vl": None}
+    whole_alone = {"llava_next": "llama", "idefics3": "llama", "smolvlm": "llama", "qwen3_vl": None}
+    for model_type, text in (either | whole_alone).items():
+        named = {} if text is None else {"model_type": text}
+        assert read(model_type, text_config={**tied, **named}).tied == (model_type in either)
+        plain = {**SIZES, **named}
+        assert not read(model_type, text_config=plain).tied
+        assert read(model_type, text_config=plain, tie_word_embeddings=True).tied
+    of_lfm2 = {**SIZES, "model_type": "lfm2"}
+    assert read("lfm2_vl", text_config=of_lfm2).tied
+    assert not read("lfm2_vl", text_config=of_lfm2, tie_embedding=False).tied
+
+
+def test_qwen_s_language_models_have_defaults_of_their_own():
+    for model_type, theta in (("qwen2_vl", 1e6), ("qwen2_5_vl", 1e6), ("qwen3_vl", 5e5)):
+        layer = read(model_type, text_config=SIZES).config.layers[0]
+        assert layer.attention.rope.theta == theta
+        assert layer.norm.eps == (1e-6 if model_type == "qwen3_vl" else 1e-5)
+    kind = {"type": "mrope", "mrope_section": [2, 2, 2]}
+    flat = read("qwen2_5_vl", rope_scaling=kind, rope_theta=1e4, rms_norm_eps=1e-6)
+    nested = {"rope_scaling": kind, "rope_theta": 1e4, "rms_norm_eps": 1e-6}
+    own = read("qwen2_5_vl", text_config={**SIZES, **nested})
+    assert flat.norms == own.norms and flat.linears == own.linears
+    assert flat.config.layers[0].norm == own.config.layers[0].norm
+    table = flat.config.layers[0].attention.rope.table(9)
+    assert np.array_equal(table, own.config.layers[0].attention.rope.table(9))
+    assert flat.config.layers[0].attention.rope.kind == "default"
+    windows = {"use_sliding_window": True, "max_window_layers": 0}  # which transformers ignores
+    assert (
+        read("qwen3_vl", text_config={**SIZES, **windows}).config.layers[0].attention.window is None
+    )
+
+
 def test_hunyuan_s_base_is_stretched_for_all_lengths():
     scaling = {"type": "dynamic", "alpha": 50.0, "factor": 1.0}
     rope = layers("hunyuan_v1_dense", rope_scaling=scaling)[0].attention.rope

@@ -225,6 +225,20 @@ MODELS = {
         ),
         "16.0",
     ),
+    "LLaVA 1.5 7B, language model": (  # whose file leaves out what Llama has by default
+        {
+            "model_type": "llava",
+            "text_config": {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064},
+        },
+        "6.74",
+    ),
+    "Qwen2.5-VL 7B, language model": (  # all in one section
+        sizes(
+            "qwen2_5_vl", (3584, 18944, 28, 28, 4, 152064), tie_word_embeddings=False,
+            rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}, vision_config={},
+        ),
+        "7.6",
+    ),
     "GLM-4.7-Flash": (sizes("glm4_moe_lite", (2048, 10240, 47, 20, 20, 154880)), "29.9"),
     "Phi-1.5": (sizes("phi", (2048, 8192, 24, 32, 32, 51200)), "1.418"),
     "Phi-2": (sizes("phi", (2560, 10240, 32, 32, 32, 51200), partial_rotary_factor=0.4), "2.78"),

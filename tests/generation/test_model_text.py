@@ -8,7 +8,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import model as module
 from qlora_wgpu.generation.engine import batch_sizes
-from qlora_wgpu.generation.generate import generate
+from qlora_wgpu.generation.generate import Prompt, generate
 from qlora_wgpu.generation.model import QLoRAModel
 
 
@@ -16,15 +16,14 @@ def test_nothing_is_generated_behind_what_stops_a_text():
     tokenizer = tiny_tokenizer()
     ids = iter(tokenizer.encode("one. two. three", add_special_tokens=False))
     model = SimpleNamespace(tokenizer=tokenizer)
-    assert QLoRAModel._text(model, ids, ". t", ()) == "one"
+    prompt = Prompt((), stop=(". t",))
+    assert "".join(QLoRAModel._text(model, ids, prompt)) == "one"
     assert tokenizer.decode(list(ids)) == "wo. three"
 
 
 def test_a_prompt_leaves_room_for_a_token():
     for ids in ([1, 2, 3], [1, 2, 3, 4]):
-        with pytest.raises(
-            DataError, match=f"has {len(ids)} tokens, and the model takes at most 3"
-        ):
+        with pytest.raises(DataError, match=f"has {len(ids)} tokens, the model.s maximum is 3"):
             next(generate(None, ids, max_new_tokens=5, max_length=3))
     with pytest.raises(DataError, match="the prompt is empty"):
         next(generate(None, [], max_new_tokens=5))

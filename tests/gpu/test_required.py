@@ -39,7 +39,7 @@ def test_a_gpu_that_allows_less_is_refused(limit):
 
 
 def test_such_a_gpu_is_not_opened():
-    with pytest.raises(DeviceError, match=r"allows 4 storage buffers of a shader"):
+    with pytest.raises(DeviceError, match=r"supports only 4 storage buffers of a shader"):
         limited_device(Offered({"max-storage-buffers-per-shader-stage": 4}))
 
 

@@ -93,11 +93,11 @@ def test_includes_come_once(write):
         ("//#endif", "without //#if"),
         ("//#if A", "without //#endif"),
         ("//#frobnicate", "unknown directive"),
-        ("//#include gone.wgsl", "cannot be read"),
-        ("//#input 2 y: 3", "declares no operand"),
-        ("//#output 2 y: 4 fast", "declares no operand"),
+        ("//#include gone.wgsl", "cannot read shader"),
+        ("//#input 2 y: 3", "does not declare an operand"),
+        ("//#output 2 y: 4 fast", "does not declare an operand"),
         ("//#input 2 y: 4\n//#output 3 y: 4", "declared twice"),
-        ("//#input 1 y: 4", "share a number"),
+        ("//#input 1 y: 4", "have the same index"),
     ],
 )
 def test_mistakes_are_errors(write, line, message):

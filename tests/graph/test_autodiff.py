@@ -103,7 +103,7 @@ def test_no_launch_reads_what_it_writes():
 
 def test_a_gradient_of_another_shape_is_an_error():
     graph = Graph("float32", CPU_PROFILE)
-    with pytest.raises(GraphError, match="is no gradient of"):
+    with pytest.raises(GraphError, match="is not a gradient of"):
         graph.add_gradient(stored("x", 4, 8, grad=True), graph.float32("dx", 4, 9))
 
 

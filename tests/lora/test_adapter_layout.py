@@ -135,8 +135,8 @@ def test_tied_matrices_are_stored_once(tmp_path):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("model.embed_tokens.weight", "lack model.embed_tokens.weight.*tie_word_embeddings"),
-        ("lm_head.weight", "no tensor 'lm_head.weight'"),
+        ("model.embed_tokens.weight", "embed_tokens.weight is missing.*tie_word"),
+        ("lm_head.weight", "tensor 'lm_head.weight' is missing"),
     ],
 )
 def test_an_untied_matrix_has_no_other_name(tmp_path, missing, message):
@@ -217,7 +217,7 @@ def test_targets(targets, count):
     ("targets", "message"),
     [
         (["q_prj"], "did you mean 'q_proj'"),
-        (["proj"], "no adaptable layer is called 'proj'"),
+        (["proj"], "unknown layer 'proj'"),
         (["lm_head"], "lm_head"),
         (["q_proj", "zzz"], "'zzz'; this model has"),
         (["_proj"], "_proj"),

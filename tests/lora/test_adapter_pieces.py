@@ -71,9 +71,9 @@ def test_a_part_of_a_vector_lies_in_one_piece():
     (begin, second), count = list(vector.numbered())[1], 64
     part = vector.part(begin + count, count)
     assert part.storage is second.storage and part.offset == 4 * count and part.columns == count
-    with pytest.raises(GraphError, match="not in one piece"):
+    with pytest.raises(GraphError, match="not in one shard"):
         vector.part(begin - count, 2 * count)
-    with pytest.raises(GraphError, match="pieces"):
+    with pytest.raises(GraphError, match="16 shards"):
         _ = vector.whole
 
 

@@ -30,9 +30,9 @@ def test_a_layer_that_stays_frozen_here_may_be_of_the_right_model():
     shapes = {name: array.shape for name, array in own.items()}
     text = told(own | pair(FROZEN, 4, 8), shapes)
     assert f"org/mixture and does not fit base: it adapts {FROZEN} (1 such layers), which" in text
-    assert text.endswith("that it was trained on, or, if it is this one, merge it with PEFT")
+    assert text.endswith("that it was trained on, or merge it with PEFT if that is this model")
     larger = told(pair(LAYER, 6, 9), shapes)
-    assert "(2, 9), this model takes (2, 8)" in larger and "PEFT" not in larger
+    assert "(2, 9), this model expects (2, 8)" in larger and "PEFT" not in larger
 
 
 def test_ranks_and_counts_of_rows_may_be_others_and_magnitudes_not():
@@ -41,4 +41,4 @@ def test_ranks_and_counts_of_rows_may_be_others_and_magnitudes_not():
     taken = {name: array.shape for name, array in own.items()}
     taken |= {tensor_name(LAYER, LORA_A): (5, 8), tensor_name(LAYER, LORA_B): (6, 5), rows: (9, 8)}
     refuse_other_base("a", STORED, own, taken, "org/mixture")
-    assert "(6,), this model takes (7,)" in told(own, {**taken, size: (7,)})
+    assert "(6,), this model expects (7,)" in told(own, {**taken, size: (7,)})

@@ -148,19 +148,17 @@ def test_a_file_of_ours_that_peft_wrote_again():
 def test_what_is_refused():
     made, theirs = to_target_parameters(of_experts(CONFIG), CONFIG, TURNS)
     other = replace(theirs, target_parameters=["experts.scales"])
-    with pytest.raises(
-        UnsupportedModelError, match=r"experts\.scales, but of bare parameters only"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"experts\.scales, which is not supported"):
         from_target_parameters(made, other, "adapter", stacking=TURNS)
     larger = replace(theirs, rank_pattern={}, r=5)
-    with pytest.raises(CheckpointError, match=r"r = 5 asks for .5 · experts"):
+    with pytest.raises(CheckpointError, match=r"expected .5 · experts"):
         from_target_parameters(made, larger, "adapter", stacking=TURNS)
-    with pytest.raises(CheckpointError, match="has rank 4, which is not that of gate"):
+    with pytest.raises(CheckpointError, match="has rank 4, which does not match gate"):
         from_target_parameters(
             made, theirs, "adapter", ExpertArrangement(("gate",), TURNS), stacking=PLAIN
         )
     del made[tensor_name(AT, LORA_B)]
-    with pytest.raises(CheckpointError, match=r"lacks .base_model.*experts\.lora_B"):
+    with pytest.raises(CheckpointError, match=r"base_model.*experts\.lora_B.* is missing"):
         from_target_parameters(made, theirs, "adapter", stacking=TURNS)
 
 
@@ -228,7 +226,7 @@ def test_damaged_metadata(tmp_path):
     save_adapter(tmp_path / "adapter", of_experts(CONFIG), CONFIG, stacking=TURNS)
     path = tmp_path / "adapter/adapter_model.safetensors"
     path.write_bytes(path.read_bytes().replace(b"in_turns", b"in_burns"))
-    with pytest.raises(CheckpointError, match="its metadata adapted_experts are damaged"):
+    with pytest.raises(CheckpointError, match="metadata adapted_experts is damaged"):
         load_adapter(tmp_path / "adapter")
 
 
@@ -247,5 +245,5 @@ def test_a_start_of_something_else_than_pairs(tmp_path):
     magnitude = {tensor_name(ATTENTION, MAGNITUDE): random(HIDDEN)}
     told = {"kind": "pissa", "r": 1, "lora_alpha": 3, "rank_pattern": {}, "alpha_pattern": {}}
     write_safetensors(tmp_path / WEIGHTS, magnitude, {STARTED: json.dumps(told)})
-    with pytest.raises(CheckpointError, match="is no pair of two halves"):
+    with pytest.raises(CheckpointError, match="does not consist of two halves"):
         started_in(tmp_path, magnitude, CONFIG)

@@ -1,4 +1,4 @@
-"""What a run is reckoned to take beside a step, from how far ways of the kind were off."""
+"""What a run is estimate to take beside a step, from how far ways of the kind were off."""
 
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -32,14 +32,14 @@ def test_what_is_known_of_a_way_is_known_of_its_kind(noted, alike, other):
     """Ways that keep layers are of one kind, however many; those that keep none are not."""
     more = Overhead(lambda layout, options: 7 if layout == "plain" else 40, PLAIN)
     more.note(way_of(2000, **noted), fit_of(2100))
-    assert more.reckoned(way_of(500, **alike)) == 640 and more.reckoned(way_of(500, **other)) == 507
+    assert more.estimate(way_of(500, **alike)) == 640 and more.estimate(way_of(500, **other)) == 507
 
 
 def test_the_most_that_ways_of_a_kind_were_off_counts():
     more = Overhead(None, PLAIN)
     for off in (5, 30, 20):
         more.note(way_of(2000), fit_of(2000 + off))
-    assert more.reckoned(way_of(500)) == 530 and more.taken(PLAIN) == 1000
+    assert more.estimate(way_of(500)) == 530 and more.taken(PLAIN) == 1000
 
 
 def test_cheaper_ways_come_first_and_of_equals_the_smaller():

@@ -67,7 +67,7 @@ def test_the_cheapest_measures_come_first():
 @pytest.mark.parametrize("budget", [59, 0, -5])
 def test_what_takes_more_than_there_is_says_by_how_much(budget):
     there = max(budget, 0)
-    told = f"at least 60 MiB of device memory, {60 - there} MiB more than the {there} MiB there are"
+    told = f"at least 60 MiB of device memory, {60 - there} MiB more than the {there} MiB available"
     assert way(60).streamed_layers == 6
     with pytest.raises(OutOfMemoryError, match=told):
         way(budget)

@@ -121,7 +121,7 @@ def test_more_rows_than_thin_products_have_workgroups():
 
 @pytest.mark.parametrize("profile", ["buffers", "textures"])
 def test_loops_that_software_gpus_leave_are_a_sentence(profile):
-    with pytest.raises(DeviceError, match=r"takes 70,000 turns .* lower data.max_seq_length"):
+    with pytest.raises(DeviceError, match=r"needs 70,000 loop iterations .* lower data.max_seq"):
         laid_out(SMALL, profile).step(StepOptions("train", 1, 70_000, True))
 
 
@@ -137,15 +137,15 @@ def refused(layout, plans):
 @pytest.mark.parametrize(
     ("kernels", "tokens", "told"),
     [
-        ("workgroup memory", 1024, "4,096 rows takes 469,762,048 bytes"),
-        ("all in textures", 1000, "4,000 rows takes 458,752,000 bytes"),
+        ("workgroup memory", 1024, "4,096 rows needs 469,762,048 bytes"),
+        ("all in textures", 1000, "4,000 rows needs 458,752,000 bytes"),
     ],
 )
 def test_a_tensor_that_has_no_room_is_told_before_weights_are_read(kernels, tokens, told):
     layout = laid_out(WIDE, kernels)
     said = refused(layout, [layout.step(StepOptions("train", 4, tokens, True)).plan])
     assert said.endswith(
-        f"of {told} in one piece, and a card allows 134,217,728: lower the batch size or "
+        f"of {told} in one piece, but a card allows 134,217,728: lower the batch size or "
         "data.max_seq_length"
     )
 
@@ -155,8 +155,8 @@ def test_weights_beyond_a_binding_are_no_matter_of_the_batch():
     layout = laid_out(config, "workgroup memory", target_modules=["q_proj"])
     said = refused(layout, [layout.step(StepOptions("train", 1, 8, True)).plan])
     assert said == (
-        "model.layers.0.mlp.experts.gate_proj.weight.codes takes 1,073,741,824 bytes in one piece, "
-        "and a card allows 134,217,728: choose a GPU that allows as much (device.gpu), or a "
+        "model.layers.0.mlp.experts.gate_proj.weight.codes needs 1,073,741,824 bytes in one piece, "
+        "but a card allows 134,217,728: choose a GPU with a higher limit (device.gpu), or a "
         "smaller model"
     )
 

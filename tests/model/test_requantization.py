@@ -23,6 +23,6 @@ def test_movements_add_up_over_layers_and_processes():
 
 def test_it_is_told_once():
     moved = Requantization(3, 1.0, 100.0)
-    with pytest.warns(UserWarning, match=r"3 linear layers .* moved by 10 %"):
+    with pytest.warns(UserWarning, match=r"3 linear layers .* changed their weights by 10 %"):
         moved.warn()
     moved.warn()

@@ -12,7 +12,7 @@ from support.gguf_files import byte_vocabulary, random_weights, write_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
-from qlora_wgpu.export.quantized import quantize_folder
+from qlora_wgpu.exporting.folders import quantize_folder
 from qlora_wgpu.mapped_files import is_mapped
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
@@ -174,8 +174,8 @@ def test_without_a_disk_layers_wait_in_memory(
     got, _ = computed(layout, device)
     np.testing.assert_array_equal(got, expected)
     assert (
-        "are not kept in" in layout.placement.problem
-        and "make room there" in layout.placement.problem
+        "cannot be cached in" in layout.placement.problem
+        and "free disk space" in layout.placement.problem
     )
     assert not all(map(is_mapped, pieces(layout)))
     if failing == "no room":

@@ -211,7 +211,9 @@ def test_a_checkpoint_holds_every_bit():
             tensor.join(adapter.words[number - 1], number, parts)
             for name, array in tensor.split(adapter.words[number - 1], number).items():
                 np.testing.assert_array_equal(array, parts[name])
-            with pytest.raises(CheckpointError, match=f"state{number} is missing or not {n}"):
+            with pytest.raises(
+                CheckpointError, match=f"state{number} is missing or does not have {n}"
+            ):
                 tensor.join(adapter.words[0], number, {f"state{number}": np.zeros(n + 1)})
 
 

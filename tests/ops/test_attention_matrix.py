@@ -13,7 +13,7 @@ from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.kernels.attention.matrix_units import matrix_cut
+from qlora_wgpu.kernels.attention.matrix_units import matrix_tiling
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.reference import attention as reference
@@ -265,7 +265,7 @@ def test_own_units(device):
 )
 def test_cuts(shape, head_dim, name, block, others):
     """Within 32 KiB, and 1,024 invocations."""
-    cut = matrix_cut(gpu_profile(shape, LARGE), head_dim, name)
+    cut = matrix_tiling(gpu_profile(shape, LARGE), head_dim, name)
     assert (cut.block, cut.others) == (block, others)
     assert 16 * cut.memory <= 32 << 10 and cut.threads <= 512
 

@@ -23,7 +23,7 @@ def attend(bench, tokens, group, window=None):
 def test_attention_counts_its_turns(device, profile, most):
     """A key is looked at by all queries of all heads of its group."""
     attend(Bench(device, "float32", PROFILES[profile]), most, 8)
-    with pytest.raises(DeviceError, match=r"attention/dkdv takes 6\d,\d{3} turns .* use a GPU"):
+    with pytest.raises(DeviceError, match=r"attention/dkdv needs 6\d,\d{3} loop .* use a GPU"):
         attend(Bench(device, "float32", PROFILES[profile]), most + 16, 8)
     attend(Bench(device, "float32", PROFILES[profile]), most + 16, 8, window=100)
     attend(Bench(device, "float32", PROFILES["gpu"]), most + 16, 8)
@@ -41,7 +41,7 @@ def test_states_count_their_turns(device, profile):
         gated_delta_rule(bench.graph, q, k, v, decay, beta, batch, 1, 1, 128, 128)
 
     pass_over(16_384)
-    with pytest.raises(DeviceError, match="gated_delta/states takes"):
+    with pytest.raises(DeviceError, match="gated_delta/states needs"):
         pass_over(100_000)
 
 
@@ -83,5 +83,5 @@ def test_tokens_that_are_trained_count_their_turns(device):
     """A token's places in a batch are looked for one after the other."""
     bench = Bench(device, "float32", PROFILES["cpu"])
     ids = bench.graph.integers("ids", 70_000)
-    with pytest.raises(DeviceError, match="trained_rows/following takes 70,000 turns"):
+    with pytest.raises(DeviceError, match="trained_rows/following needs 70,000 loop iterations"):
         following_places(bench.graph, ids, 70_000, None)

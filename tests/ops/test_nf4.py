@@ -71,5 +71,5 @@ def test_weights_beyond_float16_are_held_and_counted(device):
 
 
 def test_stored_weights_beyond_float16_are_refused():
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight holds weights .*65,504"):
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight contains weights .*65,504"):
         bits_of("lm_head.weight", np.full((1, 8), 65536, np.float32), "float16")

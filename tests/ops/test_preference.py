@@ -109,7 +109,7 @@ def test_samples_that_are_not_told_of():
     segments, rows = np.array([[1, 1, 1, 4, 4, 0]]), np.array([1, 3])
     of_rows, table = encode_samples(PreferenceInputs.plain(2), segments, rows)
     assert of_rows.tolist() == [0, 2] and table[:, :2].tolist() == [[0, 1], [1, 2]]
-    with pytest.raises(ShapeError, match="2 samples have a label, but 3 are told of"):
+    with pytest.raises(ShapeError, match="expected 3 samples with labels, got 2"):
         encode_samples(PreferenceInputs.plain(3), segments, rows)
 
 

@@ -113,7 +113,7 @@ WRONG = {
     "with_factors": (
         lambda g: with_factors(g, routing(g), norm(9)), r"with_factors: .*1x9.* each of",
     ),
-    "scaled": (lambda g: scaled(g, operand(6, 20), norm(2)), r"scaled: .*1x2.* not one number"),
+    "scaled": (lambda g: scaled(g, operand(6, 20), norm(2)), r"scaled: .* one number, got .*1x2"),
     "weighted_sum": (
         lambda g: weighted_sum(g, operand(6, 20), operand(6, 16), 1.0, 1.0),
         r"weighted_sum: x6x20.*x6x16",

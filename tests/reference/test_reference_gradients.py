@@ -99,6 +99,13 @@ def test_primitives(name):
     check(f, *args, of=len(args))
 
 
+def test_bounds_belong_to_what_is_not_clipped():
+    """As in torch.clamp."""
+    x = np.array([-0.6, -0.5, 0.0, 0.7, 0.8])
+    got = grad(lambda a: np.clip(a, -0.5, 0.7), np.ones(5), x)
+    assert got.tolist() == [0, 1, 1, 1, 0]
+
+
 def test_constants_have_no_gradient():
     assert np.array_equal(grad(lambda a: a * constant(a), 1.0, X), X)
 

@@ -24,7 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.spans import assistant_spans
 
-from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate
+from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
 from qlora_wgpu.data.messages import canonical_tools, checked_messages
 from qlora_wgpu.errors import QLoRAError
 from references.conversations import CONVERSATIONS

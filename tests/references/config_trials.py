@@ -19,6 +19,9 @@ DELTA = {
 }  # fmt: skip
 OWN = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "qwen3_vl_moe_text": {
+        "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    },
     "qwen2_moe": {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 12,
@@ -56,7 +59,10 @@ OWN = {
         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 16,
     },
-    "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
+    "qwen3": {"head_dim": 6}, "qwen3_vl_text": {"head_dim": 6}, "glm4": {"head_dim": 8},
+    "qwen2_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}},
+    "qwen2_5_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}},
+    "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
     "seed_oss": {"head_dim": 6, "attention_dropout": 0.0, "residual_dropout": 0.0},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
@@ -103,6 +109,24 @@ TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
     "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "llava_next": "qwen2",
+    "lfm2_vl": "lfm2", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
+}  # fmt: skip
+# Small image towers of those that transformers makes with one alone.
+_TOWER = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14, "depth": 1, "num_heads": 2,
+}  # fmt: skip
+_QWEN = {**_TOWER, "out_hidden_size": 24, "deepstack_visual_indexes": [0]}
+TOWERS = {
+    "idefics3": _TOWER, "smolvlm": _TOWER,
+    "llava": {"model_type": "clip_vision_model", **_TOWER},
+    "llava_next": {"model_type": "clip_vision_model", **_TOWER},
+    "lfm2_vl": {"model_type": "siglip2_vision_model", **_TOWER, "num_patches": 16},
+    "qwen2_vl": {**_QWEN, "embed_dim": 24}, "qwen2_5_vl": _QWEN,
+    "qwen3_vl": {**_QWEN, "num_position_embeddings": 16},
+    "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 RENAMED = (
@@ -247,7 +271,10 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
 def base(model_type):
     text = TEXTS.get(model_type, model_type)
     config = {"model_type": text, **BASE, **OWN.get(text, {})}
-    return config if text == model_type else {"model_type": model_type, "text_config": config}
+    if text == model_type:
+        return config
+    tower = {"vision_config": TOWERS[model_type]} if model_type in TOWERS else {}
+    return {"model_type": model_type, "text_config": config, **tower}
 
 
 def changed(model_type, changes):

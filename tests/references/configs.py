@@ -32,6 +32,7 @@ from references.config_trials import (  # noqa: E402
     GRANITES,
     RENAMED,
     TEXTS,
+    TOWERS,
     changed,
     several,
     singles,
@@ -40,6 +41,10 @@ from references.seeded import norm_offset, samples, weights  # noqa: E402
 
 SHOWN = 12
 SHOWN_OUTCOMES = ("WRONG", "FAULT", "refused there", "refused here")
+TOWERS_MODULES = tuple(
+    f"model.{name}"
+    for name in ("vision", "visual", "connector", "multi_modal_projector", "image_newline")
+)
 # Keys that some families honour and others ignore.
 TELLING = {
     "partial_rotary_factor", "attn_logit_softcapping", "sliding_window", "layer_types",
@@ -51,7 +56,7 @@ TELLING = {
 def theirs(config, ids):
     """transformers' logits, their weights, and the row of padding; an Exception where it fails."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     texts = "", "gate_proj", "up_proj", "down_proj"
     stacked = {
@@ -65,8 +70,11 @@ def theirs(config, ids):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))
             read = AutoConfig.from_pretrained(folder)
-        read = read.get_text_config() if config["model_type"] in TEXTS else read
-        model = AutoModelForCausalLM.from_config(
+        has_tower = config["model_type"] in TOWERS
+        if config["model_type"] in TEXTS and not has_tower:
+            read = read.get_text_config()
+        auto = AutoModelForImageTextToText if has_tower else AutoModelForCausalLM
+        model = auto.from_config(
             read, attn_implementation="eager", experts_implementation="eager", dtype=torch.float64
         )
         model = model.to(torch.float64).eval()
@@ -75,7 +83,7 @@ def theirs(config, ids):
         frozen = (".act_fn.", "layer_scalar", "expert_bias", "e_score_correction_bias")
         stored = (part for part in model.named_buffers() if any(n in part[0] for n in frozen))
         for name, parameter in [*model.named_parameters(), *stored]:
-            if tied and name == "lm_head.weight":
+            if (tied and name == "lm_head.weight") or name.startswith(TOWERS_MODULES):
                 continue
             if ".experts." in name:
                 usual = ("mlp.", "gate_proj", "up_proj", "down_proj")

@@ -22,8 +22,8 @@ HERE = Path(__file__).parent
 def make(folder, case="llama"):
     from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
     from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
-    from qlora_wgpu.export import export_gguf, merge, quantize_folder
-    from qlora_wgpu.export.folders import as_dtype
+    from qlora_wgpu.exporting import export_gguf, merge, quantize_folder
+    from qlora_wgpu.exporting.folders import as_dtype
 
     recorded = np.load(HERE / f"{case}.npz")
     base = folder / "base"

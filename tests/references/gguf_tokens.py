@@ -22,8 +22,8 @@ from support.gguf_models import CONFIGS, adapter_of
 from support.recorded import RECORDED
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
+from qlora_wgpu.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.gguf_vocabulary import LlamaCppTokenizer
 from qlora_wgpu.runs.exporting import export_model

@@ -12,7 +12,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data.chat_template import ChatTemplate, built_in_template
-from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
+from qlora_wgpu.data.ollama import PROBES, ollama_template
 from qlora_wgpu.data.prompts import PromptFormat
 
 PROGRAM = """\

@@ -52,7 +52,7 @@ def images(folder):
 
 def write_base(folder, case):
     from qlora_wgpu.checkpoint.safetensors_file import Entry, write_stream
-    from qlora_wgpu.export.folders import as_dtype
+    from qlora_wgpu.exporting.folders import as_dtype
     from qlora_wgpu.model.pretrained import Pretrained
 
     recorded = json.loads(str(np.load(HERE / f"{case}.npz")["config"]))
@@ -71,7 +71,7 @@ def write_base(folder, case):
 
 def make(folder):
     from qlora_wgpu import LoraConfig, QLoRAModel
-    from qlora_wgpu.export import quantize_folder
+    from qlora_wgpu.exporting import quantize_folder
 
     for case in CASES:
         write_base(folder / case / "base", case)

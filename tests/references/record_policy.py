@@ -24,7 +24,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from record import ALPHA, adapted, peft_name  # noqa: E402
 
 from references.policy_cases import (  # noqa: E402
-    CASES, MAX_COMPLETION_LENGTH, RATE, STEPS, advantages, completions,
+    CASES,
+    MAX_COMPLETION_LENGTH,
+    RATE,
+    STEPS,
+    advantages,
+    completions,
 )  # fmt: skip
 from references.projections import projections  # noqa: E402
 

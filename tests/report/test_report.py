@@ -12,7 +12,7 @@ import pytest
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.report.page import (
-    _MOST_DRAWN,
+    _MAX_POINTS,
     Axis,
     Line,
     chart,
@@ -131,9 +131,9 @@ def test_of_many_points_each_stretch_keeps_its_ends():
     """Of neighbouring stretches each has its own points alone; few points all stay."""
     points, size = [(step, float(step)) for step in range(4000)], 10
     ends = [points[at] for first in range(0, 4000, size) for at in (first, first + size - 1)]
-    assert thinned(points) == ends and len(ends) == _MOST_DRAWN
-    assert thinned(points[:_MOST_DRAWN]) == points[:_MOST_DRAWN]
-    assert len(thinned(points[: _MOST_DRAWN + 1])) <= _MOST_DRAWN
+    assert thinned(points) == ends and len(ends) == _MAX_POINTS
+    assert thinned(points[:_MAX_POINTS]) == points[:_MAX_POINTS]
+    assert len(thinned(points[: _MAX_POINTS + 1])) <= _MAX_POINTS
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 30])
@@ -153,7 +153,7 @@ def test_a_rate_that_never_changes_is_marked_once(rate, mark):
 def test_texts_stand_without_the_blanks_around_them():
     facts = Facts("t", "s", {}, samples=[TextSample(" p", " e\n", "", " a")])
     text = page(facts, ROWS)
-    for part in ("<dd>p</dd>", "<dd>e</dd>", "<dd>(nothing)</dd>", "<dd>a</dd>"):
+    for part in ("<dd>p</dd>", "<dd>e</dd>", "<dd>(empty)</dd>", "<dd>a</dd>"):
         assert part in text
 
 

@@ -6,7 +6,7 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu import runs
-from qlora_wgpu.cli.estimate import cards_table, in_json
+from qlora_wgpu.cli.estimate import _plan_in_json, cards_table
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import Search, fit_to_budget
@@ -39,7 +39,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
 
     assert [plan.gib for plan in plans] == [2, 13, 16, 20]  # which has room for everything
     assert plans[0].fitted is None and plans[0].longest_seq == 0
-    assert in_json(plans[0])["fits"] is False
+    assert _plan_in_json(plans[0])["fits"] is False
     for plan in plans[1:]:
         assert plan.fitted is not None and plan.fitted.total <= plan.room
         assert plan.longest_seq >= plan.resident_seq
@@ -52,8 +52,8 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     downs = [plan.slow_down for plan in plans[1:]]
     assert downs == sorted(downs, reverse=True) and downs[0] > 1 and downs[-1] == 1
     shown = [str(cell) for column in cards_table(plans, 1, 256).columns for cell in column.cells]
-    assert {"does not fit", "nothing", "as the last", "1.00x"} <= set(shown)
-    assert any("on the host" in cell for cell in shown)
+    assert {"does not fit", "nothing", "same as the last", "1.00x"} <= set(shown)
+    assert any("offloaded" in cell for cell in shown)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The figures of a drift, against what they are by hand."""
+"""The values of a drift, against a computation by hand."""
 
 from __future__ import annotations
 

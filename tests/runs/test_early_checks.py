@@ -1,4 +1,4 @@
-"""What can be told at once is told before data is read."""
+"""Mistakes that can be reported at once are reported before data is read."""
 
 import pytest
 from e2e.tiny import write_model
@@ -19,7 +19,7 @@ def config(tmp_path_factory):
 
 
 def test_a_missing_gpu(config):
-    with pytest.raises(DeviceError, match="no GPU is called 'nope'"):
+    with pytest.raises(DeviceError, match="no GPU matches 'nope'"):
         train({**config, "device": {"gpu": "nope"}})
 
 
@@ -30,7 +30,7 @@ def test_a_folder_that_cannot_be_written(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("folder", "text"), [("nowhere", "there is no adapter folder"), ("model", "it holds a model")]
+    ("folder", "text"), [("nowhere", "does not exist"), ("model", "it contains a model")]
 )
 def test_a_folder_to_go_on_from_that_holds_no_adapter(config, tmp_path, folder, text):
     write_model(tmp_path / "model")
@@ -42,9 +42,9 @@ def test_a_folder_to_go_on_from_that_holds_no_adapter(config, tmp_path, folder, 
 @pytest.mark.parametrize(
     ("own", "changes", "text"),
     [
-        ({"r": 4}, {}, "made with r = 2"),
+        ({"r": 4}, {}, "trained with r = 2"),
         ({"r": 2}, {"intermediate_size": 24}, "does not fit"),
-        ({"r": 2, "target_modules": ["q_proj"]}, {}, "has, and this model has not"),
+        ({"r": 2, "target_modules": ["q_proj"]}, {}, "is unknown to this model"),
     ],
 )
 def test_an_adapter_to_go_on_from_that_does_not_fit(config, tmp_path, device, own, changes, text):

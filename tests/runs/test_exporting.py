@@ -7,7 +7,7 @@ import pytest
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.runs import exporting
 from qlora_wgpu.runs.exporting import Drift
 

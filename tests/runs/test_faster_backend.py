@@ -1,4 +1,4 @@
-"""Who would train faster with the second WebGPU implementation is told so, and nobody else."""
+"""A hint at Dawn is given where training would be faster with it, and nowhere else."""
 
 from types import SimpleNamespace
 

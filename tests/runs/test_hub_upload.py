@@ -149,7 +149,7 @@ def test_nothing_leaves_before_somebody_agrees(tmp_path, hub):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, hub, monkeypatch):
-    """The card is sent, though it cannot lie beside the adapter."""
+    """The card is uploaded although it cannot be written next to the adapter."""
 
     def refuse(path, content):
         raise CheckpointError(f"{path} cannot be written: Read-only file system")
@@ -191,13 +191,13 @@ def test_data_of_the_user_is_not_told(tmp_path, hub):
 def test_from_the_command_line(tmp_path, hub):
     run_of(tmp_path / "run")
     refused = run_here("push", "run", "me/mine", cwd=tmp_path)
-    assert refused.returncode == 2 and "add --yes if it is to be sent" in refused.stderr
+    assert refused.returncode == 2 and "add --yes to upload" in refused.stderr
     assert "adapter_model.safetensors" in refused.stdout and not hub.requests
     sent = run_here("push", "run", "me/mine", "--public", "--yes", cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
-    assert "seen by everybody where it is new" in sent.stdout and "sent to http" in sent.stdout
+    assert "(public if it is new)" in sent.stdout and "uploaded to http" in sent.stdout
     both = run_here("push", "run", "me/mine", "--gguf", "a", "--merged", "b", cwd=tmp_path)
-    assert both.returncode == 2 and "leave one out" in both.stderr
+    assert both.returncode == 2 and "mutually exclusive" in both.stderr
 
 
 def test_a_gguf_file(tmp_path, hub):
@@ -264,7 +264,7 @@ def test_a_card_that_is_there_is_the_user_s(tmp_path, hub):
 
 def test_what_the_hub_refuses_is_one_sentence(tmp_path, hub):
     hub.refuses = True
-    with pytest.raises(CheckpointError, match="me/mine cannot be written on the hub") as told:
+    with pytest.raises(CheckpointError, match="cannot upload to me/mine") as told:
         push(str(adapter(tmp_path / "adapter")), "me/mine")
     assert "\n" not in str(told.value)
 
@@ -272,8 +272,8 @@ def test_what_the_hub_refuses_is_one_sentence(tmp_path, hub):
 @pytest.mark.parametrize(
     ("setting", "what"),
     [
-        (("HF_HUB_OFFLINE", True), "HF_HUB_OFFLINE is set, so nothing is sent"),
-        (("ENDPOINT", "http://hub.example"), "in the clear: use https"),
+        (("HF_HUB_OFFLINE", True), "HF_HUB_OFFLINE is set, so nothing can be uploaded"),
+        (("ENDPOINT", "http://hub.example"), "unencrypted: use https"),
     ],
 )
 def test_from_where_nothing_is_sent(tmp_path, hub, monkeypatch, setting, what):

@@ -8,7 +8,7 @@ from e2e.tiny import CONFIG
 
 from qlora_wgpu.bench import measure
 from qlora_wgpu.cli.doctor import _describe as describe
-from qlora_wgpu.cli.doctor import _judge as judge
+from qlora_wgpu.cli.doctor import _report_failures as judge
 from qlora_wgpu.cli.doctor import doctor
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu import memory as sizes
@@ -37,17 +37,17 @@ def test_what_fits(monkeypatch, gib, largest):
 def test_a_gpu_is_told_with_its_memory(monkeypatch):
     monkeypatch.setattr(sizes, "_own_memory", lambda name: 3 << 30)
     monkeypatch.setattr(estimation, "largest_model", lambda target, room: f"{room / 2**30:.1f}B")
-    assert "A card with 3 GiB: QLoRA" in estimation.what_it_means(card())
-    assert "up to 2.7B parameters fits" in estimation.what_it_means(card())
+    assert "A card with 3 GiB: QLoRA" in estimation.training_summary(card())
+    assert "fits for models of up to 2.7B parameters" in estimation.training_summary(card())
     monkeypatch.setattr(sizes, "_own_memory", lambda name: None)
-    assert "does not report its memory" in estimation.what_it_means(card())
+    assert "does not report its memory" in estimation.training_summary(card())
     # One that has no memory of its own shares the machine's.
     assert estimation.memory_size(card(kind="IntegratedGPU")) > 2**29
 
 
 def test_the_processor_is_told_with_a_time(monkeypatch):
     monkeypatch.setattr(estimation, "training_speed", lambda config, device: 123.4)
-    text = estimation.what_it_means(card(kind="CPU"))
+    text = estimation.training_summary(card(kind="CPU"))
     assert "You have no GPU" in text and "about 120 tokens/s" in text and "27 minutes" in text
 
 
@@ -76,16 +76,16 @@ def test_a_quick_doctor_measures_nothing_and_says_so(monkeypatch):
     def measured(device):
         raise AssertionError("it takes a while")
 
-    monkeypatch.setattr("qlora_wgpu.cli.doctor.what_it_means", measured)
+    monkeypatch.setattr("qlora_wgpu.cli.doctor.training_summary", measured)
     done = CliRunner().invoke(doctor, ["--quick"])
     assert done.exit_code == 0, done.output
-    assert "skipped with --quick: " in done.output and "You have" not in done.output
+    assert "skipped by --quick: " in done.output and "You have" not in done.output
 
 
 def test_a_quick_doctor_is_not_asked_for_all_checks():
     done = CliRunner().invoke(doctor, ["--quick", "--check"])
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == "--check and --quick are mutually exclusive: choose one"
+    assert str(done.exception) == "--check and --quick are mutually exclusive"
 
 
 def test_the_largest_model_is_the_first_that_fits(monkeypatch):
@@ -104,7 +104,7 @@ def test_the_largest_model_is_the_first_that_fits(monkeypatch):
 
 
 def test_a_device_is_described_in_a_table():
-    """What cannot be learnt is said, too."""
+    """Unknown values are reported as unknown."""
     limits = {
         "max-buffer-size": 3 << 30, "max-storage-buffer-binding-size": 1 << 27,
         "max-compute-invocations-per-workgroup": 256, "max-compute-workgroup-storage-size": 49_152,
@@ -129,14 +129,14 @@ def test_a_device_is_described_in_a_table():
     assert rows["workgroup"] == "256 invocations, 48 KiB shared"
     assert rows["storage buffers"] == "16 per shader" and "matrix units" not in rows
     assert "subgroups yes" in rows["features"] and " no" in rows["features"]
-    assert told(description="")[1]["driver"] == "not told"
+    assert told(description="")[1]["driver"] == "unknown"
     backend.matrix_shapes = lambda raw: ("16x16x16", "8x8x8")
     assert told()[1]["matrix units"] == "16x16x16, 8x8x8"
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
-    ([], "all 4 checks are good"),
-    ([("as on GPUs", "float32")], "the kernels this device would use are good"),
+    ([], "all 4 checks passed"),
+    ([("as on GPUs", "float32")], "the kernels that this GPU uses passed"),
     ([("own", "bfloat16")], None),
 ])  # fmt: skip
 def test_wrong_checks_are_named_and_only_the_devices_own_count(wrong, said):
@@ -146,9 +146,9 @@ def test_wrong_checks_are_named_and_only_the_devices_own_count(wrong, said):
         for dtype in ("float32", "bfloat16")
     } for variant in ("own", "as on GPUs")}  # fmt: skip
     if said is None:
-        with pytest.raises(DeviceError, match="A card does not compute rightly: update its driver"):
+        with pytest.raises(DeviceError, match="A card miscomputes: update the driver"):
             judge(console, card(), results)
     else:
         judge(console, card(), results)
         assert lines.pop() == said
-    assert lines == [f"wrong: rope, {variant}, {dtype}" for variant, dtype in wrong]
+    assert lines == [f"failed: rope, {variant}, {dtype}" for variant, dtype in wrong]

@@ -134,4 +134,4 @@ def test_the_command_writes_it_and_prints_facts(tmp_path, device, monkeypatch):
     assert facts.returncode == 0
     assert json.loads(facts.stdout).keys() == machine_facts(device).keys()
     both = run_here("doctor", "--json", "--check", cwd=tmp_path)
-    assert both.returncode == 2 and "--check and --json exclude each other" in both.stderr
+    assert both.returncode == 2 and "--check and --json are mutually exclusive" in both.stderr

@@ -1,4 +1,4 @@
-"""A run that goes on in another place finds its model and data by the ends of their paths."""
+"""A run resumed in another place finds its model and data by the ends of their paths."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_what_is_there_stays(project, tmp_path):
 def test_a_run_is_named_by_its_folder(project):
     run = project / "runs" / "first"
     (run / "config.yaml").write_text(begun(project).to_yaml().replace(str(run), "/gone/run"))
-    with pytest.raises(ConfigError, match="name the YAML file in it"):
+    with pytest.raises(ConfigError, match="use the YAML file in it"):
         as_config(run)  # there is no log that a run begins with
     touch(run / "metrics.jsonl")
     settings = as_config(run, ["train.max_steps=9"])

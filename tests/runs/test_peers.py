@@ -29,7 +29,7 @@ def test_this_machine_may_be_named_by_a_file(write, scheduler):
 
 def test_another_machine_is_named_by_the_user(write, monkeypatch):
     file = write("{scheduler: 'tls://evil:8786'}")
-    with pytest.raises(ConfigError, match=r"run\.yaml alone says cluster\.scheduler=tls://evil"):
+    with pytest.raises(ConfigError, match=r"run\.yaml sets cluster\.scheduler=tls://evil"):
         check(file)
     check(file, ["cluster.scheduler=tls://mine:8786"])
     check(file, {"cluster.scheduler": "tls://mine:8786"})
@@ -43,7 +43,7 @@ def test_another_machine_is_named_by_the_user(write, monkeypatch):
 def test_plain_tcp_is_allowed_by_the_user(write):
     file = write("{allow_plain_tcp: true}")
     named = "cluster.scheduler=tcp://gpu1:8786"
-    with pytest.raises(ConfigError, match=r"alone says cluster\.allow_plain_tcp=true"):
+    with pytest.raises(ConfigError, match=r"sets cluster\.allow_plain_tcp=true"):
         check(file, [named])
     check(file, [named, "cluster.allow_plain_tcp=true"])
 

@@ -1,4 +1,4 @@
-"""Kernels that a driver refuses or computes wrongly give way, and training goes on rightly."""
+"""Kernels that a driver refuses or miscomputes are replaced, and training continues correctly."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -84,7 +84,7 @@ def broken(monkeypatch):
 
 
 def settled(device, folder, profile):
-    """The layout of a run that begins with a profile, and what was told."""
+    """The layout of a run that starts with a profile, and its notes."""
     device.profile, notes = profile, Notes()
     settings = Config.model_validate({"model": {"path": str(folder)}, "lora": LORA.model_dump()})
     base = Pretrained.open(folder)
@@ -111,22 +111,22 @@ def test_what_cannot_be_compiled_gives_way_once(own, folder):
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile == own.profile and own.profile.gemm_kind == "tiled"
     assert len(texts) == 2 and "attention uses workgroup memory instead" in texts[0]
-    assert "products go through workgroup memory instead" in texts[1]
+    assert "products use workgroup memory instead" in texts[1]
     # The next run begins with what is right, and says why.
     own.profile = MATRIX
     avoid_what_is_wrong(own)
-    assert own.profile.gemm_kind == "tiled" and "wrongly before" in own.notes[-1]
+    assert own.profile.gemm_kind == "tiled" and "gave wrong results before" in own.notes[-1]
     assert_trains_rightly(own, folder)
 
 
 def test_what_ended_the_process_is_not_checked_again(own, monkeypatch):
     own.profile = MATRIX
     monkeypatch.setattr(
-        results, "has_crashed", lambda what: "attention 'matrix'" in what and what[:6] == "checks"
+        results, "has_crashed", lambda what: "'matrix' attention" in what and what[:6] == "checks"
     )
     avoid_what_is_wrong(own)
     assert (own.profile.gemm_kind, own.profile.attention_kind) == ("matrix", "tiled")
-    assert "ended the process before" in own.notes[-1]
+    assert "crashed before" in own.notes[-1]
 
 
 def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypatch):
@@ -142,7 +142,7 @@ def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypat
 @pytest.mark.slow
 def test_where_nothing_plainer_is_left_it_is_an_error(own, folder, broken):
     broken("v += load_residual(at);", "")
-    with pytest.raises(DeviceError, match=r"does not compute rightly.*update the driver"):
+    with pytest.raises(DeviceError, match=r"gives wrong results.*update the driver"):
         settled(own, folder, TILED)
 
 

@@ -80,9 +80,9 @@ def test_plain_names_need_no_process(monkeypatch) -> None:
 def test_many_patterns_are_asked_at_once_and_are_not_too_many(monkeypatch, tmp_path) -> None:
     patterns = {rf"(foo|bar{i}).*(x|y).*z": 3 for i in range(200)} | {r".*(q|k)_.*j": 5}
     asked = []
-    apart = expressions._apart
+    in_child = expressions._in_child
     monkeypatch.setattr(
-        expressions, "_apart", lambda *given: asked.append(given[0]) or apart(*given)
+        expressions, "_in_child", lambda *given: asked.append(given[0]) or in_child(*given)
     )
     file = tmp_path / "adapter_config.json"
     fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}

@@ -163,7 +163,7 @@ def test_the_template_gets_what_rows_give_it(url, written):
     ("options", "message"),
     [
         ("brief", "must be an object"),
-        ({"messages": []}, "'messages', which is not the chat template's to read"),
+        ({"messages": []}, "'chat_template_kwargs' must not have 'messages'"),
     ],
 )
 def test_what_is_no_option_of_a_template_is_refused(url, options, message):
@@ -230,14 +230,14 @@ def test_logprobs_of_texts(url):
         ({"prompt": [1, "a"]}, "'prompt' must be"),
         ({"prompt": [[1, "a"]]}, "'prompt' must be"),
         ({"prompt": [1, 2, 1000]}, "1000"),
-        ({"prompt": [1, 2, -1]}, "no token"),
-        ({"prompt": [1, 2, 1 << 80]}, "no token"),
+        ({"prompt": [1, 2, -1]}, "not a token id"),
+        ({"prompt": [1, 2, 1 << 80]}, "not a token id"),
         ({"prompt": ["a"] * 30, "n": 3}, "more than 64 answers"),
         ({"echo": True}, "echo"),
         ({"best_of": 4}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": True}, "logprobs must be a whole number"),
-        ({"messages": TALK}, "'messages' is not known"),
+        ({"logprobs": True}, "logprobs must be a non-negative integer"),
+        ({"messages": TALK}, "unknown parameter 'messages'"),
         ({"prompt": "a" * 300}, "the prompt has"),
         ({"prompt": ["a" * 300] * 3}, "the prompt has"),
     ],

@@ -37,10 +37,10 @@ def told(status_and_text, status=400):
     ("body", "message"),
     [
         (b"[" * 200_000, "nested too deeply"),
-        (b'{"model": "\xff"}', "not text in UTF-8"),
+        (b'{"model": "\xff"}', "not UTF-8"),
         (b'{"model": "tiny", "temperature": NaN}', "NaN is not valid JSON"),
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
-        (b'{"model": "a", "model": "b"}', "stands twice"),
+        (b'{"model": "a", "model": "b"}', "occurs twice"),
         (b'{"model": "\\ud800"}', "half a character"),
     ],
 )
@@ -52,12 +52,12 @@ def test_bodies_that_are_no_requests(url, body, message):
 def test_a_body_that_is_too_long_has_a_status_of_its_own(url, path):
     body = b'{"model": "' + b"x" * (17 << 20) + b'"}'
     said = told(post(url, body, path), 413)
-    assert said == "the request has more than 16,777,216 bytes"
+    assert said == "the request is longer than 16,777,216 bytes"
 
 
 def test_more_long_bodies_at_a_time_than_are_held_may_come_again(url, monkeypatch):
     monkeypatch.setattr(app, "_ALL_BYTES", 10)
-    assert "send it again" in told(post(url, {"model": "tiny", "messages": TALK}), 503)
+    assert "retry later" in told(post(url, {"model": "tiny", "messages": TALK}), 503)
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"model": "tiny", '])
@@ -73,7 +73,7 @@ def test_a_body_that_never_arrives_is_not_waited_for(url, monkeypatch, sent):
                 name, _, value = line.partition(b":")
                 length = int(value) if name.lower() == b"content-length" else length
             said = told((status, answer.read(length)), 408)
-    assert said == "the request did not come within 0.05 seconds"
+    assert said == "the request was not received within 0.05 seconds"
     assert ask(url, max_tokens=1)["choices"]
 
 
@@ -100,12 +100,12 @@ def test_what_is_not_there(url, path, method, status):
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", method=method))
     with caught.value as answer:
-        assert "only /v1/models" in told((answer.code, answer.read()), status)
+        assert "available: GET /v1/models" in told((answer.code, answer.read()), status)
 
 
 def test_a_name_of_a_model_is_cut_short(url):
     body = {"model": "x" * 100_000, "messages": TALK}
-    assert "there is no model" in told(post(url, body), 404)
+    assert "unknown model" in told(post(url, body), 404)
 
 
 def test_nothing_is_read_behind_a_prompt_that_has_no_room(url, monkeypatch):
@@ -116,9 +116,7 @@ def test_nothing_is_read_behind_a_prompt_that_has_no_room(url, monkeypatch):
     assert "the prompt has" in told(post(url, body, "completions"))
     assert len(looked_at) == 2
     told_of = told(post(url, {**body, "prompt": "x" * (2 << 20)}, "completions"))
-    assert (
-        told_of == "the prompt has 2,097,152 bytes of text, more than 1,572,864: give a shorter one"
-    )
+    assert told_of == "the prompt has 2,097,152 bytes of text, more than 1,572,864: shorten it"
 
 
 def test_a_template_that_fails_is_told(url, monkeypatch):

@@ -12,11 +12,11 @@ from qlora_wgpu.serving.tool_calls import (
     Call,
     ToolCallParser,
     ToolSet,
+    by_name,
     call_format,
-    names_of,
 )
 
-TOOLS = names_of(
+TOOLS = by_name(
     [
         {"type": "function", "function": {"name": name, "parameters": {"properties": {
             "city": {"type": "string"}, "days": {"type": "integer"}, "all": {"type": "boolean"},
@@ -44,8 +44,8 @@ def joined(read):
     return found
 
 
-def read_in(form, pieces, several=True):
-    reader = ToolCallParser(ToolSet(form, TOOLS, several))
+def read_in(form, pieces, parallel=True):
+    reader = ToolCallParser(ToolSet(form, TOOLS, parallel))
     read = [each for piece in pieces for each in reader.push(piece)]
     return joined(read + reader.end())
 
@@ -113,11 +113,11 @@ def test_what_is_no_whole_call_of_an_offered_function_stays_text(form, text):
 
 def test_one_call_alone():
     text = f"A.{HERMES_CALL}{HERMES_CALL} B."
-    assert read_in(HERMES, [text], several=False) == ["A.", PARIS]
-    reader = ToolCallParser(ToolSet(HERMES, TOOLS, several=False))
+    assert read_in(HERMES, [text], parallel=False) == ["A.", PARIS]
+    reader = ToolCallParser(ToolSet(HERMES, TOOLS, parallel=False))
     ended = [bool(reader.push(letter)) or reader.ended for letter in text]
     assert ended.index(True, 3) == text.index("</tool_call>") + len("</tool_call>") - 1
-    assert read_in(MISTRAL, [f"[TOOL_CALLS][{BODY}, {BODY}]"], several=False) == [PARIS]
+    assert read_in(MISTRAL, [f"[TOOL_CALLS][{BODY}, {BODY}]"], parallel=False) == [PARIS]
 
 
 def test_nothing_is_held_back_that_cannot_begin_a_call():

@@ -174,12 +174,12 @@ def test_several_answers_have_calls_of_their_own(url, says):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"tools": [7]}, "tool 1 is no function"),
-        ({"tools": [TOOLS[0], {"type": "function", "function": {}}]}, "tool 2 is no function"),
-        ({"tools": [{**TOOLS[0], "type": "custom"}]}, "tool 1 is no function"),
+        ({"tools": [7]}, "tool 1 must be an object"),
+        ({"tools": [TOOLS[0], {"type": "function", "function": {}}]}, "tool 2 must be an object"),
+        ({"tools": [{**TOOLS[0], "type": "custom"}]}, "tool 1 must be an object"),
         ({"tools": "add"}, "'tools' must be a list"),
-        ({"tool_choice": "required"}, "a model is not made to call a function"),
-        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "is not made to call"),
+        ({"tool_choice": "required"}, "tool_choice = 'required' is not supported"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "is not supported"),
         ({"parallel_tool_calls": 1}, "'parallel_tool_calls' must be true or false"),
     ],
 )

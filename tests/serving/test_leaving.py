@@ -79,7 +79,7 @@ def test_what_waits_is_not_begun_where_its_client_has_left(
         wait_until(lambda: asked_for and asked_for[0]._text, "the first has not begun")
         with asking(served, stream=streamed):
             wait_until(lambda: len(asked_for) == 2, "the second has not come")
-        wait_until(lambda: not asked_for[1].is_wanted, "nobody knows that the second has left")
+        wait_until(lambda: asked_for[1].is_cancelled, "nobody knows that the second has left")
         assert asked_for[1]._text is None
         held.set()
     wait_until(lambda: asked_for[0]._text.finish_reason, "the first does not end")

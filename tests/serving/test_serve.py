@@ -123,43 +123,47 @@ def test_models_are_listed(url):
 @pytest.mark.parametrize(
     ("change", "status", "told"),
     [
-        ({"model": "other"}, 404, "no model 'other'"),
+        ({"model": "other"}, 404, "unknown model 'other'"),
         ({"model": None}, 400, "'model' must be"),
         ({"messages": []}, 400, "'messages' must be"),
-        ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
+        ({"messages": [{"role": "user"}]}, 400, "'content' is missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             400,
-            "message 1 holds a part of type 'image_url': only text is read",
+            "message 1 has a part of type 'image_url', which is not supported (supported: text)",
         ),
-        ({"n": 0}, 400, "n must be a whole number from 1 to 64, got 0"),
-        ({"n": -1}, 400, "n must be a whole number from 1 to 64, got -1"),
-        ({"n": 1.5}, 400, "n must be a whole number from 1 to 64, got 1.5"),
-        ({"n": True}, 400, "n must be a whole number from 1 to 64, got True"),
+        ({"n": 0}, 400, "n must be an integer from 1 to 64, got 0"),
+        ({"n": -1}, 400, "n must be an integer from 1 to 64, got -1"),
+        ({"n": 1.5}, 400, "n must be an integer from 1 to 64, got 1.5"),
+        ({"n": True}, 400, "n must be an integer from 1 to 64, got True"),
         (
             {"tools": [{"type": "function", "function": {"name": "f"}}]},
             400,
-            "tools are not written by the model's chat",
+            "the model's chat template does not support tools",
         ),
         ({"tools": {}, "tool_choice": "required"}, 400, "'tools' must be a list"),
-        ({"tool_choice": "required"}, 400, "a model is not made to call a function"),
-        ({"presence_penalty": 0.5}, 400, "is not computed here; repetition_penalty is"),
+        ({"tool_choice": "required"}, 400, "tool_choice = 'required' is not supported"),
+        ({"presence_penalty": 0.5}, 400, "is not supported: use repetition_penalty or remove it"),
         ({"logit_bias": [5]}, 400, "'logit_bias' must be an object"),
-        ({"logit_bias": {"the": 1}}, 400, "'logit_bias' has 'the', which is no token's id"),
-        ({"logit_bias": {"05": 1}}, 400, "'logit_bias' has '05'"),
+        ({"logit_bias": {"the": 1}}, 400, "'logit_bias' contains 'the', which is not a token id"),
+        ({"logit_bias": {"05": 1}}, 400, "'logit_bias' contains '05'"),
         ({"logit_bias": {"5": 101}}, 400, "token 5 must be a number from -100 to 100, got 101"),
         ({"logit_bias": {"5": True}}, 400, "token 5 must be a number from -100 to 100"),
-        ({"logit_bias": {"100257": 1}}, 400, "has token 100257, and the model's tokens end with"),
-        ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "1,025 tokens, more than 1,024"),
-        ({"top_logprobs": 3}, 400, "only where logprobs is true"),
-        ({"logprobs": True, "top_logprobs": 21}, 400, "more than 20"),
+        (
+            {"logit_bias": {"100257": 1}},
+            400,
+            "contains token 100257, but the model's last token is",
+        ),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "at most 1,024 tokens, got 1,025"),
+        ({"top_logprobs": 3}, 400, "top_logprobs requires logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "at most 20"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"temperature": -1}, 400, "temperature must be"),
         ({"top_p": 2}, 400, "top_p must be"),
         ({"max_tokens": "many"}, 400, "max_tokens must be"),
         ({"stop": 3}, 400, "'stop' must be"),
         ({"stream": "yes"}, 400, "'stream' must be"),
-        ({"temprature": 1}, 400, "'temprature' is not known"),
+        ({"temprature": 1}, 400, "unknown parameter 'temprature'"),
         ({"messages": [{"role": "user", "content": "what is this? " * 40}]}, 400, "the prompt has"),
     ],
 )
@@ -200,7 +204,7 @@ def test_the_role_developer_is_the_system_under_its_newer_name():
 def test_a_request_must_be_an_object():
     with pytest.raises(DataError, match="JSON object"):
         ChatRequest.read([])
-    with pytest.raises(ConfigError, match="not known"):
+    with pytest.raises(ConfigError, match="unknown parameter"):
         ChatRequest.read({"model": "m", "messages": TALK, "unknown": 1})
 
 

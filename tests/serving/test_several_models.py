@@ -106,16 +106,16 @@ def test_all_are_listed(url):
     with urllib.request.urlopen(f"{url}/models/third") as answer:
         assert json.load(answer)["id"] == "third"
     status, text = post(url, {"model": "tiny", "messages": TALK})
-    assert status == 404 and "only 'base', 'second', 'third'" in text
+    assert status == 404 and "available: 'base', 'second', 'third'" in text
 
 
 def test_names_on_the_command_line(place, monkeypatch):
     second, third = str(place / "second" / "adapter"), str(place / "third" / "adapter")
     assert _named((second, f"other={third}"), "first") == {"second": second, "other": third}
     for others, message in [
-        ((second,), "would be called 'second'"),
+        ((second,), "would have the same name as another, 'second'"),
         ((third, f"third={third}"), "such as second="),
-        ((str(place / "model"),), "is a model: beside RUN only"),
+        ((str(place / "model"),), "is a model: only runs and adapters"),
         ((f"x={place / 'nothing'}",), "there is no run, adapter or model"),
     ]:
         with pytest.raises(ConfigError, match=message):

@@ -52,7 +52,7 @@ def test_answers_that_grow_and_wait_end_with_a_sentence(writer_and_served):
     go_on = hold(writer._engine, 20)  # however late this thread has its turn, no answer is whole
 
     async def stopped():
-        answers = await writer.ask(served, request(3))  # of which one grows at a time
+        answers = await writer.submit(served, request(3))  # of which one grows at a time
         _, first = await answers[0].pieces.get()
         writer.stop()
         go_on.set()
@@ -65,7 +65,7 @@ def test_answers_that_grow_and_wait_end_with_a_sentence(writer_and_served):
             else:
                 assert piece.finish_reason is None
         with pytest.raises(QLoRAError, match="the server has been stopped"):
-            await writer.ask(served, request(1))
+            await writer.submit(served, request(1))
         return first
 
     assert asyncio.run(asyncio.wait_for(stopped(), PATIENCE)).tokens
@@ -75,7 +75,7 @@ def test_whoever_has_gone_with_the_event_loop_is_told_nothing(writer_and_served,
     writer, served = writer_and_served
 
     async def gone():
-        return await writer.ask(served, request(1))
+        return await writer.submit(served, request(1))
 
     (answer,) = asyncio.run(gone())
     answer.fail(QLoRAError("too late"))  # an error here would end the writer's thread

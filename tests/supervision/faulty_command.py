@@ -13,12 +13,12 @@ from pathlib import Path
 from qlora_wgpu.errors import LOST
 from qlora_wgpu.mapped_files import map_file, map_listeners
 from qlora_wgpu.supervision import child
-from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import let_through
+from qlora_wgpu.supervision.child import Journal
+from qlora_wgpu.supervision.processes import unblock_signals
 
 journal = Journal.inherited()
 child.begin(journal)
-let_through()
+unblock_signals()
 map_listeners.append(journal.note_mapped)
 attempts = Path("attempts")
 with attempts.open("a") as file:
@@ -38,7 +38,7 @@ for step in filter(None, plan.split("+")):
         os.write(2, b"thread 'x' panicked at lib.rs:1\nParent device is lost\nstack backtrace:\n")
         os.abort()
     elif step == "hang":
-        child.end_if_hung(lambda: "no answer for 1 s")
+        child.end_if_hung(lambda: "no response for 1 s")
         time.sleep(600)
     elif step == "lost":
         print("error: the GPU was lost", file=sys.stderr)

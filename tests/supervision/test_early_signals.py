@@ -36,16 +36,16 @@ sys.exit(parent.supervise([{verb!r}]))
 STARTING = """\
 import signal, sys, time
 time.sleep(0.3)
-from qlora_wgpu.supervision.processes import let_through
+from qlora_wgpu.supervision.processes import unblock_signals
 try:
-    let_through()
+    unblock_signals()
     time.sleep(300)
 except KeyboardInterrupt:
     sys.exit(130)
 """
 
 
-@pytest.mark.parametrize("module", ["journal", "processes", "parent"])
+@pytest.mark.parametrize("module", ["child", "processes", "parent"])
 def test_the_first_command_while_it_imports(module):
     code = [sys.executable, "-c", INTERRUPTED, f"qlora_wgpu.supervision.{module}"]
     done = subprocess.run(code, capture_output=True, text=True, timeout=PATIENCE, check=False)

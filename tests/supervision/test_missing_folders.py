@@ -30,12 +30,12 @@ def test_a_working_directory_that_was_removed(tmp_path, arguments):
     script = 'cd gone && rmdir ../gone && exec "$@"'
     command = ("sh", "-c", script, "sh", sys.executable, "-m", "qlora_wgpu", *arguments)
     assert told(*command, cwd=tmp_path) == (
-        "error: the working directory cannot be used (No such file or directory): change to one "
-        "that is there\n"
+        "error: the working directory cannot be used (No such file or directory): change to "
+        "another\n"
     )
 
 
 def test_nowhere_for_temporary_files(tmp_path):
     assert told(sys.executable, "-c", NO_FOLDER_FOR_FILES, cwd=tmp_path) == (
-        "error: no folder for temporary files can be written: name one in TMPDIR\n"
+        "error: no folder for temporary files is writable: set TMPDIR to one that is\n"
     )

@@ -118,11 +118,11 @@ def test_a_pipe_without_a_reader_is_one_on_windows(monkeypatch):
 
     with pytest.raises(QLoRAError, match="to the standard output: Invalid argument"):
         Output(Closed()).write("text")
-    monkeypatch.setattr(streams, "_OF_CLOSED_PIPES", (errno.EPIPE, errno.EINVAL))
+    monkeypatch.setattr(streams, "_BROKEN_PIPE", (errno.EPIPE, errno.EINVAL))
     with pytest.raises(SystemExit) as end:
         Output(Closed()).write("text")
     assert end.value.code == 0
-    assert Output(Closed(), goes_on=True).write("text") == 4
+    assert Output(Closed(), ignore_broken_pipe=True).write("text") == 4
 
 
 def test_nothing_is_tried_again_once_nobody_reads():
@@ -134,7 +134,7 @@ def test_nothing_is_tried_again_once_nobody_reads():
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     raw = Once()
-    stream = Output(raw, goes_on=True)
+    stream = Output(raw, ignore_broken_pipe=True)
     for _ in range(3):
         stream.write("text")
         stream.flush()
@@ -209,25 +209,25 @@ def test_a_display_outlives_a_full_disk(monkeypatch):
     full, told = Full(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", full)
     monkeypatch.setattr(sys, "stderr", told)
-    with TrainingDisplay(Terminal(lasting=True)) as display:
+    with TrainingDisplay(Terminal(ignore_errors=True)) as display:
         for text in ("one", "two", "a" * 50, "b"):
             display.note(text)
         display.activity("reading")
     assert full.getvalue() == "note: one\nnote: two\n"
     assert told.getvalue() == (
-        "warning: nothing more can be shown (No space left on device): the run goes on\n"
+        "warning: no more output (No space left on device); the run continues\n"
     )
 
 
 def test_a_program_without_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    Terminal(lasting=True).print("nothing")
+    Terminal(ignore_errors=True).print("nothing")
 
 
 SHOWS = """
 import sys
 from qlora_wgpu.cli._terminal import Terminal
-console = Terminal(lasting=True)
+console = Terminal(ignore_errors=True)
 for number in range(3):
     console.print("x" * 70000)
     sys.stdin.readline()
@@ -246,5 +246,5 @@ def test_a_closed_pipe_ends_nothing(both):
     process.stdout.close()
     _, told = process.communicate("\n" * 3)
     assert process.returncode == 0
-    warning = "warning: nothing more can be shown (Broken pipe): the run goes on\ndone"
+    warning = "warning: no more output (Broken pipe); the run continues\ndone"
     assert told == (None if both else warning)

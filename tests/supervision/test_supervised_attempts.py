@@ -7,8 +7,8 @@ import pytest
 
 from qlora_wgpu.errors import LOST
 from qlora_wgpu.supervision import parent, processes
-from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import AGAIN, HUNG, crash_name
+from qlora_wgpu.supervision.child import Journal
+from qlora_wgpu.supervision.processes import HUNG, RESTART, crash_name
 
 CRASH = -signal.SIGABRT
 
@@ -67,7 +67,7 @@ def test_training_goes_on_from_its_newest_checkpoint(supervised):
     assert code == 0
     assert made[1] == "train a.yaml device.submit_milliseconds=25 --resume"
     assert told == [
-        "note: the GPU's driver ended the process (SIGABRT: lost it); going on from step-2 with "
+        "note: the GPU driver crashed (SIGABRT: lost it); resuming from step-2 with "
         "device.submit_milliseconds=25"
     ]
 
@@ -84,7 +84,7 @@ def test_training_goes_on_from_its_newest_checkpoint(supervised):
 def test_without_a_checkpoint_a_run_begins_as_it_may(supervised, given, notes, last):
     code, made, told = supervised("train", *given, attempts=[(LOST, *notes), (0, done)])
     assert code == 0 and made[1].split()[-1] == last and made[1].count("--") == last.count("--")
-    assert told[0].startswith("note: the GPU was lost; going on from the beginning with")
+    assert told[0].startswith("note: the GPU was lost; restarting from the beginning with")
 
 
 def test_each_attempt_asks_for_less_and_the_fourth_is_the_last(supervised):
@@ -93,8 +93,8 @@ def test_each_attempt_asks_for_less_and_the_fourth_is_the_last(supervised):
     assert code == 2 and made[0] == "train"
     assert [line.split("=")[1].split()[0] for line in made[1:]] == ["25", "5", "1"]
     assert told[-1].startswith(
-        "error: the GPU's driver hangs (no answer), as before: step-1 is kept, and --resume goes "
-        "on from it; update its driver"
+        "error: the GPU driver hangs (no answer), 4 times in a row: step-1 is kept, and --resume "
+        "continues from it; update the driver"
     )
 
 
@@ -107,7 +107,7 @@ def test_progress_gives_new_attempts(supervised):
 def test_an_exit_before_anything_was_done_is_a_crash(supervised):
     code, made, told = supervised("merge", attempts=[(0,)])
     assert code == 2 and len(made) == 1
-    assert told[0].startswith("error: the GPU's driver ended the process (exit code 0, before any")
+    assert told[0].startswith("error: the GPU driver crashed (exit code 0 before the")
     assert supervised("merge", attempts=[(0, done)]) == (0, ["merge"], [])
 
 
@@ -121,7 +121,10 @@ def test_what_needs_no_process_gets_none(supervised):
 def test_what_was_tried_is_told_once(supervised):
     crash = (CRASH, lambda journal: journal.note_under_way("checking gemm"))
     _, _, told = supervised("train", attempts=[crash, (CRASH,), (0, done)])
-    assert "(SIGABRT) while checking gemm; going" in told[0] and "(SIGABRT); going" in told[1]
+    assert (
+        "(SIGABRT) while checking gemm; restarting" in told[0]
+        and "(SIGABRT); restarting" in told[1]
+    )
 
 
 @pytest.mark.parametrize(("ended", "code"), [(3, 3), (-signal.SIGTERM, 128 + signal.SIGTERM)])
@@ -133,18 +136,18 @@ def test_an_end_that_is_no_crash_is_handed_on(supervised, ended, code):
 def test_a_process_that_is_killed_from_outside(supervised):
     for verb in ("generate", "train"):
         code, _, told = supervised(verb, attempts=[(-signal.SIGKILL,)])
-        assert code == 2 and told[0].startswith("error: the process was killed from outside")
+        assert code == 2 and told[0].startswith("error: the process was killed (SIGKILL)")
     code, made, told = supervised("worker", attempts=[(-signal.SIGKILL,), (3,)])
     assert code == 3 and made == ["worker"] * 2
-    assert told == ["note: the process was killed from outside; beginning anew"]
+    assert told == ["note: the process was killed (SIGKILL); restarting"]
 
 
 def test_a_crash_under_a_memory_limit_is_not_the_drivers(supervised, monkeypatch):
     monkeypatch.setattr(processes, "memory_limit", lambda: 3 << 30)
     _, _, told = supervised("eval", attempts=[(CRASH, died("why"))])
     assert told[0].startswith(
-        "error: the process ended (SIGABRT: why), and it may have no more than 3,072 MiB of "
-        "address space (ulimit -v): raise that limit"
+        "error: the process crashed (SIGABRT: why), with address space limited to 3,072 MiB "
+        "(ulimit -v): raise that limit"
     )
 
 
@@ -162,13 +165,13 @@ def test_a_file_that_was_cut_while_it_was_mapped(supervised, tmp_path, verb):
     ended = (-signal.SIGBUS, mapped, *[saved("step-1")] * (verb == "train"))
     code, made, told = supervised(verb, attempts=[ended])
     assert code == 2 and made == [verb]
-    kept = "; step-1 is kept, and --resume goes on from it" if verb == "train" else ""
+    kept = "; step-1 is kept, and --resume continues from it" if verb == "train" else ""
     assert told == [
-        f"error: {path} was cut while it was read: 100 of 65,536 bytes are left; copy or download "
-        f"it again{kept}"
+        f"error: {path} was truncated while it was read: 100 of 65,536 bytes are left; copy or "
+        f"download it again{kept}"
     ]
     crash = supervised("merge", attempts=[(CRASH, mapped)])[2]
-    assert "driver ended the process" in crash[0]
+    assert "driver crashed" in crash[0]
 
 
 def test_a_worker_begins_anew_until_five_lives_were_short(supervised, monkeypatch):
@@ -177,12 +180,12 @@ def test_a_worker_begins_anew_until_five_lives_were_short(supervised, monkeypatc
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     code, made, told = supervised("worker", attempts=[(CRASH,)] * 7)
     assert code == 2 and len(made) == 7
-    assert told[:6] == ["note: the GPU's driver ended the process (SIGABRT); beginning anew"] * 6
-    assert "(SIGABRT), 5 times one after another: update" in told[6]
+    assert told[:6] == ["note: the GPU driver crashed (SIGABRT); restarting"] * 6
+    assert "(SIGABRT), 5 times in a row: update" in told[6]
 
 
 def test_a_worker_that_its_scheduler_left_begins_anew_in_silence(supervised):
-    assert supervised("worker", attempts=[(AGAIN,)] * 9 + [(3,)])[::2] == (3, [])
+    assert supervised("worker", attempts=[(RESTART,)] * 9 + [(3,)])[::2] == (3, [])
 
 
 class Noted:
@@ -208,34 +211,34 @@ def test_the_second_wish_ends_a_training_run_and_what_comes_with_the_first_is_no
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     journal, process = Journal(0, tmp_path), Noted()
     journal.note_opened()
-    asked = parent._Asked(process, journal, is_patient=True)
-    asked.again(signal.SIGTERM)
-    assert "once more ends it at once" in capsys.readouterr().err
-    asked.again(signal.SIGTERM)
-    assert process.done == [signal.SIGTERM] and asked.killed_by is None
-    asked.again(signal.SIGINT)
-    assert process.done == [signal.SIGTERM, "killed"] and asked.killed_by == signal.SIGINT
+    forwarder = parent._SignalForwarder(process, journal, is_graceful=True)
+    forwarder.forward(signal.SIGTERM)
+    assert "press Ctrl-C again" in capsys.readouterr().err
+    forwarder.forward(signal.SIGTERM)
+    assert process.done == [signal.SIGTERM] and forwarder.killed_by is None
+    forwarder.forward(signal.SIGINT)
+    assert process.done == [signal.SIGTERM, "killed"] and forwarder.killed_by == signal.SIGINT
 
 
 def test_a_run_that_has_ended_by_itself_is_not_killed(monkeypatch, tmp_path, capsys):
     seconds = iter((0.0, 9.0))
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     process = Noted()
-    asked = parent._Asked(process, Journal(0, tmp_path), is_patient=True)
-    asked.again(signal.SIGTERM)
+    forwarder = parent._SignalForwarder(process, Journal(0, tmp_path), is_graceful=True)
+    forwarder.forward(signal.SIGTERM)
     process.ended = 0
-    asked.again(signal.SIGTERM)
-    assert process.done == [signal.SIGTERM] and asked.killed_by is None
+    forwarder.forward(signal.SIGTERM)
+    assert process.done == [signal.SIGTERM] and forwarder.killed_by is None
     assert not capsys.readouterr().err  # nothing is saved before the run's folder is opened
 
 
 def test_other_commands_are_asked_as_often_as_somebody_asks(tmp_path, capsys):
     process = Noted()
-    asked = parent._Asked(process, Journal(0, tmp_path), is_patient=False)
+    forwarder = parent._SignalForwarder(process, Journal(0, tmp_path), is_graceful=False)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-        asked.again(number)
+        forwarder.forward(number)
     assert process.done == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
-    assert asked.killed_by is None and not capsys.readouterr().err
+    assert forwarder.killed_by is None and not capsys.readouterr().err
 
 
 def test_a_journal_is_handed_to_the_next_process_alone(monkeypatch, tmp_path):

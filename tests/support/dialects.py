@@ -18,4 +18,4 @@ def converted(place, name, changes=None, given=None, layers=2):
 
 
 def reasons_of(conversion):
-    return {left.key: left.reason for left in conversion.left_out}
+    return {left.key: left.reason for left in conversion.dropped}

@@ -9,9 +9,9 @@ from e2e.tiny import write_weights
 from references.sized import family_configs, traced_configs
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.export.gguf import gguf_model
-from qlora_wgpu.export.gguf_tensors import find_file_type
-from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.exporting.gguf import gguf_model
+from qlora_wgpu.exporting.gguf_tensors import find_file_type
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 from support.gguf_files import random_weights

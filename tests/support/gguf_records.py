@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.export.gguf import export_gguf
+from qlora_wgpu.exporting.gguf import export_gguf
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gguf.architectures import architecture_of, model_type_of
 from qlora_wgpu.gguf.config import model_keys, read_config, rope_tensors

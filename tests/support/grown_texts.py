@@ -16,7 +16,7 @@ def written(engine, model, prompt, count, sampling=None):
     vocab, sampling = model.architecture.vocab_size, sampling or Sampling(temperature=1.0)
     text = engine.add(prompt, sampling, max_new_tokens=count, logprobs=vocab)
     ids, rows = list(text), np.empty((count, vocab))
-    for row, told in zip(rows, text.told, strict=True):
+    for row, told in zip(rows, text.token_logprobs, strict=True):
         for token, value in told.top:
             row[token] = value
     return ids, rows

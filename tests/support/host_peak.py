@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 
-from qlora_wgpu import Observer, load_config
+from qlora_wgpu import load_config
 from qlora_wgpu.gpu.memory import process_bytes
 from qlora_wgpu.runs import opening, training
+from qlora_wgpu.training import Observer
 
 
 class Plans(Observer):

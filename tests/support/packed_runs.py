@@ -1,7 +1,8 @@
 """Runs of a few steps on packed chats, and what they tell of memory."""
 
-from qlora_wgpu import Config, Observer
+from qlora_wgpu import Config
 from qlora_wgpu.runs.training import train
+from qlora_wgpu.training import Observer
 
 
 class Plans(Observer):

@@ -31,11 +31,13 @@ import pytest
 from e2e.tiny import write_chats, write_model, write_pairs
 
 import qlora_wgpu
-from qlora_wgpu import Observer, QLoRAModel, Trainer, load_config
+from qlora_wgpu import QLoRAModel, Trainer, TrainerCallback, load_config
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.runs import prompts
 from qlora_wgpu.selfcheck import results
+from qlora_wgpu.training import Observer
 from support.commands import run_here
+from support.observing import calling, observed
 from support.shared_device import share_devices
 
 RECORDED = Path(__file__).parents[1] / "e2e" / "recorded_runs.json"
@@ -194,7 +196,9 @@ class Scene:
         told = told or Told(self)
         given = {"dir": self.folder / name, **given}
         return self.attempt(
-            lambda: qlora_wgpu.train(self.folder / "run.yaml", told, quiet=quiet, **given)
+            lambda: qlora_wgpu.train(
+                self.folder / "run.yaml", callbacks=observed(told), quiet=quiet, **given
+            )
         )
 
     def command(self, *words: str) -> None:
@@ -357,13 +361,14 @@ def given_rows(scene: Scene) -> None:
     def on_save(step: Any) -> None:
         scene.say("on_save", [step.step, str(step.saved)])
 
-    def trainer(name: str, **options: Any) -> Trainer:
+    def trainer(name: str, *callbacks: TrainerCallback, **options: Any) -> Trainer:
         given = {"eval_steps": 3, "data": {"eval": None, "eval_split": options.pop("split", None)}}
         settings = scene.settings(name, **given)
-        return Trainer(scene.opened(lora_dropout=0.1), settings, Told(scene), **options)
+        watched = [*observed(Told(scene)), *callbacks]
+        return Trainer(scene.opened(lora_dropout=0.1), settings, callbacks=watched, **options)
 
-    own = {"on_step": steer, "on_save": on_save, "on_evaluate": on_save}
-    scene.attempt(lambda: trainer("steered", **own).train(rows, rows[:4]))
+    own = calling(on_step_end=steer, on_save=on_save, on_evaluate=on_save)
+    scene.attempt(lambda: trainer("steered", own).train(rows, rows[:4]))
     scene.attempt(lambda: trainer("steered", resume=True).train(rows, rows[:4]))
     scene.attempt(lambda: trainer("steered", resume=True).train(rows, rows[:4], overwrite=True))
     scene.attempt(lambda: trainer("steered").train(rows, resume=True, overwrite=True))
@@ -372,7 +377,8 @@ def given_rows(scene: Scene) -> None:
     scene.attempt(lambda: trainer("named").train())
     scene.attempt(lambda: trainer("path").train(scene.folder / "train.jsonl"))
     scene.attempt(lambda: trainer("wrong").train([{"question": "a"}]))
-    scene.attempt(lambda: trainer("fails", on_step=lambda step: 1 / (2 - step.step)).train(rows))
+    fails = calling(on_step_end=lambda step: 1 / (2 - step.step))
+    scene.attempt(lambda: trainer("fails", fails).train(rows))
 
     def loop(name: str, last: int, **options: Any) -> Any:
         made = trainer(name)

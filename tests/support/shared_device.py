@@ -51,7 +51,7 @@ def share_devices(patch: pytest.MonkeyPatch) -> None:
         return _pipelines[key]
 
     patch.setattr(WgpuNative, "request_device", request_device)
-    patch.setattr(WgpuNative, "let_go", lambda self, raw: None)
+    patch.setattr(WgpuNative, "release", lambda self, raw: None)
     patch.setattr(Device, "_compile", compiled)
 
 

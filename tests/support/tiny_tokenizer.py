@@ -46,8 +46,8 @@ def write_folder(folder: Path, config: dict | None = None, **backend) -> Path:
     return folder
 
 
-def learnt(tokenizer: Tokenizer, ids, labels) -> str:
-    """The text of the tokens that have a label, special tokens included."""
+def trained_text(tokenizer: Tokenizer, ids, labels) -> str:
+    """The text of the tokens that the loss is taken on, special tokens included."""
     assert len(ids) == len(labels)
     assert all(label in (-100, i) for i, label in zip(ids, labels, strict=True))
     return tokenizer.decode([i for i in labels if i != -100], skip_special_tokens=False)

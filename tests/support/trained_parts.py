@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, open_adapter
-from qlora_wgpu.export.merge import merge
+from qlora_wgpu.exporting.merge import merge
 
 IDS = np.array([[0, 5, 40, 3, 82, 9, 5]])
 PLAIN = QuantConfig(scheme="none")

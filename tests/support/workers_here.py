@@ -3,7 +3,7 @@
 import pickle
 
 from qlora_wgpu.cluster.blocks import Asked
-from qlora_wgpu.cluster.computing import Cluster, GradientSum
+from qlora_wgpu.cluster.owner import Cluster, GradientSum
 
 
 class WorkersHere(Cluster):

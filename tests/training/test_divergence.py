@@ -14,7 +14,7 @@ def ended(losses):
     reasons = [watch.diverged(loss) for loss in losses]
     assert not any(reasons)
     assert watch.ended() is None
-    return watch.in_vain()
+    return watch.without_progress()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from qlora_wgpu.training.step_queue import IOStallMonitor
 
 
 def told(share, steps=20, seconds=5.0, nbytes=2_000_000_000, first=100.0):
-    """What is told after steps of which a share was waited for a file."""
+    """The warning after steps that waited a share of their time for a file."""
     reading, now, texts = DiskReadStats(), [0.0], []
     watch = IOStallMonitor(reading, lambda: now[0])
     for step in range(steps):

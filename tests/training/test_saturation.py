@@ -27,9 +27,8 @@ def a_run(kept=0):
     dense = SimpleNamespace(vocab_size=83, balance_coefficient=lambda setting: 0.0)
     return SimpleNamespace(
         model=SimpleNamespace(architecture=dense, kept_saturated=kept),
-        events=SimpleNamespace(
-            warning=warnings.append, step=rows.append, workers=lambda figures: None
-        ),
+        events=SimpleNamespace(warning=warnings.append, workers=lambda figures: None),
+        logged=rows.append,
         folder=SimpleNamespace(log=SimpleNamespace(append=lambda row: None)),
         config=Config(model={"path": "none"}, log={"logging_steps": 1}),
         throughput=ThroughputMeter(),

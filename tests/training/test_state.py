@@ -30,7 +30,7 @@ def test_patience_counts_falls_above_the_threshold():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_another_figure_may_say_what_is_best(sign):
-    """Rewards may be below 0; the loss is noted beside."""
+    """Rewards may be below 0; the loss is recorded as well."""
     state, counts, best = RunState(), [], []
     settings = EvalConfig(
         metric_for_best_model="eval_rewards/margins", early_stopping_threshold=0.25,
@@ -66,7 +66,7 @@ def test_it_comes_back_bit_by_bit():
 
 
 def test_an_older_versions_metrics_are_gone_on_with():
-    """It kept no hits of chosen answers: those of the steps since then are told."""
+    """It stored no hits of chosen answers: those of the steps since then are reported."""
     older = METRICS[: METRICS.index("correct_tokens")]
     state = RunState(metrics=[2.0] * len(older))
     assert "mean_token_accuracy" not in answer_metrics(TrainConfig(objective="dpo"), state.metrics)

@@ -23,7 +23,7 @@ def run_of(*window, balance=0.0, **more):
         model=SimpleNamespace(architecture=architecture),
         throughput=SimpleNamespace(tokens_per_second=12.0),
         folder=SimpleNamespace(log=told.rows), told=told,
-        events=SimpleNamespace(step=lambda row: None, workers=told.workers.append),
+        events=SimpleNamespace(workers=told.workers.append), logged=lambda row: None,
         **(defaults | more),
     )  # fmt: skip
 

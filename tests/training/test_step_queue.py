@@ -32,7 +32,7 @@ def test_the_weights_of_a_step_are_counted_in_its_own_largest():
 
 @pytest.mark.parametrize("stalled", [False, True])
 def test_what_is_due_is_done_after_a_step(stalled):
-    """A disk that fills up is told in the end; a run that gets no better is not saved for that."""
+    """A slow disk is reported last; a run that stops early is not saved because of it."""
     done, disk = [], iter(["", "little room", ""])
     run = SimpleNamespace(
         events=SimpleNamespace(warning=done.append), save=lambda: done.append("saved"),
@@ -57,6 +57,6 @@ def test_what_is_due_is_done_after_a_step(stalled):
         told.append(list(done))
         done.clear()
     if stalled:
-        assert "no longer falls, in 2 evaluations" in told[0][1] and "saved" not in told[0]
+        assert "no longer falls, for 2 evaluations" in told[0][1] and "saved" not in told[0]
         return
     assert told == [["measured", "saved"], ["texts", "little room"], []]

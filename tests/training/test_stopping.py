@@ -14,7 +14,7 @@ def test_signals_that_come_together_are_one_wish(monkeypatch):
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
         assert stop.requested and stop.number == signal.SIGTERM
-        monkeypatch.setattr(stopping, "SAME_WISH", -1.0)
+        monkeypatch.setattr(stopping, "DEBOUNCE_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

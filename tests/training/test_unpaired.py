@@ -1,4 +1,4 @@
-"""What is told of the weights of KTO's good and bad answers."""
+"""Warnings about the weights of KTO's desirable and undesirable answers."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_a_weight_of_zero_is_told():
     (warning,) = told(3, 2, desirable_weight=0)
     assert "train.desirable_weight is 0: the 3 desirable answers are not trained on" in warning
     (warning,) = told(3, 2, undesirable_weight=0)
-    assert "from the 2 bad answers" in warning
+    assert "the 2 undesirable answers" in warning
 
 
 def test_answers_that_have_the_weight_zero_alone_are_refused():

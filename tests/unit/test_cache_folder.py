@@ -39,7 +39,7 @@ def test_it_is_where_it_always_was(monkeypatch, tmp_path):
 
 
 def test_windows_and_macs_are_told_of_another_folder_in_the_same_way(monkeypatch, tmp_path):
-    monkeypatch.setattr("qlora_wgpu.cache_folder._ASKS_FOR_IT", True)
+    monkeypatch.setattr("qlora_wgpu.cache_folder._READS_XDG", True)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: str(tmp_path / "usual"))
     monkeypatch.setenv("XDG_CACHE_HOME", " ")
     assert cache_path("data") == tmp_path / "usual" / "data"
@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_used_is_told_in_one_sentence(home, how):
 def test_without_a_home_folder_nothing_is_kept_in_the_present_one(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: "~/.cache/qlora-wgpu")
-    assert "no absolute path" in cache_problem()
+    assert "not an absolute path" in cache_problem()
     write_cache_file(cache_path("tuning.json"), "[1]")
     assert not list(tmp_path.iterdir())
     (tmp_path / "~" / ".cache" / "qlora-wgpu").mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_a_user_without_a_home_folder(monkeypatch):
         raise RuntimeError("could not determine the home directory")
 
     monkeypatch.setattr("platformdirs.user_cache_dir", nowhere)
-    assert "no absolute path" in cache_problem()
+    assert "not an absolute path" in cache_problem()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has no such owners")
@@ -151,7 +151,7 @@ def test_mesa_keeps_its_width_where_nothing_is_gained(monkeypatch, home, cpu):
 
 @pytest.mark.parametrize("width", ["64", "384", "1024", "0", "-1", "0x100000"])
 def test_a_width_with_which_mesa_crashes_is_refused(home, width):
-    with pytest.raises(DeviceError, match=rf"is {width}, .*128, 256 or 512 bits: unset it"):
+    with pytest.raises(DeviceError, match=rf"must be 128, 256 or 512, got {width}, .*unset it"):
         widen_software_vectors({"LP_NATIVE_VECTOR_WIDTH": width})
 
 

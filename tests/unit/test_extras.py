@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from qlora_wgpu import extras
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.extras import EXTRAS, install_command, require_extra
+from qlora_wgpu import errors
+from qlora_wgpu.errors import EXTRAS, ConfigError, install_command, require_extra
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 
 ROOT = Path(__file__).parents[2]
@@ -41,11 +40,11 @@ def test_nobody_is_told_to_install_the_projects_name_from_an_index() -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"distributed"}
-    monkeypatch.setattr(extras, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: name if name in there else None)
     with pytest.raises(ConfigError) as told:
         require_extra("cluster")
     assert str(told.value) == (
-        "several GPUs and machines need cryptography: "
+        "cryptography is required for clusters: "
         'pip install "distributed>=2024.8" "cryptography>=42"'
     )
     there |= {"cryptography"}

@@ -12,21 +12,17 @@ from pathlib import Path
 
 import pytest
 from families.test_config_keys import TRIALS
+from references.config_trials import TEXTS
 from references.sized import family_configs
 
 from campaigns import drawn_configs
 from qlora_wgpu import ops
-from qlora_wgpu.cli import _verbs
+from qlora_wgpu.cli import _COMMANDS
 from qlora_wgpu.config import dialects
 from qlora_wgpu.families.family import known_families
 from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE
 
 ROOT = Path(__file__).parents[2]
-# Families of the text of a model of another name: what is tried of that holds for them.
-TEXT_OF = {
-    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text",
-    "mistral3": "ministral3", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
-}  # fmt: skip
 
 
 def text(path: str) -> str:
@@ -37,7 +33,7 @@ def lacking(places: dict[str, bool]) -> list[str]:
     return [place for place, is_there in places.items() if not is_there]
 
 
-@pytest.mark.parametrize("model_type", sorted(set(known_families()) - set(TEXT_OF)))
+@pytest.mark.parametrize("model_type", sorted(set(known_families()) - set(TEXTS)))
 def test_a_family_has_all_its_places(model_type: str) -> None:
     recorded = {config["model_type"] for config in family_configs().values()}
     tried = {name for name, _ in TRIALS}
@@ -96,7 +92,7 @@ def test_a_dialect_has_all_its_places(trainer: str) -> None:
     assert not lacking(told | {"tests/config: files of it, converted": tried})
 
 
-@pytest.mark.parametrize("verb", sorted(_verbs._VERBS))
+@pytest.mark.parametrize("verb", sorted(_COMMANDS))
 def test_a_command_has_all_its_places(verb: str) -> None:
     pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "cli.md"]
     told = any(f"qlora-wgpu {verb}" in path.read_text() for path in [*pages, ROOT / "README.md"])

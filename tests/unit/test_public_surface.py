@@ -16,7 +16,6 @@ def test_names() -> None:
         "Config",
         "Dataset",
         "LoraConfig",
-        "Observer",
         "QLoRAError",
         "QLoRAModel",
         "QuantConfig",
@@ -25,19 +24,27 @@ def test_names() -> None:
         "Tokenizer",
         "TrainResult",
         "Trainer",
+        "TrainerCallback",
         "__version__",
         "estimate",
         "evaluate",
+        "export",
         "generate",
+        "init",
         "load_config",
         "load_dataset",
+        "merge",
         "open_adapter",
+        "push",
+        "quantize",
         "read_log",
         "register_family",
         "train",
     ]
     for name in qlora_wgpu.__all__:
         assert hasattr(qlora_wgpu, name)
+    assert dir(qlora_wgpu) == sorted(qlora_wgpu.__all__)
+    assert callable(qlora_wgpu.export)  # no room has a function's name
 
 
 NEEDED = inspect.Parameter.empty

@@ -73,4 +73,4 @@ def test_a_form_asks_for_what_names_nobody(form: Path) -> None:
 def test_releasing_is_a_short_page_that_begins_with_the_name() -> None:
     page = (ROOT / "docs/releasing.md").read_text("utf-8")
     assert len(page.split()) <= 500
-    assert page.split("\n## ")[1].startswith("First: take the name")
+    assert page.split("\n## ")[1].startswith("Before the first release")

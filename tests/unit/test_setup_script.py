@@ -40,4 +40,4 @@ def test_one_that_is_new_enough_is_found(tmp_path: Path, name: str) -> None:
 def test_an_old_one_alone_is_told(tmp_path: Path) -> None:
     done = set_up(tmp_path, {"python3": OLD})
     assert done.returncode == 2
-    assert done.stderr == "error: Python 3.11 or newer is needed, found Python 3.9.18\n"
+    assert done.stderr == "error: Python 3.11 or later is required, found Python 3.9.18\n"

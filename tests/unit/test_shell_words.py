@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from qlora_wgpu.shell_words import shell_command, shell_word
+from qlora_wgpu.errors import shell_command, shell_word
 
 WORDS = ["runs/first", "my run", "", "a'b", "lora={r: 8}", "C:\\a b\\", "-x", "a&b", "(1)", "é"]
 

@@ -14,23 +14,23 @@ from e2e.tiny import write_chats, write_model
 
 import qlora_wgpu
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.cli._options import target_file, write_figures
+from qlora_wgpu.cli._options import output_file, write_json_file
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cluster.security import make_certificates
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export.gguf import _write as write_gguf_adapter
+from qlora_wgpu.exporting.gguf import _write as write_gguf_adapter
 
 ROOT = Path(qlora_wgpu.__file__).parent
 
 WRITERS = {"write_text", "write_bytes", "copyfile", "copytree", "copy2", "fdopen", "open"}
 IN_AN_UNFINISHED_FOLDER = {
-    "gguf/text_files.py", "checkpoint/manifest.py", "checkpoint/safetensors_file.py",
-    "data/prepared.py", "export/folders.py", "runs/exporting.py",
+    "gguf/folder.py", "checkpoint/manifest.py", "checkpoint/safetensors_file.py",
+    "data/prepared.py", "exporting/folders.py", "runs/exporting.py",
     "training/checkpoints.py", "web/site.py", "web/variant.py",
-    "runs/web.py", "export/gguf.py", "cluster/security.py",
+    "runs/web.py", "exporting/gguf.py", "cluster/security.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
-    "data/new_tokens.py", "sandbox/child.py", "supervision/child.py", "supervision/journal.py",
+    "data/tokenizer.py", "sandbox/process.py", "supervision/child.py",
     "supervision/streams.py",
 }  # fmt: skip
 BY_OTHER_MEANS = {
@@ -73,7 +73,7 @@ def full_disk(monkeypatch):
 
 
 def figures(folder):
-    write_figures(folder / "figures.json", {"a": 1})
+    write_json_file(folder / "figures.json", {"a": 1})
 
 
 def gguf_adapter(folder):
@@ -110,6 +110,6 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_link(tmp_path):
     assert os.read(reader, 100) == b"figures" and (tmp_path / "pipe").is_fifo()
     os.close(reader)
     (tmp_path / "link").symlink_to(tmp_path / "figures.json")
-    write_figures(target_file("--json", str(tmp_path / "link")), {"a": 1})
+    write_json_file(output_file("--json", str(tmp_path / "link")), {"a": 1})
     assert (tmp_path / "link").is_symlink()
     assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}

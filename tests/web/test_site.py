@@ -23,7 +23,7 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.web import SiteServer, write_page
 from qlora_wgpu.training.finish import save_prompt
 from qlora_wgpu.web import SiteOptions
-from qlora_wgpu.web.site import page_folder, put_texts
+from qlora_wgpu.web.site import page_folder, put_prompts
 from qlora_wgpu.web.variant import SiteFiles
 
 pytestmark = pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_site_has_the_template_for_conversations_with_tools(tmp_path):
     (base / "additional_chat_templates/tool_use.jinja").write_text("with tools")
     for template, told in (("null", ("default", "with tools")), ("with {{ messages }}", None)):
         config = settings(f"model.path={base}", f"data.chat_template={template}")
-        texts = put_texts(SiteFiles(tmp_path / "out"), base, config, 32)
+        texts = put_prompts(SiteFiles(tmp_path / "out"), base, config, 32)
         assert (texts["template"], texts["tool_template"]) == (told or (template, None))
 
 
@@ -258,12 +258,12 @@ def test_the_page_names_no_other_server(written):
     [
         ("lora.init_lora_weights=pissa", "lora.init_lora_weights"),
         ("train.objective=dpo", "train.objective"),
-        ("data.columns={weight: w}", "weights of rows"),
+        ("data.columns={weight: w}", "row weights"),
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("lora.modules_to_save=[lm_head]", "lora.modules_to_save"),
-        ("optim.name=lion", "optim.name = lion is not trained in a browser"),
-        ("data.truncation=windows", "data.truncation = windows is not known to the page"),
-        ("train.objective=kto", "train.objective = kto is not trained in a browser"),
+        ("optim.name=lion", "optim.name = lion is not supported in a browser"),
+        ("data.truncation=windows", "data.truncation = windows is not supported in a browser"),
+        ("train.objective=kto", "train.objective = kto is not supported in a browser"),
         ("train.objective=orpo", "train.objective"),
         ("lora.init_from=elsewhere", "lora.init_from"),
         ("optim.lr_scheduler_type=polynomial", "optim.lr_scheduler_type"),
@@ -284,7 +284,7 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
 
 
 def test_a_port_beyond_all_is_refused(written):
-    with pytest.raises(ConfigError, match="port 99999 cannot be used"):
+    with pytest.raises(ConfigError, match="cannot use port 99999"):
         SiteServer(written.folder, 99_999)
 
 
@@ -304,7 +304,7 @@ def test_an_example_that_cannot_be_learnt_is_refused(tmp_path):
     """Else its button would fail for whoever opens the page."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')
-    with pytest.raises(DataError, match="line 1: a row needs the key"):
+    with pytest.raises(DataError, match="line 1: a row must have"):
         write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
     assert not (tmp_path / "site").exists()
     rows.write_text(json.dumps({"prompt": "a " * 30, "completion": "b"}) + "\n")

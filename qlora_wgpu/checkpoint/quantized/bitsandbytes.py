@@ -1,8 +1,8 @@
-"""Weights as bitsandbytes stores them in 4 bits or 8, and in 4 bits written as well.
+"""bitsandbytes' weights: read in 4 bits and 8, and written in 4 bits.
 
-A weight ``X`` in 4 bits is U8 (or any other type of the same bytes) and comes with ``X.absmax``,
-``X.quant_map`` and, if doubly quantized, ``X.nested_absmax`` and ``X.nested_quant_map``. Its state,
-a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
+A 4-bit weight ``X`` is U8 (or any other dtype with the same bytes) and comes with ``X.absmax``,
+``X.quant_map`` and, with double quantization, ``X.nested_absmax`` and ``X.nested_quant_map``. Its
+state, a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCALES, _ORDER = "SCB", "weight_format"
 
 
 class Int8Weight(CodedWeight):
-    """LLM.int8: a tensor of type I8 with its rows' scales beside it."""
+    """LLM.int8: an I8 tensor with a scale for each row."""
 
     codes_types = ("I8",)
     companions = (_SCALES, _ORDER)
@@ -37,7 +37,7 @@ class Int8Weight(CodedWeight):
         """Codes and scales as stored."""
         rows, columns = self.shape
         if self._has(_ORDER) and self._raw(_ORDER, ("U8",)) != 0:
-            raise self._wrong(_ORDER, "says that columns are not in rows' order")
+            raise self._error(_ORDER, "is not row-major, which is not supported")
         codes = self._raw(self.codes_leaf, ("I8",), (rows, columns)).view(np.uint8)
         return scaled_weight(INT8, codes, self._floats(_SCALES, (rows,)), self.torch_dtype)
 
@@ -59,40 +59,36 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 class FourBitWeight(CodedWeight):
-    """A weight with a state of NF4 or FP4; its arrays are views of the file."""
+    """A weight in NF4 or FP4; its arrays are views of the file."""
 
+    is_mapped = True  # codes are stored as the device reads them
     codes_leaf = ""
 
     @property
-    def is_there(self) -> bool:
-        """Whether its state is."""
+    def exists(self) -> bool:
+        """Whether the files have its state."""
         return self._has(self._state_leaf)
 
     @property
-    def is_mapped(self) -> bool:
-        """Yes: codes are in the file as the device takes them."""
-        return True
-
-    @property
     def shape(self) -> tuple[int, int]:
-        """As its state says."""
+        """The shape in its state."""
         shape = self._state.get("shape")
         if (
             not isinstance(shape, list)
             or len(shape) != 2
             or not all(type(size) is int and 0 < size < 2**31 for size in shape)
         ):
-            raise self._wrong_state(f"says shape {shape!r}, which is no matrix's")
+            raise self._state_error(f"has shape {shape!r}, which is not that of a matrix")
         return shape[0], shape[1]
 
     @property
     def dtype(self) -> str:
-        """As its state says."""
+        """The dtype in its state."""
         return STORED_AS[self._dtype_before]
 
     @cached_property
     def format(self) -> WeightFormat:
-        """NF4 or FP4, with the map of its own."""
+        """NF4 or FP4, with the file's quant_map."""
         return WeightFormat(
             self._type.upper(),
             self._numbers(QUANT_MAP, QUANT_MAP_SIZE),
@@ -109,7 +105,7 @@ class FourBitWeight(CodedWeight):
         return QuantizedWeight(shape, self.format, codes, dtype=dtype, **scales)
 
     def owns(self, tensor: str) -> bool:
-        """Whether it is one of its tensors."""
+        """Whether a tensor is a companion of the weight."""
         return tensor.startswith(f"{self.name}.")
 
     def _leaf(self, leaf: str) -> str:
@@ -129,12 +125,12 @@ class FourBitWeight(CodedWeight):
         try:
             state = json.loads(self._files[tensor].raw(tensor).tobytes().decode("utf-8"))
         except (RecursionError, ValueError) as err:
-            raise self._wrong_state("is not valid JSON") from err
+            raise self._state_error("is not valid JSON") from err
         if not isinstance(state, dict):
-            raise self._wrong_state("holds no JSON object")
+            raise self._state_error("is not a JSON object")
         if state.get("quant_type") != self._type:
-            raise self._wrong_state(
-                f"says quant_type {state.get('quant_type')!r}, not {self._type!r}"
+            raise self._state_error(
+                f"must have quant_type {self._type!r}, got {state.get('quant_type')!r}"
             )
         return state
 
@@ -142,15 +138,15 @@ class FourBitWeight(CodedWeight):
     def _dtype_before(self) -> str:
         dtype = self._state.get("dtype")
         if dtype not in _DTYPES:
-            raise self._wrong_state(f"says dtype {dtype!r}, not one of {_DTYPES}")
+            raise self._state_error(f"must have a dtype of {', '.join(_DTYPES)}, got {dtype!r}")
         return str(dtype)
 
     @property
     def _blocksize(self) -> int:
         blocksize = self._integer("blocksize")
         if blocksize not in BLOCKSIZES:
-            raise self._wrong_state(
-                f"says blocksize {blocksize}, but bitsandbytes has no such blocks"
+            raise self._state_error(
+                f"has blocksize {blocksize}, which bitsandbytes does not support"
             )
         return blocksize
 
@@ -163,12 +159,12 @@ class FourBitWeight(CodedWeight):
             return {ABSMAX: self._numbers(ABSMAX, blocks)}
         nested_blocksize = self._integer("nested_blocksize")
         if self._state.get("nested_dtype", "float32") != "float32":
-            raise self._wrong_state(
-                f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'"
+            raise self._state_error(
+                f"must have nested_dtype 'float32', got {self._state['nested_dtype']!r}"
             )
         offset: Any = self._state.get("nested_offset")
         if type(offset) not in (int, float) or not abs(offset) <= float(np.finfo(np.float32).max):
-            raise self._wrong_state(f"says nested_offset {offset!r}, which is no float32 number")
+            raise self._state_error(f"must have a float32 nested_offset, got {offset!r}")
         return {
             "absmax": self._bytes(ABSMAX, blocks),
             "nested_absmax": self._numbers(NESTED_ABSMAX, -(-blocks // nested_blocksize)),
@@ -179,16 +175,16 @@ class FourBitWeight(CodedWeight):
     def _integer(self, key: str) -> int:
         value = self._state.get(key)
         if type(value) is not int or not 0 < value < 2**31:
-            raise self._wrong_state(f"says {key} {value!r}, which is no size")
+            raise self._state_error(f"must have a positive integer as {key}, got {value!r}")
         return value
 
     def _bytes(self, leaf: str, count: int) -> npt.NDArray[np.uint8]:
-        """A tensor's bytes, whatever type they are stored as (``bnb_4bit_quant_storage``)."""
+        """A tensor's bytes, stored as any dtype (``bnb_4bit_quant_storage``)."""
         tensor = self._found(leaf)
         file = self._files[tensor]
         if leaf and file.dtype(tensor) != "U8":
-            raise self._wrong(
-                leaf, f"has dtype {file.dtype(tensor)}, but doubly quantized scales are U8"
+            raise self._error(
+                leaf, f"must have dtype U8 with double quantization, got {file.dtype(tensor)}"
             )
         stored = np.ascontiguousarray(file.raw(tensor)).reshape(-1).view(np.uint8)
         self._check_count(leaf, stored.size, count, "bytes")
@@ -201,30 +197,30 @@ class FourBitWeight(CodedWeight):
         numbers = (file.raw(tensor) if as_stored else file.float32(tensor)).reshape(-1)
         self._check_count(leaf, numbers.size, count, "numbers")
         if not np.isfinite(numbers).all():
-            raise self._wrong(leaf, "holds NaN or infinity")
+            raise self._error(leaf, "contains NaN or infinity")
         return numbers
 
     def _check_count(self, leaf: str, count: int, expected: int, what: str) -> None:
         if count != expected:
-            raise self._wrong(
+            raise self._error(
                 leaf,
-                f"has {count} {what}, but {expected} follow from its quant_state (shape "
-                f"{self._state['shape']}, blocksize {self._state['blocksize']})",
+                f"has {count} {what}, but its quant_state (shape {self._state['shape']}, blocksize "
+                f"{self._state['blocksize']}) requires {expected}",
             )
 
-    def _wrong_state(self, what: str) -> CheckpointError:
-        return self._wrong(self._state_leaf, what)
+    def _state_error(self, what: str) -> CheckpointError:
+        return self._error(self._state_leaf, what)
 
 
 # ---- writing -------------------------------------------------------------------------------------
 
-_STATE_BYTES = 256  # filled up with spaces, so that its size does not depend on the weights
+_STATE_BYTES = 256  # padded with spaces, so that sizes do not depend on the weights
 
 
 def nf4_entries(
     name: str, shape: tuple[int, ...], blocksize: int, double_quant: bool
 ) -> dict[str, Entry]:
-    """Types and shapes of ``nf4_parts``, known before the weight is quantized."""
+    """Dtypes and shapes of ``nf4_parts``, known before the weight is quantized."""
     count = int(np.prod(shape))
     blocks = -(-count // blocksize)
     entries = {
@@ -240,7 +236,7 @@ def nf4_entries(
 
 
 def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.NDArray[Any]]:
-    """A quantized weight and its companions; ``dtype`` is what it was before, by PyTorch's name."""
+    """A quantized weight and its companions; ``dtype`` is PyTorch's dtype before quantization."""
     parts = {name: weight.codes.reshape(-1, 1), f"{name}.{ABSMAX}": weight.absmax}
     if weight.nested_absmax is not None and weight.nested_quant_map is not None:
         parts[f"{name}.{NESTED_ABSMAX}"] = weight.nested_absmax
@@ -252,7 +248,7 @@ def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.N
 
 
 def quantization_config(double_quant: bool, skipped: Sequence[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json for a folder with weights in 4 bits."""
+    """The ``quantization_config`` of a folder with 4-bit weights."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

@@ -1,4 +1,4 @@
-"""Weights whose codes and companions are tensors of safetensors files, whoever quantized them."""
+"""Quantized weights as codes and companion tensors, such as scales, in safetensors files."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ _ACTIVATIONS = (
 class CodedWeight(StoredWeight):
     """A weight ``X.weight`` whose codes and companions are tensors ``X.…``."""
 
-    codes_leaf = "weight"  # how the name of the codes' tensor ends
-    codes_types: tuple[str, ...] = ()  # that it may have
-    companions: tuple[str, ...] = ()  # how others end that belong to it; the first one always does
+    is_quantized = True
+    codes_leaf = "weight"  # the last part of the codes' tensor name
+    codes_types: tuple[str, ...] = ()  # their possible dtypes
+    companions: tuple[str, ...] = ()  # the last parts of companions' names; the first is required
 
     def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
-        """Looks at nothing: first ask whether it ``is_there``, whose type of floats is said."""
+        """Reads nothing, and the weight may be missing: see ``exists``."""
         self.name, self.torch_dtype = name, torch_dtype
         self._files, self._stem = files, name.removesuffix(".weight")
         self.tensor = self._leaf(self.codes_leaf)
 
     @property
-    def is_there(self) -> bool:
-        """Whether the files hold such a weight of that name: its codes, and scales."""
+    def exists(self) -> bool:
+        """Whether the files have the weight's codes and scales."""
         file = self._files.get(self.tensor) if self.name.endswith(".weight") else None
         is_codes = file is not None and file.dtype(self.tensor) in self.codes_types
         return is_codes and self._has(self.companions[0])
@@ -53,12 +54,7 @@ class CodedWeight(StoredWeight):
 
     @abstractmethod
     def quantized(self) -> QuantizedWeight | None:
-        """Codes and scales; None where ``format`` is None."""
-
-    @property
-    def is_quantized(self) -> bool:
-        """Yes."""
-        return True
+        """Codes and scales; None if ``format`` is None."""
 
     @property
     def path(self) -> Path:
@@ -67,36 +63,36 @@ class CodedWeight(StoredWeight):
 
     @property
     def dtype(self) -> str:
-        """The type of its floats before."""
+        """The dtype before quantization."""
         return STORED_AS[self.torch_dtype]
 
     @property
     def stored_dtype(self) -> str:
-        """The type of the codes' tensor."""
+        """The dtype of the codes."""
         return self._files[self.tensor].dtype(self.tensor)
 
     def raw(self) -> npt.NDArray[Any]:
-        """The codes' tensor."""
+        """The codes as stored."""
         return self._files[self.tensor].raw(self.tensor)
 
     def read(self) -> FloatArray:
-        """What it stands for."""
+        """The dequantized weight."""
         weight = self.quantized()
-        return self._shuffled() if weight is None else weight.dequantize()
+        return self._dequantize_act_order() if weight is None else weight.dequantize()
 
     def owns(self, tensor: str) -> bool:
-        """Whether a tensor beside the codes only belongs to it."""
+        """Whether a tensor is a companion of the weight."""
         leaf = tensor.rpartition(".")[2]
         return tensor != self.tensor and leaf in (*self.companions, *_ACTIVATIONS)
 
     # -- for subclasses ------------------------------------------------------------------------
 
-    def _shuffled(self) -> FloatArray:
-        """What one stands for whose columns are in an order that no kernel has."""
+    def _dequantize_act_order(self) -> FloatArray:
+        """The dequantized weight, if the columns of a group are not contiguous."""
         raise NotImplementedError
 
     def _group_of_columns(self, leaf: str, size: int) -> npt.NDArray[np.int32] | None:
-        """The group of each column, if groups of so many columns are no neighbours."""
+        """The group of each column; None if groups are contiguous."""
         if not self._has(leaf):
             return None
         columns = self.shape[1]
@@ -104,7 +100,7 @@ class CodedWeight(StoredWeight):
         if (order == np.arange(columns) // size).all():
             return None
         if not ((order >= 0) & (order < -(-columns // size))).all():
-            raise self._wrong(leaf, "names groups that are not there")
+            raise self._error(leaf, "refers to groups that do not exist")
         return order
 
     def _leaf(self, leaf: str) -> str:
@@ -122,14 +118,13 @@ class CodedWeight(StoredWeight):
         return self._files[tensor].shape(tensor)
 
     def _matrix(self, leaf: str) -> tuple[int, int]:
-        """The shape of a tensor of rows and columns."""
         shape = self._shape_of(leaf)
         if len(shape) != 2:
-            raise self._wrong(leaf, f"has shape {shape}, which is no matrix's")
+            raise self._error(leaf, f"must be a matrix, got shape {shape}")
         return shape[0], shape[1]
 
     def _found(self, leaf: str) -> str:
-        """A tensor's name."""
+        """The name of a tensor that must exist."""
         tensor = self._leaf(leaf)
         if tensor not in self._files:
             raise CheckpointError(
@@ -140,54 +135,53 @@ class CodedWeight(StoredWeight):
     def _raw(
         self, leaf: str, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
-        """A tensor's elements as stored."""
         tensor = self._found(leaf)
         file = self._files[tensor]
         if file.dtype(tensor) not in dtypes:
-            raise self._wrong(leaf, f"has dtype {file.dtype(tensor)}, not {' or '.join(dtypes)}")
-        if shape is not None and file.shape(tensor) != shape:
-            raise self._wrong(
-                leaf, f"has shape {file.shape(tensor)}, but its weight asks for {shape}"
+            raise self._error(
+                leaf, f"must have dtype {' or '.join(dtypes)}, got {file.dtype(tensor)}"
             )
+        if shape is not None and file.shape(tensor) != shape:
+            raise self._error(leaf, f"must have shape {shape}, got {file.shape(tensor)}")
         return file.raw(tensor)
 
     def _floats(self, leaf: str, shape: tuple[int, ...] | None = None) -> FloatArray:
-        """A tensor of finite numbers as float32; errors as for ``_raw``."""
+        """A tensor of finite floats as float32."""
         self._raw(leaf, FLOATS, shape)
         tensor = self._leaf(leaf)
         numbers = self._files[tensor].float32(tensor)
         if not np.isfinite(numbers).all():
-            raise self._wrong(leaf, "holds NaN or infinity, so the model is damaged")
+            raise self._error(leaf, "contains NaN or infinity: the model is damaged")
         return numbers
 
-    def _wrong(self, leaf: str, what: str) -> CheckpointError:
+    def _error(self, leaf: str, what: str) -> CheckpointError:
         tensor = self._leaf(leaf)
         return CheckpointError(f"{self._files[tensor].path}: {tensor!r} {what}")
 
 
 class QuantizedFiles:
-    """The quantized weights of a folder, each in one of the ways in which it stores them."""
+    """The quantized weights of a folder, each of one of several kinds."""
 
     def __init__(
         self,
         files: Files,
         config: Mapping[str, Any],
-        *ways: Callable[[Files, str, str], CodedWeight],
-        notes: tuple[str, ...] = (),  # what is asked for besides and not done, for the user
-        unused: tuple[str, ...] = (),  # how the names of tensors end that nothing here reads
+        *kinds: Callable[[Files, str, str], CodedWeight],
+        notes: tuple[str, ...] = (),  # what quantization_config requires and is ignored
+        unused: tuple[str, ...] = (),  # endings of tensors' names that are ignored
     ) -> None:
-        """Takes what makes weights' handles, of files, a name and the type of floats."""
+        """``kinds`` are constructors of handles, from files, a name and PyTorch's dtype."""
         dtype = str(config.get("dtype") or config.get("torch_dtype"))
         self._dtype = dtype if dtype in STORED_AS else "bfloat16"
-        self._files, self._ways, self.unused, self.notes = files, ways, unused, notes
+        self._files, self._kinds, self.unused, self.notes = files, kinds, unused, notes
 
     def find(self, name: str) -> CodedWeight | None:
         """A quantized weight by its name."""
-        weights = (way(self._files, name, self._dtype) for way in self._ways)
-        return next((weight for weight in weights if weight.is_there), None)
+        weights = (kind(self._files, name, self._dtype) for kind in self._kinds)
+        return next((weight for weight in weights if weight.exists), None)
 
     def owner(self, tensor: str) -> CodedWeight | None:
-        """The quantized weight whose codes a tensor holds, or to which it belongs."""
+        """The quantized weight that a tensor belongs to."""
         stem, dot, _ = tensor.partition(".weight.")
         names = tensor, f"{stem if dot else tensor.rpartition('.')[0]}.weight"
         found = (weight for name in names if (weight := self.find(name)) is not None)

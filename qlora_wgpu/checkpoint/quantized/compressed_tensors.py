@@ -1,4 +1,4 @@
-"""Folders of compressed-tensors, as llm-compressor writes them: each layer in its group's form."""
+"""Folders in compressed-tensors' formats, as llm-compressor writes them, per group of layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORMATS = {
     "pack-quantized": PACKED,
     "int-quantized": INT,
     "float-quantized": FP8,
-    "naive-quantized": "",  # as the type of its weights says
+    "naive-quantized": "",  # depends on the type of weights
     "mxfp8-quantized": FP8,
     "nvfp4-pack-quantized": NVFP4,
     "mxfp4-pack-quantized": MXFP4,
@@ -37,7 +37,7 @@ _FORMATS = {
 _MIXED = "mixed-precision"
 _PATTERN = "re:"
 _CLASSES = ("Linear", "LinearBase")
-_LARGEST = 2**20
+_MAX_SIZE = 2**20
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Group:
     """How the layers of a group are quantized."""
 
     targets: tuple[str, ...]  # names, patterns and classes of its layers
-    kind: str  # in which form: ``FP8``, ``INT``, ``PACKED``, ``NVFP4`` or ``MXFP4``
-    bits: int  # bits of an integer
-    has_zeros: bool  # whether blocks have zeros
+    kind: str  # ``FP8``, ``INT``, ``PACKED``, ``NVFP4`` or ``MXFP4``
+    bits: int  # of an integer
+    has_zeros: bool  # whether blocks have zero points
     tile: tuple[int, int]  # rows and columns that share a scale; ``WHOLE`` for all
 
 
@@ -55,23 +55,22 @@ class CompressedGroups:
     """All groups of a ``quantization_config``.
 
     Attributes:
-        quantizes_more: Whether it says more than how weights are stored: of activations, or of the
-            cache of keys and values.
+        quantizes_more: Whether it quantizes activations or the KV cache, too.
     """
 
     def __init__(self, quantization: Mapping[str, Any], place: Path | str) -> None:
-        """Reads them; ``place`` is the folder, for messages."""
+        """``place`` is the folder, for messages."""
         self._place = place
         self.quantizes_more = quantization.get("kv_cache_scheme") is not None
         groups = quantization.get("config_groups", {})
         if not isinstance(groups, Mapping):
-            raise self._wrong("config_groups", "an object", groups)
+            raise self._invalid("config_groups", "an object", groups)
         self.all: list[Group] = []
         self._by_target: dict[str, Group] = {}
         for name, group in groups.items():
             where = f"config_groups.{name}"
             if not isinstance(group, Mapping):
-                raise self._wrong(where, "an object", group)
+                raise self._invalid(where, "an object", group)
             activations = (group.get("input_activations"), group.get("output_activations"))
             self.quantizes_more |= activations != (None, None)
             if group.get("weights") is not None:
@@ -85,25 +84,24 @@ class CompressedGroups:
         self._ignored = [n for n in ignored if isinstance(n, str)] if ignored else []
 
     def of(self, module: str) -> Group | None:
-        """The group of a linear layer, by its full name; of a single group all are.
+        """The group of a linear layer, by its full name; a single group has all layers.
 
-        As in compressed-tensors' ``match_targets``, a layer's own name goes first, then patterns,
-        then classes.
+        As in compressed-tensors' ``match_targets``, names go before patterns, and patterns before
+        classes.
         """
         if len(self.all) == 1:
             return self.all[0]
         targets = sorted(self._by_target, key=lambda target: (_PATTERN in target, target))
-        named = [target for target in targets if self._fits(target, module)]
+        named = [target for target in targets if self._matches(target, module)]
         classes = [target for target in targets if target in _CLASSES]
         first = next(iter(named + classes), None)
         return None if first is None else self._by_target[first]
 
     def is_ignored(self, module: str) -> bool:
-        """Whether a linear layer is kept in floats; errors as for ``of``."""
-        ignored = (name in _CLASSES or self._fits(name, module) for name in self._ignored)
-        return any(ignored)
+        """Whether a linear layer is not quantized."""
+        return any(name in _CLASSES or self._matches(name, module) for name in self._ignored)
 
-    def _fits(self, target: str, module: str) -> bool:
+    def _matches(self, target: str, module: str) -> bool:
         if not target.startswith(_PATTERN):
             return target == module
         try:
@@ -116,12 +114,12 @@ class CompressedGroups:
     def _group(self, where: str, group: Mapping[str, Any], format: Any) -> Group:
         weights, targets = group["weights"], group.get("targets", [])
         if not isinstance(weights, Mapping):
-            raise self._wrong(f"{where}.weights", "an object", weights)
+            raise self._invalid(f"{where}.weights", "an object", weights)
         if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
-            raise self._wrong(f"{where}.targets", "a list of names", targets)
+            raise self._invalid(f"{where}.targets", "a list of names", targets)
         bits = weights.get("num_bits", 8)
         if type(bits) is not int or not 1 <= bits <= 8:
-            raise self._wrong(f"{where}.weights.num_bits", "from 1 to 8", bits)
+            raise self._invalid(f"{where}.weights.num_bits", "from 1 to 8", bits)
         own = group.get("format")
         return Group(
             targets=tuple(targets),
@@ -138,8 +136,9 @@ class CompressedGroups:
             kind = FP8 if is_float else INT
         if not kind:
             raise UnsupportedModelError(
-                f"{self._place} is quantized with compressed-tensors ({str(format)[:80]}), but "
-                f"only {', '.join(_FORMATS)} of its forms are read: take the unquantized model"
+                f"{self._place} is quantized with compressed-tensors, format {str(format)[:80]}, "
+                f"which is not supported (supported: {', '.join(_FORMATS)}): use the unquantized "
+                "model"
             )
         return kind
 
@@ -154,29 +153,29 @@ class CompressedGroups:
         if strategy == "tensor":
             return WHOLE, WHOLE
         if strategy in ("group", "tensor_group"):
-            if type(size) is not int or not 0 < size < _LARGEST:
-                raise self._wrong(f"{where}.weights.group_size", "a size", size)
+            if type(size) is not int or not 0 < size < _MAX_SIZE:
+                raise self._invalid(f"{where}.weights.group_size", "a positive integer", size)
             return 1, size
         if strategy == "block":
             return self._block(f"{where}.weights.block_structure", tile)
         names = "group, tensor_group, channel, tensor or block"
-        raise self._wrong(f"{where}.weights.strategy", names, strategy)
+        raise self._invalid(f"{where}.weights.strategy", names, strategy)
 
     def _block(self, where: str, tile: Any) -> tuple[int, int]:
         sizes: Any = tile
-        if isinstance(tile, str):  # as older versions wrote it: "128x128"
+        if isinstance(tile, str):  # older versions wrote "128x128"
             sizes = [int(n) if n.isascii() and n.isdigit() else 0 for n in tile.split("x")]
         if (
             not isinstance(sizes, list)
             or len(sizes) != 2
-            or not all(type(size) is int and 0 < size < _LARGEST for size in sizes)
+            or not all(type(size) is int and 0 < size < _MAX_SIZE for size in sizes)
         ):
-            raise self._wrong(where, "two sizes", tile)
+            raise self._invalid(where, "a list of two sizes", tile)
         return sizes[0], sizes[1]
 
-    def _wrong(self, where: str, what: str, value: Any) -> CheckpointError:
+    def _invalid(self, where: str, expected: str, value: Any) -> CheckpointError:
         return CheckpointError(
-            f"{self._place}: {where} of quantization_config must be {what}, got {brief(value)}"
+            f"{self._place}: {where} of quantization_config must be {expected}, got {brief(value)}"
         )
 
 
@@ -188,11 +187,11 @@ _WORDS = ("I32", "U32")
 
 
 class _IntegerWeight(CodedWeight):
-    """Integers, in bytes or in words.
+    """Integers in bytes or in 32-bit words.
 
-    ``X.weight`` is I8, or ``X.weight_packed`` I32 with ``X.weight_shape`` beside it;
-    ``X.weight_scale`` and perhaps ``X.weight_zero_point`` have a number for each block. Where the
-    columns of a group are no neighbours (``actorder: group``), no kernel reads them.
+    ``X.weight`` is I8, or ``X.weight_packed`` I32 with ``X.weight_shape``; ``X.weight_scale`` and
+    perhaps ``X.weight_zero_point`` have a number for each block. With ``actorder: group``, the
+    columns of a group are not contiguous, and no kernel reads them.
     """
 
     companions = (_SCALE, _ZERO, _SHAPE, _ORDER)
@@ -200,17 +199,16 @@ class _IntegerWeight(CodedWeight):
     def __init__(
         self, files: Files, name: str, torch_dtype: str, *, groups: CompressedGroups
     ) -> None:
-        """As its class."""
         super().__init__(files, name, torch_dtype)
         self._groups = groups
 
     @property
     def format(self) -> WeightFormat | None:
-        """Integers in the blocks that its scales' shape tells, or None if columns are shuffled."""
+        """The integers' format, with blocks from the scales' shape; None with act order."""
         return self._form if self._order is None else None
 
     def quantized(self) -> QuantizedWeight | None:
-        """Codes, scales and zeros as stored."""
+        """Codes, scales and zero points as stored."""
         form = self.format
         if form is None:
             return None
@@ -218,8 +216,8 @@ class _IntegerWeight(CodedWeight):
         zeros = self._zeros(scales.shape) if form.has_zeros else None
         return scaled_weight(form, self._codes, scales, self.torch_dtype, zeros)
 
-    def _shuffled(self) -> FloatArray:
-        """(q - zero) · scale, each column's by its group."""
+    def _dequantize_act_order(self) -> FloatArray:
+        """(q - zero) · scale, by the group of each column."""
         form, scales, order = self._form, self._floats(_SCALE), self._order
         values: FloatArray = form.quant_map[self._codes]
         if form.has_zeros:
@@ -234,24 +232,22 @@ class _IntegerWeight(CodedWeight):
 
     @abstractmethod
     def _zeros(self, shape: tuple[int, ...]) -> FloatArray:
-        """What is subtracted from codes, for scales of a shape."""
+        """The zero points, for scales of this shape."""
 
     @property
     @abstractmethod
     def _form(self) -> WeightFormat:
-        """Its form where columns are in order."""
+        """The format without act order."""
 
     @property
     def _group(self) -> Group:
-        """What config.json says of it."""
         group = self._groups.of(self.name.removesuffix(".weight"))
         if group is None:
-            raise self._wrong(self.codes_leaf, "is in no group of quantization_config's")
+            raise self._error(self.codes_leaf, "does not belong to a group of quantization_config")
         return group
 
     @property
     def _tile(self) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
         (rows, columns), scales = self.shape, self._shape_of(_SCALE)
         if int(np.prod(scales)) == 1:
             return WHOLE, WHOLE
@@ -259,21 +255,21 @@ class _IntegerWeight(CodedWeight):
             return 1, WHOLE
         tile = self._group.tile
         if scales != (-(-rows // tile[0]), -(-columns // tile[1])):
-            raise self._wrong(
+            raise self._error(
                 _SCALE,
-                f"has shape {scales}, which quantization_config does not say of a weight of "
+                f"has shape {scales}, which does not match quantization_config for a weight of "
                 f"{rows} x {columns}",
             )
         return tile
 
     @property
     def _order(self) -> npt.NDArray[np.int32] | None:
-        """The group of each column, if they are no neighbours."""
+        """The group of each column; None without act order."""
         if not self._has(_ORDER):
             return None
         size = self._tile[1]
         order = self._raw(_ORDER, ("I32", "I64"), self.shape[1:])
-        # compressed-tensors takes a -1 as columns in order
+        # -1 means no act order in compressed-tensors
         return None if (order == -1).any() else self._group_of_columns(_ORDER, size)
 
 
@@ -295,24 +291,24 @@ class ByteWeight(_IntegerWeight):
 
 
 class PackedWeight(_IntegerWeight):
-    """Integers of 1 to 8 bits in words of 32: ``pack-quantized``."""
+    """Integers of 1 to 8 bits in 32-bit words: ``pack-quantized``."""
 
     codes_leaf = _PACKED
     codes_types = _WORDS
 
     @property
     def shape(self) -> tuple[int, int]:
-        """As ``X.weight_shape`` says, or as many columns as words hold."""
+        """``X.weight_shape``, or the number of integers in the words."""
         rows, words = self._matrix(_PACKED)
         bits = self._group.bits
         if not self._has(_SHAPE):
             return rows, words * 32 // bits
         shape = self._raw(_SHAPE, ("I32", "I64"), (2,)).tolist()
         if shape[0] != rows or -(-shape[1] * bits // 32) != words:
-            raise self._wrong(
+            raise self._error(
                 _SHAPE,
-                f"is {shape[0]} x {shape[1]}, which {rows} rows of {words} words with integers of "
-                f"{bits} bits do not hold",
+                f"is {shape[0]} x {shape[1]}, which does not match {rows} rows of {words} words "
+                f"with {bits}-bit integers",
             )
         return rows, shape[1]
 
@@ -327,7 +323,7 @@ class PackedWeight(_IntegerWeight):
         return unpack(words, self._group.bits)[:, : self.shape[1]]
 
     def _zeros(self, shape: tuple[int, ...]) -> FloatArray:
-        """As stored: packed by columns, or a byte each where a tensor has one."""
+        """Packed by columns, or bytes."""
         bits, rows = self._group.bits, self.shape[0]
         if self._dtype_of(_ZERO) == "I8":
             zeros = self._raw(_ZERO, ("I8",), shape).astype(np.float32)
@@ -342,22 +338,22 @@ class PackedWeight(_IntegerWeight):
 _CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point")
 _WHOLE_ROWS = {(1, WHOLE), (WHOLE, WHOLE)}
 _NOTE = (
-    "quantization_config also quantizes activations, or keys and values, for inference: here "
-    "weights alone are quantized"
+    "quantization_config also quantizes activations or the KV cache for inference, which is "
+    "ignored: only weights are quantized"
 )
 
 
 def compressed_files(
     files: Files, config: Mapping[str, Any], quantization: Mapping[str, Any], path: Path
 ) -> QuantizedFiles:
-    """A folder's weights: which form one has, the tensors' names and types tell."""
+    """A folder's weights; names and dtypes of tensors decide which kind each one is."""
     _refuse_transforms(path, quantization)
     groups = CompressedGroups(quantization, path)
     tiles = {group.tile for group in groups.all if group.kind == FP8} - _WHOLE_ROWS
     if len(tiles) > 1:
         raise UnsupportedModelError(
-            f"{path}: groups of quantization_config differ in their block_structure, but only "
-            "tiles of one size are read in FP8: take the unquantized model"
+            f"{path}: FP8 groups with different block_structure in quantization_config are not "
+            "supported: use the unquantized model"
         )
     return QuantizedFiles(
         files,
@@ -377,11 +373,11 @@ def _refuse_transforms(path: Path, quantization: Mapping[str, Any]) -> None:
     kind = sparse.get("format", "dense") if isinstance(sparse, Mapping) and sparse else "dense"
     if kind != "dense":
         raise UnsupportedModelError(
-            f"{path} is stored sparse by compressed-tensors ({brief(kind)}), but only dense "
-            "weights are read: take the unquantized model"
+            f"{path}: sparse weights of compressed-tensors ({brief(kind)}) are not supported: use "
+            "the unquantized model"
         )
     if quantization.get("transform_config"):
         raise UnsupportedModelError(
-            f"{path} has weights that compressed-tensors rotated (transform_config), which is not "
-            "computed: take the unquantized model"
+            f"{path}: rotated weights of compressed-tensors (transform_config) are not supported: "
+            "use the unquantized model"
         )

@@ -1,4 +1,4 @@
-"""Weights in floats of 4 and 8 bits: NVFP4, MXFP4, and FP8 as DeepSeek's and Qwen's have it."""
+"""Weights in 4-bit and 8-bit floats: NVFP4, MXFP4, and FP8."""
 
 from __future__ import annotations
 
@@ -21,47 +21,60 @@ from qlora_wgpu.quant.safetensors_formats import (
 )
 from qlora_wgpu.weight_format import WHOLE
 
-# ---- NVFP4 and MXFP4, by layers ------------------------------------------------------------------
+# ---- NVFP4 and MXFP4 -----------------------------------------------------------------------------
 
-_GROUP = 16
 _EXPONENTS = ("U8", "F8_E8M0")
-_NOT_A_NUMBER = 255
+_NAN = 255
 
 
-class Nvfp4Weight(CodedWeight):
-    """Codes, a scale of 8 bits for each 16 of them, and a float32 scale of the tensor.
+class _Fp4Weight(CodedWeight):
+    """4-bit codes, two in a byte, in blocks of a row."""
+
+    codes_types = ("U8",)
+    block = MXFP4.blocksize
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out_features, in_features)."""
+        rows, pairs = self._matrix(self.codes_leaf)
+        if 2 * pairs % self.block:
+            raise self._error(
+                self.codes_leaf,
+                f"has rows of {2 * pairs} codes, which are not a multiple of {self.block}",
+            )
+        return rows, 2 * pairs
+
+    def _exponents(self, leaf: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        exponents = self._raw(leaf, _EXPONENTS, shape)
+        if (exponents == _NAN).any():
+            raise self._error(leaf, "contains NaN: the model is damaged")
+        return exponents
+
+
+class Nvfp4Weight(_Fp4Weight):
+    """4-bit codes with an FP8 scale for each 16, and a float32 scale of the tensor.
 
     compressed-tensors divides by the tensor's scale, ModelOpt multiplies by it.
     """
 
-    codes_types = ("U8",)
     companions = ("weight_scale", "weight_global_scale", "weight_scale_2")
     format = NVFP4
+    block = NVFP4.blocksize
 
     def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
-        """As its class; codes are ``X.weight_packed``, or X.weight."""
+        """Codes are ``X.weight_packed`` or ``X.weight``."""
         super().__init__(files, name, torch_dtype)
         if self._has("weight_packed"):
             self.codes_leaf, self.tensor = "weight_packed", self._leaf("weight_packed")
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Two weights a byte."""
-        shape = self._shape_of(self.codes_leaf)
-        if len(shape) != 2 or 2 * shape[1] % _GROUP:
-            raise self._wrong(
-                self.codes_leaf, f"has shape {shape}, whose rows are not of whole blocks"
-            )
-        return shape[0], 2 * shape[1]
-
     def quantized(self) -> QuantizedWeight:
-        """Codes and scales as stored, the tensor's scale in what the others stand for."""
+        """Codes and scales as stored, with the tensor's scale in the scales' map."""
         rows, columns = self.shape
         codes = self._raw(self.codes_leaf, ("U8",), (rows, columns // 2))
-        blocks = self._raw("weight_scale", ("F8_E4M3",), (rows, columns // _GROUP))
+        blocks = self._raw("weight_scale", ("F8_E4M3",), (rows, columns // self.block))
         scale_map = self._scale_map()
         if not np.isfinite(scale_map)[blocks].all():
-            raise self._wrong(self.codes_leaf, "has scales that are NaN or infinite")
+            raise self._error(self.codes_leaf, "has scales that are NaN or infinite")
         return fp4_weight(NVFP4, codes, blocks, scale_map)
 
     def _scale_map(self) -> npt.NDArray[np.float32]:
@@ -69,66 +82,52 @@ class Nvfp4Weight(CodedWeight):
         leaf = "weight_global_scale" if divides else "weight_scale_2"
         whole = self._floats(leaf).reshape(-1)
         if whole.size != 1:
-            raise self._wrong(leaf, f"has {whole.size} numbers, not one")
+            raise self._error(leaf, f"must have one number, got {whole.size}")
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             scales: npt.NDArray[np.float32] = E4M3 / whole if divides else E4M3 * whole
         return scales
 
 
-class Mxfp4Weight(CodedWeight):
-    """``X.weight_packed`` with a power of two for each 32 codes: ``mxfp4-pack-quantized``."""
+class Mxfp4Weight(_Fp4Weight):
+    """``X.weight_packed`` with an exponent for each 32 codes: ``mxfp4-pack-quantized``."""
 
     codes_leaf = "weight_packed"
-    codes_types = ("U8",)
     companions = ("weight_scale",)
     format = MXFP4
 
     @property
-    def is_there(self) -> bool:
-        """Whether codes are, and scales that are exponents."""
-        return super().is_there and self._dtype_of("weight_scale") in _EXPONENTS
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Two weights a byte."""
-        shape = rows, columns = self._matrix(self.codes_leaf)
-        if 2 * columns % MXFP4.blocksize:
-            raise self._wrong(
-                self.codes_leaf, f"has shape {shape}, whose rows are not of whole blocks"
-            )
-        return rows, 2 * columns
+    def exists(self) -> bool:
+        """Whether the files have codes and exponents."""
+        return super().exists and self._dtype_of("weight_scale") in _EXPONENTS
 
     def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
         rows, columns = self.shape
-        blocks = (rows, columns // MXFP4.blocksize)
-        exponents = self._raw("weight_scale", _EXPONENTS, blocks)
-        if (exponents == _NOT_A_NUMBER).any():
-            raise self._wrong("weight_scale", "holds NaN, so it is damaged")
+        exponents = self._exponents("weight_scale", (rows, columns // self.block))
         return fp4_weight(MXFP4, self._raw(self.codes_leaf, ("U8",)), exponents, E8M0)
 
 
-# ---- MXFP4 of experts ----------------------------------------------------------------------------
+# ---- MXFP4 experts -------------------------------------------------------------------------------
 
 _WEIGHT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _TENSOR = re.compile(r"(.*\.experts)\.(gate_up|down)_proj_blocks")
 _BLOCK = 32
 EXPERT_SCALES = ("gate_up_proj_scales", "down_proj_scales")
-"""How the names of tensors with experts' scales end."""
+"""Endings of the names of tensors with experts' scales."""
 
 
 class Mxfp4ExpertWeight(CodedWeight):
-    """An expert's matrix, a part of a tensor, as gpt-oss has them.
+    """An expert's matrix in gpt-oss, a part of a tensor.
 
-    ``P.experts.gate_up_proj_blocks`` is (experts, rows, blocks of a row, 16 bytes), with
-    ``…_scales`` (experts, rows, blocks of a row) beside it. Rows of gate and up take turns. Each
-    expert's matrices are weights of their own here: ``P.experts.3.gate_proj.weight``.
+    ``P.experts.gate_up_proj_blocks`` is (experts, rows, blocks of a row, 16 bytes) and ``…_scales``
+    (experts, rows, blocks of a row), with alternating rows of gate and up. Each expert's matrices
+    are separate weights here: ``P.experts.3.gate_proj.weight``.
     """
 
     format = MXFP4
 
     def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
-        """As its class; of another name there is none."""
+        """The weight does not exist if ``name`` is not an expert's."""
         super().__init__(files, name, torch_dtype)
         match = _WEIGHT.fullmatch(name)
         self._expert, self._kind = (0, "") if match is None else (int(match[2]), match[3])
@@ -138,8 +137,8 @@ class Mxfp4ExpertWeight(CodedWeight):
         self.tensor = self._leaf(self.codes_leaf)
 
     @property
-    def is_there(self) -> bool:
-        """Whether such a layer is, with so many experts."""
+    def exists(self) -> bool:
+        """Whether the layer exists and has this expert."""
         if not self._kind or self.tensor not in self._files:
             return False
         shape = self._shape_of(self.codes_leaf)
@@ -147,13 +146,13 @@ class Mxfp4ExpertWeight(CodedWeight):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of one expert's gate, up or down."""
+        """The shape of one expert's gate, up or down."""
         shape = self._shape_of(self.codes_leaf)
         halves = 1 if self._kind == "down" else 2
         if len(shape) != 4 or shape[3] != _BLOCK // 2 or shape[1] % halves:
-            raise self._wrong(
-                self.codes_leaf, f"has shape {shape}, which is not that of experts' blocks"
-            )
+            rows = "rows" if halves == 1 else "2 · rows"
+            expected = f"(experts, {rows}, blocks, {_BLOCK // 2})"
+            raise self._error(self.codes_leaf, f"must have shape {expected}, got {shape}")
         return shape[1] // halves, shape[2] * _BLOCK
 
     def quantized(self) -> QuantizedWeight:
@@ -165,10 +164,10 @@ class Mxfp4ExpertWeight(CodedWeight):
         leaf = self.codes_leaf.removesuffix("_blocks") + "_scales"
         shape, own = self._shape_of(self.codes_leaf)[:3], self._shape_of(leaf)
         if own != shape:
-            raise self._wrong(leaf, f"has shape {own}, not {shape}")
+            raise self._error(leaf, f"must have shape {shape}, got {own}")
         exponents = self._bytes(leaf)[part]
-        if (exponents == _NOT_A_NUMBER).any():
-            raise self._wrong(leaf, "holds NaN, so the model is damaged")
+        if (exponents == _NAN).any():
+            raise self._error(leaf, "contains NaN: the model is damaged")
         return fp4_weight(MXFP4, blocks.reshape(rows, columns // 2), exponents, E8M0)
 
     def _bytes(self, leaf: str) -> npt.NDArray[np.uint8]:
@@ -176,10 +175,10 @@ class Mxfp4ExpertWeight(CodedWeight):
 
 
 class Mxfp4ExpertFiles(QuantizedFiles):
-    """A folder of such experts."""
+    """A folder with such experts."""
 
     def owner(self, tensor: str) -> CodedWeight | None:
-        """The first of the weights whose codes a tensor holds."""
+        """The first weight in a tensor of codes."""
         match = _TENSOR.fullmatch(tensor)
         kind = "down" if match and match[2] == "down" else "gate"
         return None if match is None else self.find(f"{match[1]}.0.{kind}_proj.weight")
@@ -192,10 +191,9 @@ _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 
 
 class Fp8Weight(CodedWeight):
-    """``X.weight`` in 8 bits times ``X.weight_scale`` or ``X.weight_scale_inv``.
+    """``X.weight`` in FP8 times ``X.weight_scale`` or ``X.weight_scale_inv``.
 
-    Scales are one for the tensor, one for each row, or one for each tile. The scales of activations
-    are left: activations are not quantized here.
+    There is a scale for the tensor, each row, or each tile. Scales of activations are ignored.
     """
 
     codes_types = tuple(FP8_MAPS)
@@ -204,15 +202,15 @@ class Fp8Weight(CodedWeight):
     def __init__(
         self, files: Files, name: str, torch_dtype: str, *, tile: tuple[int, int] | None
     ) -> None:
-        """As its class; ``tile`` is rows and columns that share a scale, where that is told."""
+        """``tile`` is the rows and columns that share a scale, if config.json has it."""
         super().__init__(files, name, torch_dtype)
         self._tile = tile
         self._scales = next((leaf for leaf in _FP8_SCALES if self._has(leaf)), "")
-        self.companions = (self._scales, *_FP8_SCALES)  # the first of which it must have
+        self.companions = (self._scales, *_FP8_SCALES)  # the first one is required
 
     @property
     def format(self) -> WeightFormat:
-        """FP8 with the tiles that the scales' shape tells."""
+        """FP8, with tiles from the scales' shape."""
         rows, columns = self.shape
         scales, stored = self._shape_of(self._scales), self.stored_dtype
         if int(np.prod(scales)) == 1:
@@ -223,11 +221,11 @@ class Fp8Weight(CodedWeight):
         assert form.block_rows is not None
         across, down = form.blocks_per_row(columns), -(-rows // form.block_rows)
         if self._tile is None or scales != (down, across):
-            raise self._wrong(
+            block = "row" if self._tile is None else f"{self._tile[0]} x {self._tile[1]} tile"
+            raise self._error(
                 self._scales,
-                f"has shape {scales}, which is no scale for each "
-                f"{'row' if self._tile is None else f'{self._tile[0]} x {self._tile[1]} tile'} of "
-                f"a weight of {rows} x {columns}",
+                f"must have a scale for each {block} of a weight of {rows} x {columns}, got shape "
+                f"{scales}",
             )
         return form
 
@@ -236,7 +234,7 @@ class Fp8Weight(CodedWeight):
         form, shape = self.format, self.shape
         codes = self._raw(self.codes_leaf, self.codes_types, shape)
         if not np.isfinite(form.quant_map)[codes].all():
-            raise self._wrong(self.codes_leaf, "holds NaN or infinity, so the model is damaged")
+            raise self._error(self.codes_leaf, "contains NaN or infinity: the model is damaged")
         return scaled_weight(form, codes, self._scale_values(), self.torch_dtype)
 
     def _scale_values(self) -> npt.NDArray[np.float32]:
@@ -244,5 +242,5 @@ class Fp8Weight(CodedWeight):
             return self._floats(self._scales)
         values: npt.NDArray[np.float32] = E8M0[self._raw(self._scales, POWERS_OF_TWO)]
         if not np.isfinite(values).all():
-            raise self._wrong(self._scales, "holds NaN, so the model is damaged")
+            raise self._error(self._scales, "contains NaN: the model is damaged")
         return values

@@ -1,7 +1,7 @@
-"""Weights that AWQ, GPTQ or AutoRound quantized: integers with a scale and a zero per group.
+"""AWQ, GPTQ and AutoRound: integers with a scale and a zero point per group.
 
-``X.qweight`` holds 32-bit words of them, ``X.scales`` and ``X.qzeros`` those of each group. AWQ
-packs columns of (in_features, out_features), GPTQ packs rows, and its zeros are stored less one.
+``X.qweight`` has integers in 32-bit words; ``X.scales`` and ``X.qzeros`` have those of each group.
+AWQ packs columns of (in_features, out_features), GPTQ packs rows and stores zero points minus one.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ _ROTATIONS = ("rotation_config", "spinquant_config", "rotation_configs")
 
 
 def as_awq_or_gptq(quantization: Mapping[str, Any], place: object) -> Mapping[str, Any]:
-    """AutoRound's ``quantization_config`` as one of AWQ or GPTQ; any other as it is."""
+    """AutoRound's ``quantization_config`` as AWQ's or GPTQ's; any other unchanged."""
     if quantization.get("quant_method") != "auto-round":
         return quantization
     packing = quantization.get("packing_format", "auto_round:auto_gptq")
     packed = _PACKED.get(packing) if isinstance(packing, str) else None
     if packed is None or quantization.get("data_type", "int") != "int":
         raise UnsupportedModelError(
-            f"{place} is quantized with AutoRound and packed as {brief(packing)}, but only its "
-            "integers in GPTQ's and AWQ's layouts are read: take the unquantized model"
+            f"{place} is quantized with AutoRound and packed as {brief(packing)}, but only "
+            "integers in GPTQ's and AWQ's layouts are supported: use the unquantized model"
         )
     if any(quantization.get(key) for key in _ROTATIONS):
         raise UnsupportedModelError(
-            f"{place} has weights that AutoRound rotated, which is not computed: take the "
-            "unquantized model"
+            f"{place}: rotated weights of AutoRound are not supported: use the unquantized model"
         )
-    # Zeros of the second layout are as they are, of the first less one, whatever else is said.
+    # The packing alone decides whether zero points are stored minus one.
     own = {key: value for key, value in quantization.items() if key != "checkpoint_format"}
     return {**own, **packed}
 
@@ -59,7 +58,7 @@ def as_awq_or_gptq(quantization: Mapping[str, Any], place: object) -> Mapping[st
 
 _WORDS = ("I32", "U32")
 _LAYOUTS = ("gptq", "gptq_v2")
-_OF_SINGLE_LAYERS = ("dynamic", "extra_config")  # of GPTQModel, of AutoRound
+_PER_LAYER = ("dynamic", "extra_config")  # of GPTQModel, of AutoRound
 
 
 IntArray = npt.NDArray[np.uint8]
@@ -67,36 +66,36 @@ IntArray = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Groups:
-    """What config.json says of all layers."""
+    """config.json's settings for all layers."""
 
     bits: int  # of an integer
     size: int  # weights of a row that share a scale, or -1 for all
-    differ: bool  # whether layers may have others, which their tensors' shapes tell
-    less_one: bool  # whether zeros are stored less one
+    differ: bool  # whether layers may differ, as the shapes of their tensors show
+    less_one: bool  # whether zero points are stored minus one
 
 
 def awq_groups(quantization: Mapping[str, Any], path: object) -> Groups:
-    """AWQ's; layouts other than "gemm" are refused."""
+    """AWQ's settings; layouts other than "gemm" are refused."""
     groups = _groups(quantization, path, AwqWeight, less_one=False)
     keys = ("version", "format", "checkpoint_format")
     layout = next((quantization[key] for key in keys if key in quantization), "gemm")
     if str(layout).lower() != "gemm":
         raise UnsupportedModelError(
-            f"{path} is quantized with AWQ in its layout {brief(layout)}, but only gemm is "
-            "read: take the unquantized model"
+            f"{path}: AWQ's layout {brief(layout)} is not supported (supported: gemm): use the "
+            "unquantized model"
         )
     return groups
 
 
 def gptq_groups(quantization: Mapping[str, Any], path: object) -> Groups:
-    """GPTQ's, whose second version stores zeros as they are."""
+    """GPTQ's settings; only its first version stores zero points minus one."""
     layout = quantization.get("checkpoint_format", "gptq")
     groups = _groups(quantization, path, GptqWeight, less_one=layout == "gptq")
     if layout not in _LAYOUTS or quantization.get("is_marlin_format"):
+        name = "marlin" if layout in _LAYOUTS else layout
         raise UnsupportedModelError(
-            f"{path} is quantized with GPTQ in its layout "
-            f"{brief('marlin' if layout in _LAYOUTS else layout)}, but only "
-            f"{' and '.join(_LAYOUTS)} are read: take the unquantized model"
+            f"{path}: GPTQ's layout {brief(name)} is not supported (supported: "
+            f"{', '.join(_LAYOUTS)}): use the unquantized model"
         )
     return groups
 
@@ -108,19 +107,18 @@ def _groups(
     size: int = quantization.get("group_size", quantization.get("q_group_size", 128))
     if bits not in of.all_bits:
         raise UnsupportedModelError(
-            f"{path} is quantized with {of.method} to {bits!r} bits, but only "
-            f"{' or '.join(map(str, of.all_bits))} are read: take the unquantized model"
+            f"{path}: {of.method} with {bits!r} bits is not supported (supported: "
+            f"{', '.join(map(str, of.all_bits))}): use the unquantized model"
         )
     if type(size) is not int or not (size == -1 or 0 < size < 2**20):
         raise UnsupportedModelError(
-            f"{path} is quantized with {of.method} in groups of {size!r} weights, "
-            "which is no size: take the unquantized model"
+            f"{path}: {of.method}'s group_size must be a positive integer or -1, got {size!r}"
         )
-    return Groups(bits, size, any(map(quantization.get, _OF_SINGLE_LAYERS)), less_one)
+    return Groups(bits, size, any(map(quantization.get, _PER_LAYER)), less_one)
 
 
 class GroupWeight(CodedWeight):
-    """What AWQ's and GPTQ's weights have in common."""
+    """The common part of AWQ's and GPTQ's weights."""
 
     codes_leaf = "qweight"
     companions = ("qzeros", "scales", "g_idx")
@@ -128,28 +126,27 @@ class GroupWeight(CodedWeight):
     all_bits: tuple[int, ...] = ()
 
     def __init__(self, files: Files, name: str, torch_dtype: str, *, groups: Groups) -> None:
-        """As its class."""
         super().__init__(files, name, torch_dtype)
         self._groups = groups
 
     @property
-    def is_there(self) -> bool:
-        """Whether its integers are."""
+    def exists(self) -> bool:
+        """Whether the files have its integers."""
         return self.name.endswith(".weight") and self.tensor in self._files
 
     @property
     def format(self) -> WeightFormat | None:
-        """Integers in groups of neighbours."""
+        """Integers in contiguous groups."""
         codes = 4 if self._bits <= 4 else 8
         return group_format(self.method, codes, self.shape[1], self._group_size)
 
     def quantized(self) -> QuantizedWeight | None:
-        """Codes, and scales with the minima that zeros make."""
+        """Codes and scales, with minima from the zero points."""
         form = self.format
         return None if form is None else grouped_weight(form, *self._parts())
 
     def _parts(self) -> tuple[IntArray, IntArray, FloatArray]:
-        """Integers (in_features, out_features), and zeros and scales (groups, out_features)."""
+        """Integers (in_features, out_features), zero points and scales (groups, out_features)."""
         rows, columns = self.shape
         groups = _count(columns, self._group_size)
         scales = self._floats("scales", (groups, rows))
@@ -163,26 +160,26 @@ class GroupWeight(CodedWeight):
 
     @abstractmethod
     def _zeros(self, words: npt.NDArray[np.int32]) -> IntArray:
-        """Zeros (groups, out_features)."""
+        """Zero points (groups, out_features)."""
 
     @property
     def _bits(self) -> int:
-        """Bits of its integers: config.json's, or those that its zeros have."""
-        usual = self._groups.bits
+        """Bits of its integers: config.json's, or if layers differ, from the zero points' shape."""
+        default = self._groups.bits
         if self._groups.differ and self._has("qzeros") and self._has("scales"):
             words, numbers = (self._matrix(leaf)[1] for leaf in ("qzeros", "scales"))
-            return next((b for b in self.all_bits if numbers * b == words * 32), usual)
-        return usual
+            return next((b for b in self.all_bits if numbers * b == words * 32), default)
+        return default
 
     @property
     def _group_size(self) -> int:
-        """Weights of a row that share a scale, or -1: config.json's, or as scales are there."""
-        usual, columns = self._groups.size, self.shape[1]
+        """Group size: config.json's, or if layers differ, from the scales' shape."""
+        default, columns = self._groups.size, self.shape[1]
         if self._groups.differ and self._has("scales"):
             groups = self._matrix("scales")[0]
-            if groups and groups != _count(columns, usual) and columns % groups == 0:
+            if groups and groups != _count(columns, default) and columns % groups == 0:
                 return -1 if groups == 1 else columns // groups
-        return usual
+        return default
 
 
 class AwqWeight(GroupWeight):
@@ -193,7 +190,7 @@ class AwqWeight(GroupWeight):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(8 · words of a row, rows of words)."""
+        """(out_features, in_features): (8 · words of a row, rows of words)."""
         columns, words = self._matrix(self.codes_leaf)
         return 8 * words, columns
 
@@ -205,9 +202,9 @@ class AwqWeight(GroupWeight):
 
 
 class GptqWeight(GroupWeight):
-    """GPTQ's layout, of both versions.
+    """Both versions of GPTQ's layout.
 
-    Where the columns of a group are no neighbours (``desc_act``), no kernel reads them.
+    With ``desc_act`` the columns of a group are not contiguous, and no kernel reads them.
     """
 
     method = "GPTQ"
@@ -215,17 +212,17 @@ class GptqWeight(GroupWeight):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(Columns of words, weights of a column of words)."""
+        """(out_features, in_features): (columns of words, integers in a column)."""
         words, rows = self._matrix(self.codes_leaf)
         return rows, words * 32 // self._bits
 
     @property
     def format(self) -> WeightFormat | None:
-        """Integers in groups of neighbours, or None if columns are in another order."""
+        """Integers in contiguous groups; None with act order."""
         return super().format if self._order is None else None
 
-    def _shuffled(self) -> FloatArray:
-        """(q - zero) · scale, each column's by its group."""
+    def _dequantize_act_order(self) -> FloatArray:
+        """(q - zero) · scale, by the group of each column."""
         codes, zeros, scales = self._parts()
         values = codes.astype(np.float32) - zeros[self._order]
         values *= scales[self._order]

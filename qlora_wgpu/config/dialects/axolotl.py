@@ -7,11 +7,12 @@ from typing import Any
 
 from qlora_wgpu.config.dialects import preferences, trl
 from qlora_wgpu.config.dialects.draft import (
-    ONE_WINDOW,
+    NO_FULL_FINE_TUNING,
+    ONE_TRUNCATION,
     Defaults,
     Dialect,
     Draft,
-    RowsOf,
+    RowSpec,
     Source,
     listed,
     listed_tokens,
@@ -30,14 +31,18 @@ _KEYS = (
     "early_stopping_patience load_best_model_at_end logging_steps output_dir save_total_limit"
 )
 _LONG_ROWS = {"truncate": "keep_start", "raise": "error", "drop": "drop"}
-_READ = (
+_ENTRY_KEYS = (
     "path name split type data_files ds_type field field_messages message_property_mappings "
     "message_field_role message_field_content chat_template chat_template_jinja "
     "trust_remote_code text_column field_chosen field_rejected"
 )
-"""Keys of a data set that are read; each other one is told."""
-_USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
-_SPOKEN_ROLES = {"assistant", "gpt", "model"}
+"""Keys of a data set that are converted; all others are dropped with a reason."""
+_ENTRY_DEFAULTS: dict[str, Any] = {
+    "train_on_eos": "turn",
+    "train_on_eot": "turn",
+    "field_tools": "tools",
+}
+_ASSISTANT_ROLES = {"assistant", "gpt", "model"}
 _TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/conversations.py
 _DEFAULTS: Defaults = {
     "lora": {"target_modules": trl.PEFT_TARGETS},
@@ -57,10 +62,10 @@ def _convert(draft: Draft) -> None:
     objective = preferences.convert_axolotl(draft)
     for key in ("reward_model", "process_reward_model"):
         if draft.take(key):
-            raise draft.refuse(key, True, "trains no language model, which alone is done here")
+            raise draft.refuse(key, True, "is not supported: only language models are trained")
     adapter, four, eight = (draft.take(k) for k in ("adapter", "load_in_4bit", "load_in_8bit"))
     if adapter is None:
-        draft.notes.append("Axolotl trains every weight of the model here; a LoRA adapter is made")
+        draft.note(NO_FULL_FINE_TUNING)
     bits = 4 if four or adapter == "qlora" else 8 if eight else None
     origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
     trl.set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
@@ -78,186 +83,174 @@ def _convert_targets(draft: Draft) -> None:
         draft.set("lora.target_modules", "all-linear", "lora_target_linear")
     elif modules:
         draft.set("lora.target_modules", modules, "lora_target_modules")
-    draft.convert({"lora_model_dir": ("lora.init_from", draft.place)})
+    draft.convert({"lora_model_dir": ("lora.init_from", draft.resolve)})
 
 
 def _convert_tokens(draft: Draft) -> None:
-    """``tokens``, and those of ``special_tokens`` that a tokenizer may lack."""
     given = draft.take("special_tokens", {})
     if not isinstance(given, Mapping):
-        draft.leave_out("special_tokens", given, "it must name each one's use")
+        draft.drop("special_tokens", given, "must be a mapping such as {eos_token: ...}")
         given = {}
     more = given.get("additional_special_tokens") or []
     named = [str(given[k]) for k in ("bos_token", "eos_token", "unk_token") if given.get(k)]
-    tokens = list(dict.fromkeys([*named, *listed_tokens(more)]))
-    plain = [token for token in listed_tokens(draft.take("tokens", [])) if token not in tokens]
-    draft.set_tokens("add_tokens", plain, "tokens")
-    origin = "special_tokens, where the tokenizer lacks them"
-    draft.set_tokens("add_special_tokens", tokens, origin)
+    special = list(dict.fromkeys([*named, *listed_tokens(more)]))
+    draft.set_tokens(
+        ("tokens", listed_tokens(draft.take("tokens", []))),
+        ("special_tokens, if the tokenizer lacks them", special),
+    )
     if named:
-        draft.notes.append(
-            "special_tokens: which tokens begin and end a text stays as the tokenizer's files and "
-            "the chat template say"
-        )
+        draft.note("special_tokens: BOS and EOS remain those of the tokenizer and chat template")
     if (padding := given.get("pad_token")) is not None:
-        reason = "padding is masked, whatever its token is"
-        draft.leave_out("special_tokens.pad_token", padding, reason)
+        draft.drop("special_tokens.pad_token", padding, "padding is always masked")
 
 
 def _convert_data(draft: Draft, objective: str) -> None:
     datasets = draft.take("datasets", draft.take("pretraining_dataset", []))
     datasets = [entry for entry in listed(datasets) if isinstance(entry, Mapping)]
     sources = [
-        Source(place, _rows(draft, entry, number, objective))
+        Source(path, _rows(draft, entry, number, objective))
         for number, entry in enumerate(datasets)
-        for place in _places(draft, entry)
+        for path in _paths(draft, entry)
     ]
     if sources:
         draft.set_sources(sources, "datasets")
-    draft.set_template(draft.take("chat_template"), "chat_template", "tokenizer_default")
-    draft.set_template(draft.take("chat_template_jinja"), "chat_template_jinja")
+    draft.set_chat_template(draft.take("chat_template"), "chat_template", "tokenizer_default")
+    draft.set_chat_template(draft.take("chat_template_jinja"), "chat_template_jinja")
     if draft.take("train_on_inputs"):
         draft.set("data.train_on", "all", "train_on_inputs")
     draft.convert({"excess_length_strategy": ("data.truncation", _LONG_ROWS.get)})
-    texts = [source for source in sources if source.rows.format == "text"]
-    if texts:
-        if len(texts) == len(sources):
-            draft.set("data.truncation", "windows", "longer texts are cut into several")
-        else:
-            draft.notes.append(f"longer texts are cut into windows of sequence_len: {ONE_WINDOW}")
+    formats = [source.rows.format for source in sources]
+    if set(formats) == {"text"}:
+        draft.set("data.truncation", "windows", "completion splits long text")
+    elif "text" in formats:
+        draft.note(f"completion splits long text; {ONE_TRUNCATION}")
 
 
-def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
+def _paths(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
     files, path = listed(entry.get("data_files") or []), str(entry.get("path") or "")
     if files and (path in ("json", "csv", "parquet", "text") or not path):
-        return draft.file_places(files, entry.get("split"), "datasets")
+        return draft.file_paths(files, entry.get("split"), "datasets")
     if files:
-        draft.notes.append(f"data_files of {path} are not chosen: name the split or the folder")
-    return draft.hub_places(path, entry.get("name"), entry.get("split"))
+        draft.note(f"data_files of {path} are ignored: set the split or the folder")
+    return draft.dataset_paths(path, entry.get("name"), entry.get("split"))
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -> RowsOf:
-    """The format that ``type`` names, which may be a prompt of the user's own."""
+def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -> RowSpec:
+    """The rows of a ``type``, which may be a custom prompt."""
     kind, key = entry.get("type"), f"datasets[{number}].type"
-    _leave_rest_out(draft, entry, number)
+    _drop_others(draft, entry, number)
     if objective != "sft":
         return preferences.rows_of_axolotl(draft, entry, key)
     if isinstance(kind, Mapping):
-        columns = {
-            "instruction": kind.get("field_instruction"),
-            "input": kind.get("field_input"),
-            "output": kind.get("field_output"),
-        }
-        draft.leave_out(key, kind, "a prompt of one's own: Alpaca's is written")
-        return RowsOf.named("instruction/output", columns, key)
+        columns = {key: kind.get(f"field_{key}") for key in ("instruction", "input", "output")}
+        draft.drop(key, kind, "custom prompts are not supported: Alpaca's is used")
+        return RowSpec.named("instruction/output", columns, key)
     name = str(kind or "").partition(":")[0]
     origin = f"type: {kind}"
     if name.startswith(("chat_template", "sharegpt")):
         return _chats(draft, entry, number, name, origin)
     if name in ("alpaca", "alpaca_w_system.load", "alpaca_instruct"):
         if origin != f"type: {name}":
-            draft.leave_out(key, kind, "Alpaca's own prompt is written")
-        return RowsOf.named("instruction/output", {}, origin)
+            draft.drop(key, kind, "Alpaca's original prompt is used")
+        return RowSpec.named("instruction/output", {}, origin)
     if name in ("completion", "pretrain"):
         column = entry.get("field") or entry.get("text_column")
-        return RowsOf.named("text", {"text": column}, origin)
+        return RowSpec.named("text", {"text": column}, origin)
     if name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
-        draft.leave_out(key, kind, "its words around a question are not written; "
-                        "data.apply_chat_template: true writes turns of a chat")  # fmt: skip
-        return RowsOf.named(None, {"prompt": "question", "completion": "answer"}, origin)
+        draft.drop(key, kind, "its prompt is not used; for chat turns, set "
+                   "data.apply_chat_template: true")  # fmt: skip
+        return RowSpec.named(None, {"prompt": "question", "completion": "answer"}, origin)
     if kind is not None:
-        draft.leave_out(key, kind, "the format is told by the rows' keys")
-    return RowsOf()
+        draft.drop(key, kind, "the format is detected from the rows' keys")
+    return RowSpec()
 
 
-def _chats(draft: Draft, entry: Mapping[str, Any], number: int, name: str, origin: str) -> RowsOf:
+def _chats(draft: Draft, entry: Mapping[str, Any], number: int, name: str, origin: str) -> RowSpec:
     mappings = entry.get("message_property_mappings") or {}
     role = mappings.get("role") or entry.get("message_field_role")
-    sharegpt = name.startswith("sharegpt") or role == "from"
-    row_format = "conversations" if sharegpt else "messages"
-    field = entry.get("field_messages") or entry.get("field") or (
-        "conversations" if name.startswith("sharegpt") else "messages"
-    )  # fmt: skip
+    by_type = "conversations" if name.startswith("sharegpt") else "messages"
+    row_format = "conversations" if role == "from" else by_type
+    field = entry.get("field_messages") or entry.get("field") or by_type
     if role not in (None, "from", "role"):
-        draft.leave_out("message_property_mappings", mappings, "keys are role and content, or from "
-                        "and value: rename them")  # fmt: skip
+        reason = "rename the keys to role and content, or from and value"
+        draft.drop("message_property_mappings", mappings, reason)
     if entry.get("chat_template") is not None:
-        key = f"datasets[{number}].chat_template"
-        template = entry["chat_template"]
+        key, template = f"datasets[{number}].chat_template", entry["chat_template"]
         if template == "jinja" and entry.get("chat_template_jinja"):
             template = entry["chat_template_jinja"]
-        draft.set_template(template, key, "tokenizer_default")
-    return RowsOf.named(row_format, {row_format: field}, origin)
+        draft.set_chat_template(template, key, "tokenizer_default")
+    return RowSpec.named(row_format, {row_format: field}, origin)
 
 
-def _leave_rest_out(draft: Draft, entry: Mapping[str, Any], number: int) -> None:
-    """Names what a data set says beside its place and its format."""
+_ENTRY_REASONS = {
+    "roles_to_train": (
+        "the loss is taken on the assistant's turns and turns with train: true, or on all with "
+        "data.train_on: all"
+    ),
+    "message_field_training_detail": "the loss is taken on whole turns",
+    "message_field_training": "rename it to train, training or weight",
+    "train_on_": "the loss is taken on the assistant's turns with their end tokens",
+    "shards": "use rows in data.sources for a part of the rows",
+    "": "not supported by data.format",
+}
+"""By the beginning of a key, the first of which counts."""
+
+
+def _drop_others(draft: Draft, entry: Mapping[str, Any], number: int) -> None:
+    """Drops the keys of a data set apart from its path and format."""
     for key, value in entry.items():
-        if key in _READ.split() or value in (None, False, _USUAL.get(key)):
+        if key in _ENTRY_KEYS.split() or value in (None, False, _ENTRY_DEFAULTS.get(key)):
             continue
-        reason = "rows are read as their format says"
-        if key == "roles_to_train":
-            if value and set(value) <= _SPOKEN_ROLES:
-                continue
-            reason = (
-                "the assistant's turns are learnt, and others that say train: true; data.train_on: "
-                "all learns everything"
-            )
-        elif key == "message_field_training":
-            if value in _TURN_MARKS:
-                continue
-            reason = "turns say whether they are learnt as train, training or weight: rename it"
-        elif key == "message_field_training_detail":
-            reason = "a turn is learnt whole or not at all"
-        elif key.startswith("train_on_"):
-            reason = "the assistant's turns are learnt, each with the token that ends it"
-        elif key.startswith("shards"):
-            reason = "the data set is read whole; data.sources takes a part of its rows"
-        draft.leave_out(f"datasets[{number}].{key}", value, reason)
+        if key == "roles_to_train" and value and set(value) <= _ASSISTANT_ROLES:
+            continue
+        if key == "message_field_training" and value in _TURN_MARKS:
+            continue
+        reason = next(why for start, why in _ENTRY_REASONS.items() if key.startswith(start))
+        draft.drop(f"datasets[{number}].{key}", value, reason)
 
 
 def _convert_evaluation(draft: Draft) -> None:
     size, tests = draft.take("val_set_size", 0), draft.take("test_datasets")
     if tests and isinstance(listed(tests)[0], Mapping):
-        places = [place for entry in listed(tests) for place in _places(draft, entry)]
-        draft.set_held_out(places, "test_datasets")
+        paths = [path for entry in listed(tests) for path in _paths(draft, entry)]
+        draft.set_eval(paths, "test_datasets")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_set_size")
     steps, per_epoch = draft.take("eval_steps"), draft.take("evals_per_epoch")
     draft.take("eval_strategy", draft.take("evaluation_strategy"))
     if not (tests or size):
         if steps or per_epoch:
-            draft.leave_out("eval_steps", steps or per_epoch, "there is no held-out data")
+            draft.drop("eval_steps", steps or per_epoch, trl.NO_EVAL_DATA)
         return
     if per_epoch:
-        epochs = draft.theirs.get("num_epochs") or 1
-        draft.set("eval.eval_steps", trl.share_of_run(per_epoch, epochs), "evals_per_epoch")
+        epochs = draft.remaining.get("num_epochs") or 1
+        draft.set("eval.eval_steps", trl.fraction_of_run(per_epoch, epochs), "evals_per_epoch")
     elif steps:
         draft.set("eval.eval_steps", steps, "eval_steps")
 
 
 def _convert_loop(draft: Draft) -> None:
-    if draft.theirs.get("warmup_steps") is None and draft.theirs.get("warmup_ratio") is None:
+    if draft.remaining.get("warmup_steps") is None and draft.remaining.get("warmup_ratio") is None:
         draft.set("optim.warmup_ratio", 0.03, "Axolotl's default")
-    least = draft.take("cosine_min_lr_ratio")
-    if least is not None and draft.theirs.get("lr_scheduler") in (None, "cosine"):
-        draft.theirs["lr_scheduler"] = "cosine_with_min_lr"
-        draft.theirs["lr_scheduler_kwargs"] = {"min_lr_rate": least}
-    elif least is not None:
-        draft.leave_out("cosine_min_lr_ratio", least, "lr_scheduler is not cosine")
+    min_ratio = draft.take("cosine_min_lr_ratio")
+    if min_ratio is not None and draft.remaining.get("lr_scheduler") in (None, "cosine"):
+        draft.remaining["lr_scheduler"] = "cosine_with_min_lr"
+        draft.remaining["lr_scheduler_kwargs"] = {"min_lr_rate": min_ratio}
+    elif min_ratio is not None:
+        draft.drop("cosine_min_lr_ratio", min_ratio, "lr_scheduler is not cosine")
     trl.convert_schedule(draft, "lr_scheduler")
     trl.convert_precision(draft)
     trl.convert_optimizer(draft, "optimizer")
     trl.convert_best(draft)
     draft.convert({"gradient_checkpointing": ("train.gradient_checkpointing", bool)})
-    total, micro = draft.take("batch_size"), draft.theirs.get("micro_batch_size")
+    total, micro = draft.take("batch_size"), draft.remaining.get("micro_batch_size")
     if total and micro:
         draft.set("train.gradient_accumulation_steps", max(total // micro, 1), "batch_size")
     steps = draft.take("save_steps")
     if isinstance(steps, int):
         draft.set("output.save_steps", steps, "save_steps")
     elif steps is not None:
-        draft.leave_out("save_steps", steps, "a whole number of steps is needed")
+        draft.drop("save_steps", steps, trl.INTEGER_STEPS)
     names = [n for n, key in (("wandb", "wandb_project"), ("tensorboard", "use_tensorboard"))
              if draft.take(key)]  # fmt: skip
     if names:

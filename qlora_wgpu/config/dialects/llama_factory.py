@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML or JSON, in both of its forms, with the data sets that it describes."""
+"""LLaMA-Factory's YAML or JSON, in both of its formats, with dataset_info.json."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 from qlora_wgpu.config.dialects import preferences, trl
 from qlora_wgpu.config.dialects.draft import (
-    PACKED_APART,
+    ONE_EVAL,
+    PACKED_ATTENTION,
     Defaults,
     Dialect,
     Draft,
-    RowsOf,
+    RowSpec,
     Source,
     listed,
     listed_tokens,
+    mapping_of,
+    words_of,
 )
 from qlora_wgpu.config.yaml import read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -39,17 +42,17 @@ _DEFAULTS: Defaults = {
     "optim": {**trl.DEFAULTS["optim"], "learning_rate": 5e-5},
     "log": {"logging_steps": 500},
 }
-AS_CHATS = "LLaMA-Factory writes instructions as turns of a chat"
+_AS_CHATS = "as LLaMA-Factory does for instructions"
 _MEDIA = ("images", "videos", "audios")
-_SCANNED = 1 << 16  # bytes of a file, in which its rows' keys are looked for
+_SCANNED = 1 << 16  # bytes of a file that are searched for its rows' keys
 _TEMPLATES = {
     "default": "{% for message in messages %}{% if message['role'] == 'system' %}"
     "{{ 'System: ' + message['content'] + eos_token + '\\n' }}{% elif message['role'] == 'user' %}"
     "{{ 'Human: ' + message['content'] + eos_token + '\\nAssistant:' }}"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token + '\\n' }}"
-    "{% endif %}{% endfor %}",
+    "{% endif %}{% endfor %}"
 }
-"""Of its templates those that no tokenizer has, as Jinja."""
+"""Templates that no tokenizer has, as Jinja."""
 _ROLES = {
     "user_tag": ("human", "user"),
     "assistant_tag": ("gpt", "assistant"),
@@ -64,10 +67,10 @@ def _convert(draft: Draft) -> None:
     if stage not in ("sft", "pt"):
         objective = preferences.convert_llama_factory(draft, str(stage))
     if (kind := draft.take("finetuning_type", "lora")) != "lora":
-        draft.notes.append(f"finetuning_type: {kind} trains other weights; a LoRA adapter is made")
+        draft.note(f"finetuning_type: {kind} is not supported: a LoRA adapter is trained")
     bits = draft.take("quantization_bit")
     trl.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
-    draft.drop("quantization_type", "4 bits are always nf4")
+    draft.drop_key("quantization_type", "4-bit quantization is always nf4")
     _convert_lora(draft)
     _convert_tokens(draft)
     _convert_data(draft, objective, documents=stage == "pt")
@@ -75,63 +78,61 @@ def _convert(draft: Draft) -> None:
     _convert_packing(draft, documents=stage == "pt")
     trl.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
     trl.convert_training(draft)
-    off = draft.take("disable_gradient_checkpointing", False)
     draft.take("gradient_checkpointing")
-    draft.set("train.gradient_checkpointing", not off, "LLaMA-Factory's way")
+    is_enabled = not draft.take("disable_gradient_checkpointing", False)
+    draft.set("train.gradient_checkpointing", is_enabled, "disable_gradient_checkpointing")
 
 
 def _convert_lora(draft: Draft) -> None:
     target = draft.take("lora_target", "all")
-    names = target if isinstance(target, list) else str(target).replace(",", " ").split()
+    names = words_of(target)
     modules = "all-linear" if names == ["all"] else names
     draft.set("lora.target_modules", modules, f"lora_target: {target}")
-    rank = draft.theirs.get("lora_rank") or _DEFAULTS["lora"]["r"]
-    if draft.theirs.get("lora_alpha") is None:
+    rank = draft.remaining.get("lora_rank") or _DEFAULTS["lora"]["r"]
+    if draft.remaining.get("lora_alpha") is None:
         draft.set("lora.lora_alpha", 2 * rank, "LLaMA-Factory's default, twice the rank")
-    begins, rounds = draft.take("pissa_init", False), draft.take("pissa_iter", 16)
-    if begins:
-        kind = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
+    is_pissa, iterations = draft.take("pissa_init", False), draft.take("pissa_iter", 16)
+    if is_pissa:
+        kind = "pissa" if iterations < 0 else f"pissa_niter_{iterations}"
         draft.set("lora.init_lora_weights", kind, "pissa_init")
     draft.convert({
-        "pissa_convert": "what began with PiSSA is always saved as plain LoRA",
-        "adapter_name_or_path": ("lora.init_from", draft.place),
+        "pissa_convert": "PiSSA adapters are always saved as plain LoRA",
+        "adapter_name_or_path": ("lora.init_from", draft.resolve),
     })  # fmt: skip
 
 
 def _convert_tokens(draft: Draft) -> None:
-    plain, special = draft.take("add_tokens", []), draft.take("add_special_tokens")
+    plain, special = draft.take("add_tokens"), draft.take("add_special_tokens")
     origin = "add_special_tokens" if special is not None else "new_special_tokens"
     if special is None:
         special = draft.take("new_special_tokens")
-    tokens = listed_tokens(special or [])
-    others = [token for token in listed_tokens(plain or []) if token not in tokens]
-    draft.set_tokens("add_tokens", others, "add_tokens")
-    draft.set_tokens("add_special_tokens", tokens, origin)
-    draft.drop("resize_vocab", "the embedding has as many rows as there are tokens")
+    draft.set_tokens(
+        ("add_tokens", listed_tokens(plain or [])), (origin, listed_tokens(special or []))
+    )
+    draft.drop_key("resize_vocab", "the embedding always has a row for every token")
 
 
 def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
-    folder = Path(draft.place(draft.take("dataset_dir", "data")))
-    names = _names(draft.take("dataset", draft.theirs.get("train_dataset")))
+    folder = Path(draft.resolve(draft.take("dataset_dir", "data")))
+    names = _names(draft.take("dataset", draft.remaining.get("train_dataset")))
     portions = _portions(draft, len(names))
     sources = [
         _source(draft, name, folder, portion, objective, documents=documents)
         for name, portion in zip(names, portions, strict=True)
     ]
-    most = draft.take("max_samples")
-    if most is not None and "data.train" in draft.given:
-        reason = f"--data 'PATH[:{most}]' takes the first rows of a path"
-        draft.leave_out("max_samples", most, reason)
-    elif most is not None:
-        sources = draft.first_rows(sources, int(most), "max_samples")
+    count = draft.take("max_samples")
+    if count is not None and "data.train" in draft.overrides:
+        draft.drop("max_samples", count, f"use a slice, --data 'PATH[:{count}]'")
+    elif count is not None:
+        sources = draft.limit_rows(sources, int(count), "max_samples")
     if sources:
         draft.set_sources(sources, f"dataset: {', '.join(names)}")
     held_out, size = _names(draft.take("eval_dataset")), draft.take("val_size", 0)
     if held_out:
         entry = _description(draft, held_out[0], folder)
-        held = [Source(_place(draft, entry, folder))]
-        held = held if most is None else draft.first_rows(held, int(most), "max_samples")
-        draft.set_held_out([held[0].path, *held_out[1:]], "eval_dataset")
+        first = [Source(_path(draft, entry, folder))]
+        first = first if count is None else draft.limit_rows(first, int(count), "max_samples")
+        draft.set_eval([first[0].path, *held_out[1:]], "eval_dataset")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_size")
     if draft.take("use_dft_loss") and objective == "sft":
@@ -144,23 +145,21 @@ def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
     if template in _TEMPLATES:
         draft.set("data.chat_template", _TEMPLATES[template], f"template: {template}")
     else:
-        draft.set_template(template, "template")
+        draft.set_chat_template(template, "template")
 
 
 def _convert_packing(draft: Draft, *, documents: bool) -> None:
-    """Rows that share a sequence, which see each other there unless they are packed neatly."""
     packing, neat = draft.take("packing"), draft.take("neat_packing", False)
     if documents and packing is not False:
         draft.set("data.packing", True, "packing, or stage: pt")
         draft.set("data.truncation", "windows", "stage: pt")
-        draft.notes.append(
-            "stage: pt learns all texts as one, cut every cutoff_len tokens; here each text is cut "
-            "by itself, and what is packed does not see each other"
-        )
+        draft.note("stage: pt concatenates all text and splits it every cutoff_len tokens; "
+                           f"here each text is split separately, and {PACKED_ATTENTION}"
+                           )  # fmt: skip
     elif packing or neat:
         draft.set("data.packing", True, "neat_packing" if neat else "packing")
         if not neat:
-            draft.notes.append(PACKED_APART)
+            draft.note(PACKED_ATTENTION)
 
 
 def _names(value: Any) -> list[str]:
@@ -170,19 +169,20 @@ def _names(value: Any) -> list[str]:
 
 
 def _portions(draft: Draft, count: int) -> list[dict[str, float]]:
-    """What each data set gives: all, or a share of the rows."""
+    """The weight of each data set, if they are interleaved."""
     strategy, shares = draft.take("mix_strategy", "concat"), draft.take("interleave_probs")
     if count < 2 or not str(strategy).startswith("interleave"):
         return [{}] * count
     if strategy == "interleave_over_without_replacement":
-        draft.notes.append("interleave_over_without_replacement learns each row once, as all do")
+        draft.note("interleave_over_without_replacement: every row is used once per epoch")
         return [{}] * count
     weights = [1.0] * count
     if shares is not None:
         listed = shares if isinstance(shares, list) else str(shares).split(",")
         weights = [float(share) for share in listed]
     if len(weights) != count:
-        raise draft.refuse("interleave_probs", shares, f"has {len(weights)} of {count} data sets")
+        problem = f"must have {count} values, got {len(weights)}"
+        raise draft.refuse("interleave_probs", shares, problem)
     ends = "first_exhausted" if strategy == "interleave_under" else "all_exhausted"
     draft.set("data.stopping_strategy", ends, f"mix_strategy: {strategy}")
     return [{"weight": weight} for weight in weights]
@@ -199,116 +199,107 @@ def _source(
 ) -> Source:
     entry = _description(draft, name, folder)
     if entry.get("ranking") and objective == "sft":
-        raise draft.refuse("dataset", name, "holds preferences, which stage: dpo learns from")
+        raise draft.refuse("dataset", name, "contains preferences, which require stage: dpo")
     if not portion and isinstance(count := entry.get("num_samples"), int):
         portion = {"rows": count}
     if objective != "sft":
         rows = preferences.rows_of_llama_factory(draft, entry, name, objective)
     else:
         rows = _rows(draft, entry, name, documents=documents)
-    place = _place(draft, entry, folder)
+    path = _path(draft, entry, folder)
     if not documents:
-        _leave_columns_out(draft, entry, name, place)
-    return Source(place, rows, portion)
+        _note_columns(draft, entry, name, path)
+    return Source(path, rows, portion)
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool) -> RowsOf:
-    """How the rows of a data set are read, by its description."""
-    columns, tags = _mapping(entry, "columns"), _mapping(entry, "tags")
+def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool) -> RowSpec:
+    """The rows of a data set, by its description."""
+    columns, tags = mapping_of(entry.get("columns")), mapping_of(entry.get("tags"))
     origin = f"dataset_info.json: {name}"
     more = {key: columns.get(key) for key in ("system", "tools")}
     if documents:
-        return RowsOf.named("text", {"text": columns.get("prompt")}, origin)
+        return RowSpec.named("text", {"text": columns.get("prompt")}, origin)
     formatting = entry.get("formatting", "alpaca")
-    if formatting is None:  # nothing describes them: their keys tell
-        draft.set("data.apply_chat_template", True, AS_CHATS)
-        return RowsOf()
+    if formatting is None:  # there is no description
+        draft.set("data.apply_chat_template", True, _AS_CHATS)
+        return RowSpec()
     if formatting == "alpaca":
-        draft.set("data.apply_chat_template", True, AS_CHATS)
+        draft.set("data.apply_chat_template", True, _AS_CHATS)
         prompt = preferences.prompt_of_llama_factory(columns)
         row_format = "prompt/completion" if "prompt" in prompt else "instruction/output"
         answer = {row_format.partition("/")[2]: columns.get("response", "output")}
-        return RowsOf.named(row_format, {**prompt, **answer, **more}, origin)
-    _leave_tags_out(draft, tags)
+        return RowSpec.named(row_format, {**prompt, **answer, **more}, origin)
+    _check_tags(draft, tags)
     if formatting == "openai":
-        draft.notes.append(
-            "formatting: openai has LLaMA-Factory add `detailed thinking off` to system messages "
-            "of rows without tools, and join several results of tools; here they stay as they are"
+        draft.note(
+            "with formatting: openai, LLaMA-Factory adds `detailed thinking off` to system "
+            "messages of rows without tools and joins tool results; here they are unchanged"
         )
     is_openai = formatting == "openai" or tags.get("role_tag") == "role"
     row_format = "messages" if is_openai else "conversations"
     column = columns.get("messages", "conversations")
-    return RowsOf.named(row_format, {row_format: column, **more}, origin)
+    return RowSpec.named(row_format, {row_format: column, **more}, origin)
 
 
-def _leave_columns_out(draft: Draft, entry: Mapping[str, Any], name: str, place: str) -> None:
-    """Says which columns are read here alone, or there alone."""
-    columns = _mapping(entry, "columns")
+def _note_columns(draft: Draft, entry: Mapping[str, Any], name: str, path: str) -> None:
+    """Notes the columns that only one of both programs reads."""
+    columns = mapping_of(entry.get("columns"))
     for key in _MEDIA:
         if columns.get(key):
-            draft.leave_out(f"{name}: {key}", columns[key], "text alone is learnt")
-    if not is_file(Path(place)):
+            draft.drop(f"{name}: {key}", columns[key], "only text is trained on")
+    if not is_file(Path(path)):
         return
-    with open_file(place) as file:
-        begin = file.read(_SCANNED)
+    with open_file(path) as file:
+        start = file.read(_SCANNED)
     named = {"system": columns.get("system"), "tools": columns.get("tools")}
     prompt = preferences.prompt_of_llama_factory(columns)
     if entry.get("formatting", "alpaca") == "alpaca" and "prompt" not in prompt:
         named |= {"history": columns.get("history"), "input": columns.get("query", not columns)}
     for key, column in named.items():
-        if not column and f'"{key}":'.encode() in begin:
-            draft.notes.append(
-                f"LLaMA-Factory does not read the column {key} of {name}, which dataset_info.json "
-                "does not name; here it is read: remove it from the rows"
+        if not column and f'"{key}":'.encode() in start:
+            draft.note(
+                f"LLaMA-Factory ignores the column {key} of {name}, which dataset_info.json does "
+                "not name; here it is read, unless you remove it from the rows"
             )
 
 
-def _leave_tags_out(draft: Draft, tags: Mapping[str, Any]) -> None:
-    """Names the tags that call keys and roles of messages otherwise than rows here may."""
+def _check_tags(draft: Draft, tags: Mapping[str, Any]) -> None:
     keys = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
     odd = any(tags.get(tag, roles[0]) not in roles for tag, roles in _ROLES.items())
     if odd or keys not in (("from", "value"), ("role", "content")):
-        draft.leave_out("tags", ", ".join(map(str, tags.values())), "keys are role and content, or "
-                        "from and value, roles user and assistant, or human and gpt: rename them"
-                        )  # fmt: skip
+        draft.drop("tags", ", ".join(map(str, tags.values())), "rename keys to role and content "
+                   "(or from and value), and roles to user and assistant (or human and gpt)"
+                   )  # fmt: skip
 
 
 def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
-    """What dataset_info.json says of a data set."""
+    """The entry of a data set in dataset_info.json."""
     path = folder / "dataset_info.json"
     if not is_file(path):
-        draft.notes.append(
-            f"{path.as_posix()} is not there, so {name!r} is taken for a file or name"
-        )
-        return {"hf_hub_url": draft.place(name), "formatting": None}
+        draft.note(f"{path.as_posix()} does not exist: {name!r} is used as a file or Hub name")
+        return {"hf_hub_url": draft.resolve(name), "formatting": None}
     entry = read_json_object(path, MODEL_JSON_BYTES, ConfigError).get(name)
     if not isinstance(entry, dict):
-        raise ConfigError(f"{path} describes no data set {name!r}")
+        raise ConfigError(f"data set {name!r} is missing from {path}")
     return entry
 
 
-def _place(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
+def _path(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
     if entry.get("hf_hub_url"):
         if (revision := entry.get("revision")) not in (None, "main"):
-            draft.leave_out("revision", revision, f"of {entry['hf_hub_url']} the newest is read")
+            draft.drop("revision", revision, f"the latest of {entry['hf_hub_url']} is used")
         part = entry.get("subset") or entry.get("folder")
-        return draft.hub_place(str(entry["hf_hub_url"]), part, entry.get("split"))
+        return draft.dataset_path(str(entry["hf_hub_url"]), part, entry.get("split"))
     if entry.get("file_name"):
-        return draft.hub_place(
-            (folder / str(entry["file_name"])).as_posix(), None, entry.get("split")
-        )
-    raise draft.refuse("dataset", entry, "has neither file_name nor hf_hub_url")
-
-
-def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = entry.get(key)
-    return value if isinstance(value, Mapping) else {}
+        file = (folder / str(entry["file_name"])).as_posix()
+        return draft.dataset_path(file, None, entry.get("split"))
+    raise draft.refuse("dataset", entry, "requires file_name or hf_hub_url")
 
 
 DIALECT = Dialect("LLaMA-Factory", _MARKS, _KEYS, _convert, _DEFAULTS)
 
 
-# ---- its second form (``USE_V1``), whose parts are plugins with names ----------------------------
+# ---- its second format (``USE_V1``), with named plugins ------------------------------------------
 
 _MARKS_V1 = (
     "model_class peft_config kernel_config dist_config init_config quant_config train_dataset "
@@ -353,72 +344,68 @@ def _convert_v1(draft: Draft) -> None:
         draft.set("data.packing", True, f"nearest to batching_strategy: {strategy}")
     for key in ("optim_config", "lr_scheduler_config"):
         if plugin := _plugin_v1(draft, key):
-            reason = "AdamW trains here, by the shapes of optim.lr_scheduler_type"
-            draft.leave_out(key, plugin.get("name"), reason)
+            draft.drop(key, plugin.get("name"), "use optim.name and optim.lr_scheduler_type")
 
 
 def _convert_adapter_v1(draft: Draft) -> None:
     adapter = _plugin_v1(draft, "peft_config")
     if adapter.get("name", "lora") != "lora" or not adapter:
         kind = adapter.get("name", "full")
-        draft.notes.append(f"peft_config: {kind} trains other weights; a LoRA adapter is made")
+        draft.note(f"peft_config: {kind} is not supported: a LoRA adapter is trained")
     draft.convert({key: f"lora.{key}" for key in _LORA_V1}, adapter, "peft_config.")
     targets = adapter.get("target_modules", "all")
     modules = "all-linear" if targets == "all" else targets
     draft.set("lora.target_modules", modules, f"peft_config.target_modules: {targets}")
-    begun = ("lora.init_from", lambda folder: draft.place(listed(folder)[0]))
-    draft.convert({"adapter_name_or_path": begun}, adapter, "peft_config.")
+    init_from = ("lora.init_from", lambda folder: draft.resolve(listed(folder)[0]))
+    draft.convert({"adapter_name_or_path": init_from}, adapter, "peft_config.")
     if saved := adapter.get("modules_to_save"):
         draft.set("lora.modules_to_save", saved, "peft_config.modules_to_save")
 
 
 def _convert_data_v1(draft: Draft) -> None:
     if (train := draft.take("train_dataset")) is not None:
-        entries = _descriptions_v1(draft, "train_dataset", str(train))
         sources = []
-        for entry in entries:
-            place, converter = _place_v1(draft, entry), str(entry.get("converter"))
-            rows = RowsOf(_FORMATS_V1.get(converter), {}, f"converter: {converter}")
-            sources.append(Source(place, rows, _portion_v1(draft, entry)))
+        for entry in _descriptions_v1(draft, "train_dataset", str(train)):
+            converter = str(entry.get("converter"))
+            rows = RowSpec(_FORMATS_V1.get(converter), {}, f"converter: {converter}")
+            sources.append(Source(_path_v1(draft, entry), rows, _portion_v1(draft, entry)))
         draft.set_sources(sources, f"train_dataset: {train}")
         formats = {source.rows.format for source in sources}
         if "instruction/output" in formats:
-            draft.set("data.apply_chat_template", True, AS_CHATS)
+            draft.set("data.apply_chat_template", True, _AS_CHATS)
         if None in formats:
-            draft.notes.append(
-                "parts of messages are read as {type: text, text: ...}, where LLaMA-Factory writes "
-                "{type: text, value: ...}"
-            )
+            draft.note("parts of messages must be {type: text, text: ...}, not {type: text, value: "
+                       "...} as in LLaMA-Factory")  # fmt: skip
     if (held_out := draft.take("eval_dataset")) is not None:
         first, *others = _descriptions_v1(draft, "eval_dataset", str(held_out))
-        draft.set("data.eval", _place_v1(draft, first), "eval_dataset")
+        draft.set("data.eval", _path_v1(draft, first), "eval_dataset")
         for other in others:
-            draft.leave_out("eval_dataset", other.get("path"), "one is measured on")
+            draft.drop("eval_dataset", other.get("path"), ONE_EVAL)
 
 
 def _descriptions_v1(draft: Draft, key: str, path: str) -> list[Mapping[str, Any]]:
-    """What a YAML of data sets says of each; another file is the data itself."""
-    place = Path(draft.place(path))
-    if place.suffix not in (".yaml", ".yml"):
+    """The entries of a YAML file of data sets; any other file is the data itself."""
+    file = Path(draft.resolve(path))
+    if file.suffix not in (".yaml", ".yml"):
         return [{"path": path}]
-    entries = [dict(entry) for entry in read_yaml_file(place, aliases=True).values.values()]
+    entries = [dict(entry) for entry in read_yaml_file(file, aliases=True).values.values()]
     if any(entry.get("converter") == "pair" for entry in entries):
-        raise draft.refuse(key, path, "holds preferences; only supervised rows are learnt")
+        raise draft.refuse(key, path, "contains preferences, which are not supported here")
     return list(entries)
 
 
 def _portion_v1(draft: Draft, entry: Mapping[str, Any]) -> dict[str, float]:
-    """The rows that a data set gives, where it says how many; its weight is a share of its own."""
+    """A data set's number of rows or fraction, from its size and weight."""
     size, weight = entry.get("size"), entry.get("weight") or 1.0
     rows = size * weight if isinstance(size, int) else weight
     if size is None and weight > 1:
-        draft.leave_out("weight", weight, "name the rows that it is to give, such as rows: 5000")
+        draft.drop("weight", weight, "set a number of rows, such as rows: 5000")
         return {}
     return {} if rows == 1 else {"rows": rows if rows < 1 else int(rows)}
 
 
-def _place_v1(draft: Draft, entry: Mapping[str, Any]) -> str:
-    return draft.hub_place(str(entry["path"]), None, entry.get("split"))
+def _path_v1(draft: Draft, entry: Mapping[str, Any]) -> str:
+    return draft.dataset_path(str(entry["path"]), None, entry.get("split"))
 
 
 def _plugin_v1(draft: Draft, key: str) -> Mapping[str, Any]:

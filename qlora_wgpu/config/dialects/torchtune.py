@@ -1,12 +1,21 @@
-"""torchtune's YAML, whose parts name what builds them (``_component_``)."""
+"""torchtune's YAML, with components that name their builder (``_component_``)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects import trl
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
+from qlora_wgpu.config.dialects import preferences, trl
+from qlora_wgpu.config.dialects.draft import (
+    NO_FULL_FINE_TUNING,
+    Defaults,
+    Dialect,
+    Draft,
+    RowSpec,
+    Source,
+    listed,
+    mapping_of,
+)
 
 _MARKS = (
     "tokenizer checkpointer dataset optimizer lr_scheduler loss epochs max_steps_per_epoch "
@@ -29,199 +38,188 @@ _DEFAULTS: Defaults = {
     },
     "output": {"save_total_limit": None},
 }
-_LENGTH = 2048  # of rows, where theirs are never cut
+_MAX_LENGTH = 2048  # torchtune has no limit by default
 _LORA = {"lora_rank": "lora.r", "lora_alpha": "lora.lora_alpha",
          "lora_dropout": "lora.lora_dropout", "use_dora": "lora.use_dora"}  # fmt: skip
 _RATES = {"lr": "optim.learning_rate", "weight_decay": "optim.weight_decay",
           "eps": "optim.adam_epsilon"}  # fmt: skip
-_FILES = ("json", "csv", "parquet", "text")  # sources whose files are named apart
-_USUAL = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
+_FILES = ("json", "csv", "parquet", "text")  # sources whose data_files are set
+_ALPACA = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 _NOT_NEEDED = {
-    "device": "device.gpu chooses among several GPUs",
+    "device": "use device.gpu",
     "profiler": "`qlora-wgpu bench` measures a step",
-    "compile": "the kernels are this program's own, and always on",
-    "log_peak_memory_stats": "the peak of memory is logged",
-    "low_cpu_ram": "weights are read one by one",
-    "save_adapter_weights_only": "checkpoints hold the adapter, and what a run needs to go on",
-    "enable_activation_offloading": "what has no room on the device waits in host memory",
+    "compile": "this program's own fused kernels are always used",
+    "log_peak_memory_stats": "peak memory is always logged",
+    "low_cpu_ram": "weights are read one at a time",
+    "save_adapter_weights_only": "checkpoints contain everything needed to resume",
+    "enable_activation_offloading": "what does not fit on the device is offloaded automatically",
 }
 _PAIRS = ("preference_dataset", "stack_exchange_paired_dataset", "hh_rlhf_helpful_dataset")
-_SHAPES = {
+_SCHEDULES = {
     "get_cosine_schedule_with_warmup": "cosine",
     "get_linear_schedule_with_warmup": "linear",
     "get_constant_schedule": "constant",
 }
-_KNOWN = (
+_DATASET_KEYS = (
     "_component_ source split data_files subset name column_map train_on_input masking_strategy "
     "packed column conversation_column conversation_style"
 )
-_LEARNT = {"train_on_all": "all", "train_on_assistant": "assistant", "train_on_last": "last_turn"}
-"""What of a chat is learnt, by ``masking_strategy``."""
+_TRAIN_ON = {"train_on_all": "all", "train_on_assistant": "assistant", "train_on_last": "last_turn"}
+"""data.train_on by ``masking_strategy``."""
 
 
 def _convert(draft: Draft) -> None:
-    model, built = _part(draft, "model")
+    model, arguments = _component(draft, "model")
     if "lora" not in model:
-        draft.notes.append("torchtune trains every weight here; a LoRA adapter is made")
-    four = model.startswith("qlora") or bool(built.pop("quantize_base", False))
+        draft.note(NO_FULL_FINE_TUNING)
+    four = model.startswith("qlora") or bool(arguments.pop("quantize_base", False))
     trl.set_quantization(draft, 4 if four else None, f"model: {model or 'none'}")
-    _convert_lora(draft, built)
-    _, files = _part(draft, "checkpointer")
-    base = {"checkpoint_dir": ("model.path", draft.place)}
-    draft.convert(base, files, "checkpointer.")
-    _, tokenizer = _part(draft, "tokenizer")
+    _convert_lora(draft, arguments)
+    _, files = _component(draft, "checkpointer")
+    draft.convert({"checkpoint_dir": ("model.path", draft.resolve)}, files, "checkpointer.")
+    _, tokenizer = _component(draft, "tokenizer")
     if (length := tokenizer.get("max_seq_len")) is not None:
         draft.set("data.max_seq_length", length, "tokenizer.max_seq_len")
     else:
-        draft.set("data.max_seq_length", _LENGTH, "tokenizer.max_seq_len: null never cuts a row")
+        draft.set("data.max_seq_length", _MAX_LENGTH, "tokenizer.max_seq_len: null has no limit")
     _convert_objective(draft)
     _convert_data(draft)
     _convert_loop(draft)
 
 
-def _part(draft: Draft, key: str) -> tuple[str, dict[str, Any]]:
-    """What builds a part, without its module, and the arguments."""
-    given = draft.take(key, {})
-    arguments = dict(given) if isinstance(given, Mapping) else {}
+def _component(draft: Draft, key: str) -> tuple[str, dict[str, Any]]:
+    """The builder of a component, without its module, and the arguments."""
+    arguments = dict(mapping_of(draft.take(key)))
     return str(arguments.pop("_component_", "")).rpartition(".")[2], arguments
 
 
-def _convert_lora(draft: Draft, built: dict[str, Any]) -> None:
-    modules = built.pop("lora_attn_modules", ["q_proj", "v_proj"])
+def _convert_lora(draft: Draft, arguments: dict[str, Any]) -> None:
+    modules = arguments.pop("lora_attn_modules", ["q_proj", "v_proj"])
     names = ["o_proj" if name == "output_proj" else str(name) for name in modules]
-    if built.pop("apply_lora_to_mlp", False):
+    if arguments.pop("apply_lora_to_mlp", False):
         names += ["gate_proj", "up_proj", "down_proj"]
-    if built.pop("apply_lora_to_output", False):
+    if arguments.pop("apply_lora_to_output", False):
         names.append("lm_head")
     draft.set("lora.target_modules", names, "lora_attn_modules, apply_lora_to_mlp and _output")
-    draft.convert(_LORA, built, "model.")
-    for key, value in built.items():
+    draft.convert(_LORA, arguments, "model.")
+    for key, value in arguments.items():
         if key not in _LORA:
-            draft.leave_out(f"model.{key}", value, "config.json says it")
+            draft.drop(f"model.{key}", value, "config.json contains it")
 
 
 def _convert_objective(draft: Draft) -> None:
-    name, arguments = _part(draft, "loss")
+    name, arguments = _component(draft, "loss")
     if name == "DPOLoss":
         draft.set("train.objective", "dpo", "loss: DPOLoss")
         draft.set("train.beta", arguments.get("beta", 0.1), "loss.beta")
         if smoothing := arguments.get("label_smoothing"):
-            draft.leave_out("loss.label_smoothing", smoothing, "it changes TRL's losses robust and "
-                            "exo_pair alone")  # fmt: skip
+            draft.drop("loss.label_smoothing", smoothing, preferences.ONLY_ROBUST)
     elif name and "CrossEntropy" not in name and not name.startswith(("CE", "LinearCE")):
-        raise draft.refuse("loss", name, "is another loss, which is not computed here")
+        raise draft.refuse("loss", name, preferences.OTHER_LOSS)
     for key in ("kd_loss", "kd_ratio", "teacher_model"):
         if (value := draft.take(key)) is not None:
-            raise draft.refuse(key, value, "distils a teacher, which is not done here")
+            raise draft.refuse(key, value, "is not supported: distillation")
 
 
 def _convert_data(draft: Draft) -> None:
     entries = listed(draft.take("dataset", []))
-    sources, learnt = [], set()
+    sources, train_on = [], set()
     for number, entry in enumerate(e for e in entries if isinstance(e, Mapping)):
         key = f"dataset[{number}]" if len(entries) > 1 else "dataset"
         name = str(entry.get("_component_", "")).rpartition(".")[2]
-        rows, usual = _rows(draft, entry, key, name)
-        learnt.add(_learnt(draft, entry, key, usual))
-        sources += [Source(place, rows) for place in _places(draft, entry, key, name)]
+        rows, default = _rows(draft, entry, key, name)
+        train_on.add(_train_on(draft, entry, key, default))
+        sources += [Source(path, rows) for path in _paths(draft, entry, key, name)]
         for other, value in entry.items():
-            if other not in _KNOWN.split() and value not in (None, False, {}):
-                draft.leave_out(f"{key}.{other}", value, "rows are read as their format says")
+            if other not in _DATASET_KEYS.split() and value not in (None, False, {}):
+                draft.drop(f"{key}.{other}", value, "not supported by data.format")
         if entry.get("packed"):
             draft.set("data.packing", True, f"{key}.packed")
     if sources:
         draft.set_sources(sources, "dataset")
-    if len(learnt) > 1:
-        draft.leave_out("masking_strategy", ", ".join(sorted(learnt)), "data.train_on is of all "
-                        "sources: the answers are learnt")  # fmt: skip
-    elif learnt and (train_on := learnt.pop()) != "auto":
-        draft.set("data.train_on", train_on, "masking_strategy, or train_on_input")
+    if len(train_on) > 1:
+        reason = "data.train_on is the same for all sources: the loss is taken on the answers"
+        draft.drop("masking_strategy", ", ".join(sorted(train_on)), reason)
+    elif train_on and (only := train_on.pop()) != "auto":
+        draft.set("data.train_on", only, "masking_strategy, or train_on_input")
 
 
-def _learnt(draft: Draft, entry: Mapping[str, Any], key: str, usual: str) -> str:
-    """What is learnt of a data set's rows."""
-    if (given := entry.get("train_on_input")) is not None:  # older, and goes first
+def _train_on(draft: Draft, entry: Mapping[str, Any], key: str, default: str) -> str:
+    if (given := entry.get("train_on_input")) is not None:  # the old key wins
         return "all" if given else "auto"
     strategy = entry.get("masking_strategy")
     if strategy is None:
-        return usual
-    if strategy not in _LEARNT:
-        raise draft.refuse(f"{key}.masking_strategy", strategy, f"is none of {', '.join(_LEARNT)}")
-    return _LEARNT[strategy]
+        return default
+    if strategy not in _TRAIN_ON:
+        expected = ", ".join(_TRAIN_ON)
+        raise draft.refuse(f"{key}.masking_strategy", strategy, f"must be one of {expected}")
+    return _TRAIN_ON[strategy]
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> tuple[RowsOf, str]:
-    """How the rows of a data set are read, and what of them is learnt where nothing says it."""
-    given = entry.get("column_map")
-    columns = given if isinstance(given, Mapping) else {}
-    if name in _USUAL:
-        draft.notes.append(
-            "torchtune puts Alpaca's prompt into a turn of the model's chat; here it stands by "
-            "itself: data.apply_chat_template: true writes instructions as turns without it"
+def _rows(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> tuple[RowSpec, str]:
+    """The rows of a data set, and its default of data.train_on."""
+    columns = mapping_of(entry.get("column_map"))
+    if name in _ALPACA:
+        draft.note(
+            "torchtune puts Alpaca's prompt into a chat turn; here it is plain text, or set "
+            "data.apply_chat_template: true for chat turns without the prompt"
         )
-        return RowsOf.named("instruction/output", columns, name), "all"
+        return RowSpec.named("instruction/output", columns, name), "all"
     if name == "instruct_dataset":
-        pair = {
-            "prompt": columns.get("input", "input"),
-            "completion": columns.get("output", "output"),
-        }
+        prompt, completion = columns.get("input", "input"), columns.get("output", "output")
+        pair = {"prompt": prompt, "completion": completion}
         draft.set("data.apply_chat_template", True, name)
-        return RowsOf.named("prompt/completion", pair, name), "auto"
+        return RowSpec.named("prompt/completion", pair, name), "auto"
     if name == "chat_dataset":
         is_openai = entry.get("conversation_style") == "openai"
         row_format = "messages" if is_openai else "conversations"
         column = entry.get("conversation_column")
-        return RowsOf.named(row_format, {row_format: column}, name), "auto"
+        return RowSpec.named(row_format, {row_format: column}, name), "auto"
     if name == "text_completion_dataset":
-        return RowsOf.named("text", {"text": entry.get("column")}, name), "auto"
+        return RowSpec.named("text", {"text": entry.get("column")}, name), "auto"
     if name in _PAIRS:
-        return RowsOf.named(None, columns, name), "auto"
-    raise draft.refuse(f"{key}._component_", name, "is a data set that is not known here: name its "
-                       "data with --data")  # fmt: skip
+        return RowSpec.named(None, columns, name), "auto"
+    raise draft.refuse(f"{key}._component_", name, "is not supported: set the data with --data")
 
 
-def _places(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> list[str]:
-    source, files = entry.get("source", _USUAL.get(name)), entry.get("data_files")
+def _paths(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> list[str]:
+    source, files = entry.get("source", _ALPACA.get(name)), entry.get("data_files")
     if files is not None and (source in _FILES or source is None):
-        return draft.file_places(listed(files), entry.get("split"), key)
+        return draft.file_paths(listed(files), entry.get("split"), key)
     if source is None:
-        raise draft.refuse(key, name, "names no source: name the data with --data")
+        raise draft.refuse(key, name, "has no source: set the data with --data")
     subset = entry.get("subset") or entry.get("name")
-    return draft.hub_places(str(source), subset, entry.get("split"))
+    return draft.dataset_paths(str(source), subset, entry.get("split"))
 
 
 def _convert_loop(draft: Draft) -> None:
-    name, arguments = _part(draft, "optimizer")
-    draft.theirs["optimizer"] = "adamw_8bit" if "8bit" in name else name or None
+    name, arguments = _component(draft, "optimizer")
+    draft.remaining["optimizer"] = "adamw_8bit" if "8bit" in name else name or None
     draft.convert(_RATES, arguments, "optimizer.")
     trl.set_betas(draft, arguments, "optimizer.betas")
     trl.convert_optimizer(draft, "optimizer")
-    shape, schedule = _part(draft, "lr_scheduler")
-    if shape:
-        draft.theirs["lr_scheduler"] = _SHAPES.get(shape, shape)
-        draft.theirs["warmup_steps"] = schedule.get("num_warmup_steps")
+    schedule, arguments = _component(draft, "lr_scheduler")
+    if schedule:
+        draft.remaining["lr_scheduler"] = _SCHEDULES.get(schedule, schedule)
+        draft.remaining["warmup_steps"] = arguments.get("num_warmup_steps")
         trl.convert_schedule(draft, "lr_scheduler")
     clip = draft.take("clip_grad_norm")
     if clip is not None and str(clip) != "inf":
         draft.set("optim.max_grad_norm", clip, "clip_grad_norm")
-    if (most := draft.take("max_steps_per_epoch")) is not None:
-        epochs = draft.theirs.get("epochs") or 1
-        draft.set("train.max_steps", int(most * epochs), "max_steps_per_epoch times epochs")
-        draft.notes.append(
-            "max_steps_per_epoch ends an epoch of more steps early; train.max_steps is the number "
-            "of all steps, and shorter data is repeated"
-        )
+    if (steps := draft.take("max_steps_per_epoch")) is not None:
+        epochs = draft.remaining.get("epochs") or 1
+        draft.set("train.max_steps", int(steps * epochs), "max_steps_per_epoch times epochs")
+        draft.note("max_steps_per_epoch ends longer epochs early; train.max_steps counts "
+                           "all steps, over as many epochs as needed")  # fmt: skip
     if draft.take("dtype", "bf16") in ("fp32", "float32"):
         draft.set("train.compute_dtype", "float32", "dtype")
     if draft.take("shuffle", True) is False:
-        draft.leave_out("shuffle", False, "each epoch has all rows in another order")
-    logger, _ = _part(draft, "metric_logger")
+        draft.drop("shuffle", False, "every epoch shuffles all rows")
+    logger, _ = _component(draft, "metric_logger")
     services = {"WandBLogger": "wandb", "TensorBoardLogger": "tensorboard"}
     if logger in services:
         draft.set("log.report_to", [services[logger]], f"metric_logger: {logger}")
-    draft.notes.append(
-        "torchtune saves at the end of each epoch; here output.save_steps counts steps"
-    )
+    draft.note("torchtune saves after every epoch; here after output.save_steps steps")
     draft.convert(_NOT_NEEDED)
 
 

@@ -7,17 +7,23 @@ from typing import Any
 
 from qlora_wgpu.config.dialects import preferences
 from qlora_wgpu.config.dialects.draft import (
-    PACKED_APART,
+    NO_COUNTERPART,
+    NO_FULL_FINE_TUNING,
+    ONE_EVAL,
+    PACKED_ATTENTION,
     Defaults,
     Dialect,
     Draft,
-    RowsOf,
+    RowSpec,
     Source,
     listed,
+    words_of,
 )
 from qlora_wgpu.config.names import reason_for
-from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
+from qlora_wgpu.config.sections.train import SCHEDULES, check_schedule
 from qlora_wgpu.config.values import LOSS, OPTIMIZERS, eval_metrics
+
+# ---- transformers' keys --------------------------------------------------------------------------
 
 KEYS = (
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
@@ -38,97 +44,97 @@ DEFAULTS: Defaults = {
     "output": {"save_steps": 500, "save_total_limit": None},
 }
 PEFT_TARGETS = ["q_proj", "v_proj"]
-"""What PEFT adapts where no modules are named, of nearly every family that is read here."""
+"""PEFT's default of target_modules for nearly every supported family."""
+NO_EVAL_DATA = "there is no evaluation data"
+INTEGER_STEPS = "must be an integer number of steps"
 _RATE = 5e-5
-_REPORTS = ("tensorboard", "wandb", "trackio")
+REPORTS = ("tensorboard", "wandb", "trackio")
 
 
 def convert_training(draft: Draft) -> None:
-    """Takes over what more than a name differs in."""
+    """Converts the keys that differ in more than their names."""
     convert_schedule(draft, "lr_scheduler_type")
     convert_precision(draft)
     convert_optimizer(draft, "optim")
     for key in ("logging_steps", "save_steps"):
-        if isinstance(draft.theirs.get(key), float):
-            draft.drop(key, "a whole number of steps is needed")
+        if isinstance(draft.remaining.get(key), float):
+            draft.drop_key(key, INTEGER_STEPS)
     names = listed(draft.take("report_to", []))
-    if kept := [name for name in names if name in _REPORTS]:
+    if kept := [name for name in names if name in REPORTS]:
         draft.set("log.report_to", kept, "report_to")
-    if others := [name for name in names if name not in (*_REPORTS, "none")]:
-        draft.leave_out("report_to", others, "TensorBoard and Weights & Biases are written to")
+    if others := [name for name in names if name not in (*REPORTS, "none")]:
+        draft.drop("report_to", others, f"supported: {', '.join(REPORTS)}")
     convert_best(draft)
     if draft.take("save_strategy") in ("no", "epoch"):
-        draft.drop("save_steps", "save_strategy saves by epochs or never; here steps decide")
+        draft.drop_key("save_steps", "save_strategy is by epoch or never; use output.save_steps")
 
 
 def convert_schedule(draft: Draft, key: str) -> None:
-    """The learning rate's shape, what it takes beside, and its warm-up."""
-    shape, given = draft.take(key), draft.take("lr_scheduler_kwargs", {})
-    if shape in ARGUMENTS:
-        _set_schedule(draft, key, shape, given)
-    elif shape is not None:
-        draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
-        draft.leave_out(key, shape, f"the shapes are {', '.join(ARGUMENTS)}")
+    """Converts the learning rate schedule, its arguments and its warmup."""
+    schedule, arguments = draft.take(key), draft.take("lr_scheduler_kwargs", {})
+    if schedule in SCHEDULES:
+        _set_schedule(draft, key, schedule, arguments)
+    elif schedule is not None:
+        draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {schedule}")
+        draft.drop(key, schedule, f"supported: {', '.join(SCHEDULES)}")
     steps, ratio = draft.take("warmup_steps"), draft.take("warmup_ratio")
-    if draft.value_of("optim.lr_scheduler_type") == "constant":
-        draft.set("optim.warmup_ratio", 0.0, "a constant rate has no warm-up")
+    if draft.get("optim.lr_scheduler_type") == "constant":
+        draft.set("optim.warmup_ratio", 0.0, "a constant learning rate has no warmup")
         for name, value in (("warmup_steps", steps), ("warmup_ratio", ratio)):
             if value:
-                draft.leave_out(name, value, "a constant rate has no warm-up, there as here; "
-                                "optim.lr_scheduler_type: constant_with_warmup has one"
-                                )  # fmt: skip
+                draft.drop(name, value, "constant has no warmup, here and in transformers; "
+                           "use optim.lr_scheduler_type: constant_with_warmup")  # fmt: skip
         return
-    if isinstance(steps, float) and 0 < steps < 1:  # as transformers 5 takes it
+    if isinstance(steps, float) and 0 < steps < 1:  # a ratio since transformers 5
         steps, ratio = None, steps
     if steps:
         draft.set("optim.warmup_steps", int(steps), "warmup_steps")
     elif ratio is not None:
         draft.set("optim.warmup_ratio", ratio, "warmup_ratio")
-    elif steps is not None:  # zero, which must not become the default of ours
+    elif steps is not None:  # 0, instead of our default ratio
         draft.set("optim.warmup_ratio", 0.0, "warmup_steps: 0")
 
 
-def _set_schedule(draft: Draft, key: str, shape: str, given: Any) -> None:
-    """A shape by its name, or the nearest one where it lacks what it needs."""
-    rate = draft.theirs.get("learning_rate") or _RATE
-    fault = _fault(shape, given, rate)
-    if fault and given:
-        draft.leave_out("lr_scheduler_kwargs", given, f"it {fault}")
-    elif fault:
-        draft.leave_out(key, shape, f"lr_scheduler_kwargs {fault}")
-    elif given:
-        draft.set("optim.lr_scheduler_kwargs", dict(given), "lr_scheduler_kwargs")
-    if fault and _fault(shape, {}, rate):
-        draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
+def _set_schedule(draft: Draft, key: str, schedule: str, arguments: Any) -> None:
+    """Sets a schedule, or cosine if it lacks required arguments."""
+    rate = draft.remaining.get("learning_rate") or _RATE
+    problem = _schedule_problem(schedule, arguments, rate)
+    if problem and arguments:
+        draft.drop("lr_scheduler_kwargs", arguments, f"it {problem}")
+    elif problem:
+        draft.drop(key, schedule, f"lr_scheduler_kwargs {problem}")
+    elif arguments:
+        draft.set("optim.lr_scheduler_kwargs", dict(arguments), "lr_scheduler_kwargs")
+    if problem and _schedule_problem(schedule, {}, rate):
+        draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {schedule}")
     else:
-        draft.set("optim.lr_scheduler_type", shape, key)
+        draft.set("optim.lr_scheduler_type", schedule, key)
 
 
-def _fault(shape: str, given: Any, rate: Any) -> str:
-    """What is wrong with a schedule's arguments, if anything is."""
-    if not isinstance(given, Mapping):
+def _schedule_problem(schedule: str, arguments: Any, rate: Any) -> str:
+    if not isinstance(arguments, Mapping):
         return "must be a mapping"
     try:
-        check_schedule(shape, given, float(rate))
+        check_schedule(schedule, arguments, float(rate))
     except ValueError as err:
         return str(err)
     return ""
 
 
 def convert_precision(draft: Draft) -> None:
-    """The type of matmul operands."""
+    """Converts ``bf16`` and ``fp16``."""
     bf16 = draft.take("bf16", draft.take("bfloat16"))
     fp16 = draft.take("fp16", draft.take("float16"))
     if bf16 in (True, "auto", "full") or draft.take("pure_bf16"):
         draft.set("train.compute_dtype", "bfloat16", "bf16")
     elif fp16:
-        draft.set("train.compute_dtype", "bfloat16", "nearest to fp16, which is not done")
+        draft.set("train.compute_dtype", "bfloat16", "nearest to fp16, which is not supported")
     elif bf16 is False and fp16 is not True:
         draft.set("train.compute_dtype", "float32", "bf16: false")
 
 
 def convert_optimizer(draft: Draft, key: str) -> None:
-    """Which optimizer trains; says so where one is named that is not done."""
+    """Converts the optimizer's name, or notes that it is not supported."""
     optimizer = draft.take(key)
     if optimizer is None:
         return
@@ -139,66 +145,70 @@ def convert_optimizer(draft: Draft, key: str) -> None:
         near = "lion" if "lion" in name else "adamw_8bit" if "8bit" in name else "adamw"
         draft.set("optim.name", near, f"nearest to {key}: {optimizer}")
     else:
-        draft.leave_out(key, optimizer, "AdamW or Lion trains here; another is not done")
-    given = draft.theirs.get("adam_beta2", draft.value_of("optim.adam_beta2"))
-    if "lion" in name and name != "lion_pytorch" and given is None:
-        draft.set("optim.adam_beta2", 0.999, f"transformers' default for {optimizer}, too")
+        draft.drop(key, optimizer, "not supported (supported: AdamW, Lion)")
+    beta2 = draft.remaining.get("adam_beta2", draft.get("optim.adam_beta2"))
+    if "lion" in name and name != "lion_pytorch" and beta2 is None:
+        draft.set("optim.adam_beta2", 0.999, f"transformers' default, for {optimizer} as well")
 
 
 def convert_evaluation(draft: Draft, logging_steps: int) -> None:
-    """How often held-out data is measured, by default as often as the trainer logs."""
+    """Converts ``eval_strategy`` and ``eval_steps``, which default to the logging steps."""
     strategy = draft.take("eval_strategy", draft.take("evaluation_strategy"))
     steps = draft.take("eval_steps")
-    if not {"data.eval", "data.eval_split"} & draft.taken.keys():
+    if not {"data.eval", "data.eval_split"} & draft.settings.keys():
         if steps is not None:
-            draft.leave_out("eval_steps", steps, "there is no held-out data")
+            draft.drop("eval_steps", steps, NO_EVAL_DATA)
         return
     if strategy == "epoch":
-        epochs = draft.theirs.get("num_train_epochs") or 3.0
-        draft.set("eval.eval_steps", share_of_run(1, epochs), "eval_strategy: epoch")
+        epochs = draft.remaining.get("num_train_epochs") or 3.0
+        draft.set("eval.eval_steps", fraction_of_run(1, epochs), "eval_strategy: epoch")
     elif steps:
         draft.set("eval.eval_steps", steps, "eval_steps")
     elif strategy == "steps":
-        every = draft.theirs.get("logging_steps") or logging_steps
-        draft.set("eval.eval_steps", every, "eval_strategy: steps goes by logging_steps")
+        every = draft.remaining.get("logging_steps") or logging_steps
+        draft.set("eval.eval_steps", every, "eval_strategy: steps defaults to logging_steps")
 
 
-def share_of_run(per_epoch: float, epochs: float) -> float | int:
-    """Evaluations of an epoch as a fraction of the whole run; 0 stands for the end only."""
+def fraction_of_run(per_epoch: float, epochs: float) -> float | int:
+    """Some evaluations per epoch as eval.eval_steps; 0 is only at the end."""
     times = per_epoch * epochs
     return round(1 / times, 6) if times > 1 else 0
 
 
 def convert_best(draft: Draft) -> None:
-    """Which figure says what the best adapter is."""
+    """Converts the metric for the best adapter."""
     metric, greater = draft.take("metric_for_best_model"), draft.take("greater_is_better")
-    objective = str(draft.value_of("train.objective", "sft"))
-    known = eval_metrics(objective, draft.value_of("train.loss_type"))
+    objective = str(draft.get("train.objective", "sft"))
+    known = eval_metrics(objective, draft.get("train.loss_type"))
     name = LOSS if metric is None else str(metric).removeprefix("eval_")
     if name not in known:
-        draft.leave_out("metric_for_best_model", metric, f"evaluations give {', '.join(known)}")
+        draft.drop("metric_for_best_model", metric, f"the metrics are {', '.join(known)}")
         return
     if metric is not None:
         draft.set("eval.metric_for_best_model", name, "metric_for_best_model")
     if greater and name == LOSS:
-        draft.leave_out("greater_is_better", greater, "the lowest loss is the best")
+        draft.drop("greater_is_better", greater, "a lower loss is better")
     elif greater is not None:
         draft.set("eval.greater_is_better", greater, "greater_is_better")
 
 
 def set_betas(draft: Draft, arguments: Mapping[str, Any], origin: str) -> None:
-    """Decay rates of an optimizer that takes both as one argument."""
+    """Sets the betas of an optimizer that has them as one argument."""
     if betas := arguments.get("betas"):
         draft.set("optim.adam_beta1", betas[0], origin)
         draft.set("optim.adam_beta2", betas[1], origin)
 
 
 def set_quantization(draft: Draft, bits: int | None, origin: str) -> None:
-    """How the base is stored."""
+    """Sets quant.scheme; None is unquantized."""
     draft.set("quant.scheme", "nf4" if bits == 4 else "none", origin)
     if bits not in (None, 4):
-        draft.notes.append(f"{bits} bits are not done: `quant.scheme: nf4` takes less memory")
+        draft.note(
+            f"{bits}-bit quantization is not supported: `quant.scheme: nf4` takes less memory"
+        )
 
+
+# ---- TRL -----------------------------------------------------------------------------------------
 
 _MARKS = (
     "model_name_or_path dataset_name use_peft lora_r lora_target_modules load_in_4bit "
@@ -211,22 +221,17 @@ _KEYS = (
     "model_name_or_path lora_r lora_alpha lora_target_modules max_length max_seq_length packing "
     "router_aux_loss_coef use_bnb_nested_quant bnb_4bit_use_double_quant"
 )
-_NOT_TAKEN = {
-    "bnb_4bit_quant_type": "4 bits are always nf4",
-    "bnb_4bit_compute_dtype": "train.compute_dtype is bfloat16 unless it says float32",
-    "bnb_4bit_quant_storage": "weights are stored as WebGPU reads them",
-    "torch_dtype": "weights are read in the type of their files",
-    "dtype": "weights are read in the type of their files",
+_NOT_NEEDED = {
+    "bnb_4bit_quant_type": "4-bit quantization is always nf4",
+    "bnb_4bit_compute_dtype": "use train.compute_dtype",
+    "bnb_4bit_quant_storage": "weights are stored as WebGPU expects them",
+    "torch_dtype": "weights are read in the data type of their files",
+    "dtype": "weights are read in the data type of their files",
 }
 _ENTRY = "path id name config data_files data_dir split fraction weight"
 _DEFAULTS: Defaults = {
     **DEFAULTS,
-    "lora": {
-        "r": 16,
-        "lora_alpha": 32,
-        "lora_dropout": 0.05,
-        "target_modules": PEFT_TARGETS,
-    },
+    "lora": {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": PEFT_TARGETS},
     "quant": {"double_quant": False},
     "data": {"max_seq_length": 1024},
     "optim": {**DEFAULTS["optim"], "learning_rate": 2e-5},
@@ -237,18 +242,18 @@ _DEFAULTS: Defaults = {
 def _convert(draft: Draft) -> None:
     objective = preferences.convert_trl(draft)
     if not draft.take("use_peft", True):
-        draft.notes.append("TRL trains every weight of the model here; a LoRA adapter is made")
+        draft.note(NO_FULL_FINE_TUNING)
     four, eight = draft.take("load_in_4bit"), draft.take("load_in_8bit")
     bits = 4 if four else 8 if eight else None
     set_quantization(draft, bits, "load_in_4bit" if four else f"{bits or 16} bits")
-    draft.convert(_NOT_TAKEN)
-    modules = draft.theirs.get("lora_target_modules")
+    draft.convert(_NOT_NEEDED)
+    modules = draft.remaining.get("lora_target_modules")
     if modules == ["all-linear"]:
-        draft.theirs["lora_target_modules"] = "all-linear"
+        draft.remaining["lora_target_modules"] = "all-linear"
     elif isinstance(modules, str) and modules != "all-linear":
-        draft.theirs["lora_target_modules"] = modules.replace(",", " ").split()
+        draft.remaining["lora_target_modules"] = words_of(modules)
     _convert_data(draft)
-    _convert_learnt(draft, objective)
+    _convert_loss_mask(draft, objective)
     preferences.settle_rows(draft, objective)
     convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
     convert_training(draft)
@@ -261,70 +266,57 @@ def _convert_data(draft: Draft) -> None:
     given = draft.take("datasets", nested.get("datasets", []))
     mixture = [entry for entry in given if isinstance(entry, Mapping)]
     if mixture:
-        _mix(draft, mixture, train)
+        _convert_mixture(draft, mixture, train)
         name = None
         if (size := draft.take("test_split_size", nested.get("test_split_size"))) is not None:
             draft.set("data.eval_split", size, "test_split_size")
     mixer, splits = draft.take("dataset_mixer", {}), draft.take("dataset_splits", [])
-    if mixer and name is None and not mixture:  # as in the alignment handbook
+    if mixer and name is None and not mixture:
         _convert_mixer(draft, mixer, splits, config)
     elif name is not None:
-        draft.set("data.train", draft.hub_place(str(name), config, train), "dataset_name")
-        _convert_held_out(draft, str(name), config, test)
-    if draft.theirs.get("truncation_mode") in ("keep_start", "keep_end"):
+        draft.set("data.train", draft.dataset_path(str(name), config, train), "dataset_name")
+        _convert_test_split(draft, str(name), config, test)
+    if draft.remaining.get("truncation_mode") in ("keep_start", "keep_end"):
         draft.convert({"truncation_mode": "data.truncation"})
-    if draft.theirs.get("packing") and draft.theirs.get("packing_strategy") == "wrapped":
-        draft.notes.append(f"packing_strategy: wrapped cuts rows where a sequence is full; "
-                           f"{PACKED_APART}, and none is cut")  # fmt: skip
+    if draft.remaining.get("packing") and draft.remaining.get("packing_strategy") == "wrapped":
+        draft.note(f"packing_strategy: wrapped splits rows that do not fit; here none is "
+                           f"split, and {PACKED_ATTENTION}")  # fmt: skip
     if (text := draft.take("dataset_text_field", "text")) != "text":
-        draft.set_rows(RowsOf.named("text", {"text": text}, "dataset_text_field"))
+        draft.set_rows(RowSpec.named("text", {"text": text}, "dataset_text_field"))
     for key in ("chat_template_path", "chat_template"):
-        draft.set_template(draft.take(key), key)
+        draft.set_chat_template(draft.take(key), key)
 
 
 def _convert_mixer(draft: Draft, mixer: Mapping[str, float], splits: Any, config: Any) -> None:
-    """The alignment handbook's data sets, each with the share of its rows that is taken."""
+    """Converts the alignment handbook's data sets, each with a fraction of its rows."""
     configs = listed(draft.take("dataset_configs", [config] * len(mixer)))
     if len(configs) != len(mixer):
-        raise draft.refuse("dataset_configs", configs, f"has not {len(mixer)} as dataset_mixer")
+        raise draft.refuse("dataset_configs", configs, f"must have {len(mixer)} entries, as "
+                           "dataset_mixer does")  # fmt: skip
     splits = splits or ["train", "test"]
-    learnt = [split for split in splits if "train" in split]
-    tests = [split for split in splits if "train" not in split]
-    if not learnt:
-        raise draft.refuse("dataset_splits", splits, "names no split to train on")
+    train_splits = [split for split in splits if "train" in split]
+    test_splits = [split for split in splits if "train" not in split]
+    if not train_splits:
+        raise draft.refuse("dataset_splits", splits, "must include a split to train on")
     sources = []
     for (path, share), subset in zip(mixer.items(), configs, strict=True):
-        for split in learnt:
+        for split in train_splits:
             rows = f"[:{100 * share:g}%]" if 0 < share < 1 and (100 * share).is_integer() else ""
-            place = draft.hub_place(str(path), subset, split + rows)
             portion = {"rows": share} if 0 < share < 1 and not rows else {}
+            place = draft.dataset_path(str(path), subset, split + rows)
             sources.append(Source(place, portion=portion))
     draft.set_sources(sources, "dataset_mixer")
-    if tests:
-        _convert_held_out(draft, str(next(iter(mixer))), configs[0], tests[0])
-        others = [*tests[1:], *list(mixer)[1:]]
-        if others and "data.eval" in draft.taken:
-            draft.leave_out("dataset_splits", ", ".join(others), "data.eval names one data set")
+    if test_splits:
+        _convert_test_split(draft, str(next(iter(mixer))), configs[0], test_splits[0])
+        others = [*test_splits[1:], *list(mixer)[1:]]
+        if others and "data.eval" in draft.settings:
+            draft.drop("dataset_splits", ", ".join(others), ONE_EVAL)
     if (text := draft.take("text_column")) is not None:
-        draft.set_rows(RowsOf.named("text", {"text": text}, "text_column"))
+        draft.set_rows(RowSpec.named("text", {"text": text}, "text_column"))
 
 
-def _convert_learnt(draft: Draft, objective: str) -> None:
-    """Which tokens of a supervised row are learnt."""
-    assistant, completion = draft.take("assistant_only_loss"), draft.take("completion_only_loss")
-    if assistant:
-        draft.set("data.train_on", "assistant", "assistant_only_loss")
-    elif completion is False:
-        draft.set("data.train_on", "all", "completion_only_loss: false")
-    elif completion is None and objective == "sft":
-        draft.notes.append(
-            "of chats TRL learns every token unless assistant_only_loss is set, this program the "
-            "assistant's turns: `data.train_on: all` does as TRL"
-        )
-
-
-def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None:
-    """Several data sets, of which all rows are taken, or as many as their shares say."""
+def _convert_mixture(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None:
+    """Converts several data sets, each with all rows, a fraction or a weight."""
     sources = []
     for number, entry in enumerate(entries):
         key = f"datasets[{number}]"
@@ -333,37 +325,52 @@ def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None
         portion: dict[str, float] = {}
         if fraction is not None:
             portion = {"weight": fraction}
-        elif (share := entry.get("weight", 1)) != 1:  # the handbook's, of the data set's own rows
+        elif (share := entry.get("weight", 1)) != 1:  # in the handbook, a fraction of the rows
             portion = {"rows": share}
-        listed = files if isinstance(files, list) else [files] if isinstance(files, str) else []
-        places = draft.file_places(listed, entry.get("split"), key) if listed else []
-        if files and not listed:
-            draft.leave_out(f"{key}.data_files", files, "name the files")
+        names = files if isinstance(files, list) else [files] if isinstance(files, str) else []
+        paths = draft.file_paths(names, entry.get("split"), key) if names else []
+        if files and not names:
+            draft.drop(f"{key}.data_files", files, "must be a list of files")
         if folder := entry.get("data_dir"):
-            draft.leave_out(f"{key}.data_dir", folder, "name the folder, or the files")
-        if portion and len(places) > 1:
-            draft.leave_out(key, portion, "of several files all rows are taken: set it by hand")
+            draft.drop(f"{key}.data_dir", folder, "set path to the folder or the files")
+        if portion and len(paths) > 1:
+            draft.drop(key, portion, "all rows of several files are used: adapt data.sources")
             portion = {}
-        places = places or draft.hub_places(str(name), subset, entry.get("split", split))
+        paths = paths or draft.dataset_paths(str(name), subset, entry.get("split", split))
         for other, value in entry.items():
             if other not in _ENTRY.split() and value is not None:
-                reason = "the columns of a format are read, as data.format and data.columns say"
-                if other != "columns":
-                    reason = reason_for(other) or "no counterpart here"
-                draft.leave_out(f"{key}.{other}", value, reason)
-        sources += [Source(place, portion=portion) for place in places]
+                reason = reason_for(other) or NO_COUNTERPART
+                if other == "columns":
+                    reason = "use data.format and data.columns"
+                draft.drop(f"{key}.{other}", value, reason)
+        sources += [Source(path, portion=portion) for path in paths]
     draft.set_sources(sources, "datasets")
 
 
-def _convert_held_out(draft: Draft, name: str, config: Any, split: Any) -> None:
-    strategy = draft.theirs.get("eval_strategy", draft.theirs.get("evaluation_strategy", "no"))
+def _convert_test_split(draft: Draft, name: str, config: Any, split: Any) -> None:
+    strategy = draft.remaining.get(
+        "eval_strategy", draft.remaining.get("evaluation_strategy", "no")
+    )
     if strategy in ("no", False):
         return
     if draft.is_file(name):
-        draft.leave_out("eval_strategy", strategy, "a file has no test split: data.eval names "
-                        "another, data.eval_split holds rows of it out")  # fmt: skip
+        reason = "a file has no test split: set data.eval or data.eval_split"
+        draft.drop("eval_strategy", strategy, reason)
     else:
-        draft.set("data.eval", draft.hub_place(name, config, split), "dataset_test_split")
+        draft.set("data.eval", draft.dataset_path(name, config, split), "dataset_test_split")
+
+
+def _convert_loss_mask(draft: Draft, objective: str) -> None:
+    assistant, completion = draft.take("assistant_only_loss"), draft.take("completion_only_loss")
+    if assistant:
+        draft.set("data.train_on", "assistant", "assistant_only_loss")
+    elif completion is False:
+        draft.set("data.train_on", "all", "completion_only_loss: false")
+    elif completion is None and objective == "sft":
+        draft.note(
+            "in chats, TRL takes the loss on all tokens unless assistant_only_loss is set; here "
+            "only on the assistant's turns, unless `data.train_on: all` is set"
+        )
 
 
 DIALECT = Dialect("TRL", _MARKS, _KEYS, _convert, _DEFAULTS)

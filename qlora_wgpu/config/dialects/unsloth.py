@@ -1,11 +1,19 @@
-"""The YAML of Unsloth Studio's ``unsloth train``, whose keys stand in sections."""
+"""The YAML of Unsloth Studio's ``unsloth train``, with its keys in sections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from qlora_wgpu.config.dialects import trl
-from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, RowsOf, Source, listed
+from qlora_wgpu.config.dialects.draft import (
+    NO_FULL_FINE_TUNING,
+    Defaults,
+    Dialect,
+    Draft,
+    RowSpec,
+    Source,
+    listed,
+    mapping_of,
+    words_of,
+)
 
 _MARKS = (
     "training logging training.training_type training.num_epochs training.random_seed "
@@ -39,15 +47,14 @@ _DEFAULTS: Defaults = {
     },
     "output": {"dir": "outputs", "save_total_limit": None},
 }
-_CHATS = ("sharegpt", "chatml", "conversational")  # instructions become turns; else Alpaca's prompt
+_CHATS = ("sharegpt", "chatml", "conversational")  # instructions become chat turns
 
 
 def _convert(draft: Draft) -> None:
     for section in _SECTIONS:
-        inner = draft.take(section, {})
-        draft.theirs.update(inner if isinstance(inner, Mapping) else {})
+        draft.remaining.update(mapping_of(draft.take(section)))
     if draft.take("training_type", "lora") != "lora":
-        draft.notes.append("Unsloth trains every weight of the model here; a LoRA adapter is made")
+        draft.note(NO_FULL_FINE_TUNING)
     four = draft.take("load_in_4bit", True)
     trl.set_quantization(draft, 4 if four else None, f"load_in_4bit: {bool(four)}")
     _convert_targets(draft)
@@ -57,56 +64,53 @@ def _convert(draft: Draft) -> None:
     draft.set(
         "train.gradient_checkpointing", recomputes, f"gradient_checkpointing: {checkpointing}"
     )
-    if draft.theirs.get("num_epochs") == 0:
-        draft.drop("num_epochs", "max_steps decides")
+    if draft.remaining.get("num_epochs") == 0:
+        draft.drop_key("num_epochs", "max_steps is used")
     trl.convert_schedule(draft, "lr_scheduler_type")
-    if "optim.warmup_ratio" in draft.taken:  # the default of steps must not stand in its way
+    if "optim.warmup_ratio" in draft.settings:  # instead of the default
         draft.set("optim.warmup_steps", 0, "warmup_steps: 0, or warmup_ratio")
     trl.convert_optimizer(draft, "optim")
     if steps := draft.take("save_steps", 0):
         draft.set("output.save_steps", steps, "save_steps")
     else:
-        draft.notes.append(
-            "Unsloth saves at the end alone unless save_steps says otherwise; here checkpoints are "
-            "kept on the way"
-        )
+        draft.note("Unsloth saves only at the end by default; here output.save_steps saves "
+                           "checkpoints during training")  # fmt: skip
     if frequency := draft.take("log_frequency", 0):
         draft.set("log.logging_steps", frequency, "log_frequency")
     names = [name for name in ("wandb", "tensorboard") if draft.take(f"enable_{name}")]
     if names:
         draft.set("log.report_to", names, ", ".join(f"enable_{name}" for name in names))
-    draft.drop("tensorboard_dir", "it lies in the run's folder")
+    draft.drop_key("tensorboard_dir", "it is in the run's folder")
 
 
 def _convert_targets(draft: Draft) -> None:
-    named = draft.take("target_modules", _ALL_LINEAR)
-    names = named if isinstance(named, list) else str(named).replace(",", " ").split()
+    names = words_of(draft.take("target_modules", _ALL_LINEAR))
     for key, part in (("finetune_attention_modules", _ATTENTION), ("finetune_mlp_modules", _MLP)):
         if draft.take(key, True) is False:
             names = [name for name in names if name not in part]
     draft.set("lora.target_modules", names or _ALL_LINEAR, "target_modules")
     layers = ("vision_all_linear", "finetune_vision_layers", "finetune_language_layers")
-    reason = "text alone is learnt, by the language model's layers"
+    reason = "only the layers of the language model are trained, on text"
     draft.convert(dict.fromkeys(layers, reason))
     if draft.take("use_loftq"):
-        draft.leave_out("use_loftq", True, "lora.init_lora_weights takes pissa or olora")
+        draft.drop("use_loftq", True, "not supported (lora.init_lora_weights: pissa, olora)")
 
 
 def _convert_data(draft: Draft) -> None:
     kind = str(draft.take("format_type", "auto")).lower()
-    rows = RowsOf.named("text" if kind == "raw" else None, {}, f"format_type: {kind}")
+    rows = RowSpec.named("text" if kind == "raw" else None, {}, f"format_type: {kind}")
     draft.set("data.apply_chat_template", kind in _CHATS, f"format_type: {kind}")
     files, name = draft.take("local_dataset", []), draft.take("dataset")
     subset, split = draft.take("subset"), draft.take("train_split", "train")
-    places = [draft.place(file) for file in listed(files)]
-    if name is not None and not places:
-        places = draft.hub_places(str(name), subset, split)
-    if places:
-        draft.set_sources([Source(place, rows) for place in places], "dataset")
-    asked = draft.take("train_on_responses_only", False)  # as Unsloth's notebooks call it
-    learns_answers = bool(draft.take("train_on_completions", asked))
-    train_on = "assistant" if learns_answers else "all"
-    draft.set("data.train_on", train_on, f"train_on_completions: {str(learns_answers).lower()}")
+    paths = [draft.resolve(file) for file in listed(files)]
+    if name is not None and not paths:
+        paths = draft.dataset_paths(str(name), subset, split)
+    if paths:
+        draft.set_sources([Source(path, rows) for path in paths], "dataset")
+    in_notebooks = draft.take("train_on_responses_only", False)
+    only_answers = bool(draft.take("train_on_completions", in_notebooks))
+    train_on = "assistant" if only_answers else "all"
+    draft.set("data.train_on", train_on, f"train_on_completions: {str(only_answers).lower()}")
 
 
 DIALECT = Dialect("Unsloth Studio", _MARKS, _KEYS, _convert, _DEFAULTS)

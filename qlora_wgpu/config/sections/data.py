@@ -11,140 +11,107 @@ from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.values import EvalSplit, FileName, PositiveNumber, RowFormat, Text
 from qlora_wgpu.limits import TOKENS_OF_A_ROW
 
-_NAMED = 3  # sources, in a title
+_MAX_NAMED = 3  # sources, in a title
 
 
 class SourceConfig(Section):
     """One of several sources of training data."""
 
-    path: FileName = Field(description="File, folder or data set of the hub, as data.train has it.")
-    format: RowFormat | None = Field(
-        None, description="Format of its rows, where it is not data.format."
-    )
-    columns: dict[Text, Text] = Field(
-        {}, description="Names of its rows' columns, where they are not data.columns."
-    )
-    weight: PositiveNumber | None = Field(
-        None, description="Its share of the mixture, beside the weights of all others."
-    )
-    rows: EvalSplit = Field(
-        None, description="Rows that it gives an epoch, or a share of its own below 1; null is all."
-    )
+    path: FileName
+    """File, folder or Hub data set, as for data.train."""
+    format: RowFormat | None = None
+    """Format of the rows, if it differs from data.format."""
+    columns: dict[Text, Text] = Field({})
+    """Names of the columns, if they differ from data.columns."""
+    weight: PositiveNumber | None = None
+    """Sampling weight in the mixture, relative to the other sources' weights."""
+    rows: EvalSplit = None
+    """Rows per epoch: a number, or a fraction below 1; null for all."""
 
 
 class DataConfig(Section):
     """The data sets and how rows become tokens."""
 
-    train: Annotated[FileName | None, FREE_ON_RESUME] = Field(
-        None,
-        description="Training data: a .jsonl, .json, .csv, .parquet, .arrow or .txt file, a folder "
-        "of them, or a data set of the Hugging Face Hub as owner/name:split (training needs one); "
-        "[FROM:TO] behind it takes a slice of the rows.",
-    )
-    sources: Annotated[list[SourceConfig] | None, FREE_ON_RESUME] = Field(
-        None,
-        min_length=1,
-        description="Several sources in place of data.train. Each has a path and, where they "
-        "differ from data.format and data.columns, its own format and columns; a weight, or rows "
-        "(a number, or a share of its own), says how much of it is used, else all is.",
-    )
+    train: Annotated[FileName | None, FREE_ON_RESUME] = None
+    """Training data (required for training): a .jsonl, .json, .csv, .parquet, .arrow or .txt file,
+    a folder of them, or a data set of the Hugging Face Hub as owner/name:split, each optionally
+    with a slice of rows, [FROM:TO]."""
+    sources: Annotated[list[SourceConfig] | None, FREE_ON_RESUME] = Field(None, min_length=1)
+    """Several data sets instead of data.train: each has a path, optionally its own format and
+    columns, and optionally a weight in the mixture or a number or fraction of rows."""
     stopping_strategy: Annotated[Literal["first_exhausted", "all_exhausted"], FREE_ON_RESUME] = (
-        Field(
-            "first_exhausted",
-            description="When an epoch of weighted sources ends: before the first source runs out "
-            "of rows (first_exhausted), or once the last one has given all of its rows, while "
-            "others repeat theirs (all_exhausted).",
-        )
+        "first_exhausted"
     )
-    eval: Annotated[FileName | None, FREE_ON_RESUME] = Field(
-        None, description="Held-out data in the same formats, or null for no evaluation."
-    )
-    eval_split: EvalSplit = Field(
-        None,
-        description="Rows of data.train that are held out instead of data.eval: a share such as "
-        "0.05 or a number, chosen by train.seed and the rows' contents; null for none.",
-    )
-    max_seq_length: int = Field(
-        1024, ge=2, le=TOKENS_OF_A_ROW, description="Longest row in tokens."
-    )
-    format: RowFormat = Field(
-        "auto",
-        description="Format of the rows, by their keys: messages (also openai, chat_template), "
-        "conversations (sharegpt), prompt/completion, instruction/output (alpaca) or text; auto "
-        "goes by the keys of the first one.",
-    )
-    columns: dict[Text, Text] = Field(
-        {},
-        description="Names of the rows' own columns by the format's, where they differ, "
-        "such as {prompt: question, completion: answer}; weight names one with each row's weight "
-        "in the loss.",
-    )
-    apply_chat_template: bool = Field(
-        False,
-        description="Whether prompts and answers that are text (prompt/completion, "
-        "instruction/output and, with dpo, orpo and kto, rows of answers) are written as turns of "
-        "a chat, by the chat template, as mlx-lm and LLaMA-Factory do; false leaves prompts as "
-        "they are, and instructions in Alpaca's prompt.",
-    )
-    train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = Field(
-        "auto",
-        description="Tokens that are learnt: the assistant's turns of a chat or a row's answer "
-        "(auto, assistant), the last turn alone (last_turn, completion), or everything (all; rows "
-        "of text always); never turns with weight: 0 or train: false.",
-    )
-    truncation: Literal["keep_start", "keep_end", "windows", "drop", "error"] = Field(
-        "keep_start",
-        description="Treatment of rows longer than max_seq_length: cut at the end, cut at the "
-        "beginning, cut into several (windows; rows of text alone, others at the end), left out, "
-        "or an error.",
-    )
-    packing: bool = Field(
-        False,
-        description="Whether several examples share a row of max_seq_length tokens; they do not "
-        "see each other, and positions restart.",
-    )
-    group_by_length: bool = Field(
-        True,
-        description="Whether the rows of a step are cut into micro-batches by their length, which "
-        "saves padding and changes nothing else.",
-    )
-    cache: Annotated[bool, FREE_ON_RESUME] = Field(
-        True, description="Whether prepared data is kept on disk for the next run."
-    )
+    """When an epoch of weighted sources ends, as in interleave_datasets: before the first source
+    runs out of rows (first_exhausted), or once every source has given all of its rows, with smaller
+    ones repeated (all_exhausted)."""
+    eval: Annotated[FileName | None, FREE_ON_RESUME] = None
+    """Evaluation data, in the same formats; null for no evaluation."""
+    eval_split: EvalSplit = None
+    """Rows of data.train to hold out instead of data.eval, chosen by train.seed and their contents:
+    a fraction such as 0.05, or a number; null for none."""
+    max_seq_length: int = Field(1024, ge=2, le=TOKENS_OF_A_ROW)
+    """Maximum number of tokens in a row (TRL's max_length)."""
+    format: RowFormat = "auto"
+    """Format of the rows: messages (or openai, chat_template), conversations (sharegpt),
+    prompt/completion, instruction/output (alpaca) or text; auto detects it from the first row's
+    keys."""
+    columns: dict[Text, Text] = Field({})
+    """The data's column names by the format's, where they differ, such as {prompt: question,
+    completion: answer}; weight names a column with each row's weight in the loss."""
+    apply_chat_template: bool = False
+    """Whether plain-text prompts and answers (prompt/completion, instruction/output, preferences)
+    become chat turns by the chat template, as in mlx-lm and LLaMA-Factory; false keeps prompts
+    unchanged and uses Alpaca's prompt for instructions."""
+    train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = "auto"
+    """Tokens that the loss is taken on: the assistant's turns or the answer (auto, assistant), only
+    the last turn (last_turn, completion), or all tokens (all; always for text); turns with weight:
+    0 or train: false are masked."""
+    truncation: Literal["keep_start", "keep_end", "windows", "drop", "error"] = "keep_start"
+    """How to handle rows longer than max_seq_length: keep their start or their end, split them
+    (windows; only text, other rows keep their start), drop them, or fail."""
+    packing: bool = False
+    """Whether several examples are packed into one sequence of max_seq_length tokens, without
+    attention between them and with positions that restart."""
+    group_by_length: bool = True
+    """Whether a step's rows are grouped into micro-batches by length, which saves padding and does
+    not change the result."""
+    cache: Annotated[bool, FREE_ON_RESUME] = True
+    """Whether prepared data is cached on disk for the next run."""
     chat_template: Annotated[Text | None, FREE_ON_RESUME] = Field(
         None,
-        description="Chat template used instead of the tokenizer's: a .jinja file, the template "
-        f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",
+        description="Chat template to use instead of the tokenizer's: a .jinja file, the template "
+        f"itself, or a built-in name ({', '.join(BUILT_IN_CHAT_TEMPLATES)}).",
     )
 
     @field_validator("train", mode="before")
     @classmethod
     def _one_path(cls, value: object) -> object:
         if isinstance(value, list):
-            raise ValueError("must be one path: several data sets are data.sources, each {path: …}")
+            raise ValueError("must be one path (for several, set data.sources: [{path: …}, …])")
         return value
 
     @field_validator("sources")
     @classmethod
-    def _as_one_mixture(
+    def _one_mixture(
         cls, value: list[SourceConfig] | None, info: ValidationInfo
     ) -> list[SourceConfig] | None:
         if value is None:
             return None
         if info.data.get("train") is not None:
-            raise ValueError("cannot stand beside data.train: keep one of the two")
+            raise ValueError("and data.train are mutually exclusive: remove one of them")
         weighted = sum(source.weight is not None for source in value)
         if 0 < weighted < len(value):
-            raise ValueError("must give all sources a weight, or none")
+            raise ValueError("must have a weight for every source, or for none")
         if weighted and any(source.rows is not None for source in value):
-            raise ValueError("must not give sources both weights and rows")
+            raise ValueError("must have either weights or rows, not both")
         return value
 
     @field_validator("eval_split")
     @classmethod
-    def _alone(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def _excludes_eval(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and info.data.get("eval") is not None:
-            raise ValueError("cannot stand beside data.eval: keep one of the two")
+            raise ValueError("and data.eval are mutually exclusive: remove one of them")
         return value
 
     def parts(self) -> list[DataConfig]:
@@ -170,10 +137,10 @@ class DataConfig(Section):
 
     @property
     def train_name(self) -> str:
-        """What is learnt from, in few words; empty if nothing is named."""
+        """Short names of the training data, for messages; empty if there is none."""
         names = [
             DataPlace.parse(part.train).name for part in self.parts() if part.train is not None
         ]
-        if len(names) > _NAMED:
-            names[_NAMED - 1 :] = [f"{len(names) - _NAMED + 1} more"]
+        if len(names) > _MAX_NAMED:
+            names[_MAX_NAMED - 1 :] = [f"{len(names) - _MAX_NAMED + 1} more"]
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

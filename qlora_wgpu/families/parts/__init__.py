@@ -30,6 +30,11 @@ from qlora_wgpu.families.parts.decoder import (
     ResidualOrder,
     read_decoder,
 )
+from qlora_wgpu.families.parts.language_model import (
+    LANGUAGE_MODEL,
+    language_config,
+    read_language_model,
+)
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
@@ -64,6 +69,7 @@ from qlora_wgpu.families.parts.rope import (
 from qlora_wgpu.families.parts.shared_kv import PerLayerInputs, SharingDecoder, SharingLayer
 
 __all__ = [
+    "LANGUAGE_MODEL",
     "PARALLEL",
     "POST_NORM",
     "PRE_AND_POST_NORM",
@@ -101,6 +107,7 @@ __all__ = [
     "Windows",
     "check_expert_counts",
     "is_above_zero",
+    "language_config",
     "layer_windows",
     "name_kinds",
     "periodic_windows",
@@ -111,6 +118,7 @@ __all__ = [
     "read_decoder",
     "read_expert_counts",
     "read_groups",
+    "read_language_model",
     "read_latent_attention",
     "read_rope",
     "read_ropes_of_layers",

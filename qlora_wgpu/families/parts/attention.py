@@ -1,4 +1,4 @@
-"""Attention of a layer: projections, norms and windows, and how they are traced."""
+"""Attention of a layer: projections, norms and windows, and their trace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qlora_wgpu.families.parts.rope import Rope
 from qlora_wgpu.graph.tensor import Tensor
 
 Windows = tuple[int | None, ...]
-"""The window of each layer, None where all earlier tokens are seen."""
+"""The window of each layer; None for full attention."""
 
 
 def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
-    """By ``layer_types``, else as ``slides`` says of each layer, all of ``sliding_window``."""
+    """The windows by ``layer_types`` or by default ``slides``, all of size ``sliding_window``."""
     types = read.config.get("layer_types")
     if types is not None:
         kinds = ("full_attention", "sliding_attention")
@@ -32,18 +32,18 @@ def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
 
 
 def periodic_windows(read: ConfigReader, layers: int, every: int) -> Windows:
-    """Where all layers slide but each n-th: ``sliding_window_pattern``, by default ``every``."""
+    """All layers slide but every n-th: ``sliding_window_pattern``, by default ``every``."""
     if read.config.get("layer_types") is not None:
-        return layer_windows(read, [False] * layers)  # other spellings of the key do not count
+        return layer_windows(read, [False] * layers)  # other forms of the key do not count
     every = read.integer("sliding_window_pattern", every)
     return layer_windows(read, [(i + 1) % every != 0 for i in range(layers)])
 
 
 def upper_windows(read: ConfigReader, layers: int) -> Windows:
-    """The windows where ``use_sliding_window`` turns them on from ``max_window_layers`` on."""
+    """If ``use_sliding_window`` is true, layers slide from ``max_window_layers`` on."""
     read = read.with_defaults(sliding_window=4096, max_window_layers=28)  # Hugging Face's
     if not read.flag("use_sliding_window") or read.config["sliding_window"] is None:
-        return (None,) * layers  # layer_types may still be there, and all its layers see everything
+        return (None,) * layers  # layer_types may still exist, with full attention in all layers
     first = read.number("max_window_layers", 28)
     return layer_windows(read, [i >= first for i in range(layers)])
 
@@ -56,12 +56,11 @@ class QKNorm:
     """RMSNorm of queries and keys."""
 
     eps: float  # added under the root
-    per_head: bool = True  # whether each head is normalized, by the same weight; else all at once
+    per_head: bool = True  # whether each head is normalized, with the same weight; else all at once
     names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
-    after_rope: bool = False  # whether it comes after the rotation
+    after_rope: bool = False  # whether it is applied after RoPE
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
-        """q_norm and k_norm of the attention whose names begin so."""
         query_size, key_size = dimensions.query_size, dimensions.key_value_size
         if self.per_head:
             query_size = key_size = dimensions.head_dim
@@ -76,17 +75,16 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class QKLayerNorm:
-    """LayerNorm of each head of queries and keys, before they are rotated."""
+    """LayerNorm of each head of queries and keys, before RoPE."""
 
     eps: float  # added to the variance
     names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
-    # Whether all heads have one weight and one bias; else each has a weight of its own.
+    # Whether all heads share one weight and one bias; else each has its own weight.
     shared: bool = False
     per_head: ClassVar[bool] = True
     after_rope: ClassVar[bool] = False
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
-        """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
         if self.shared:
             leaves = [f"{at}{name}.{leaf}" for name in self.names for leaf in ("weight", "bias")]
             return Weights(norms=dict.fromkeys(leaves, dimensions.head_dim))
@@ -100,7 +98,6 @@ class QKLayerNorm:
         )
 
     def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
-        """Normalizes queries or keys: operands."""
         return ops.qk_layer_norm(x, name, self.eps)
 
 
@@ -109,8 +106,8 @@ class FusedQKV:
     """q, k and v as one layer."""
 
     name: str = "qkv_proj"  # the layer's name
-    # Whether each head's query, key and value are beside one another; else all queries come first,
-    # then all keys.
+    # Whether each head's query, key and value are neighbours; else all queries come first, then all
+    # keys.
     by_head: bool = False
 
 
@@ -119,30 +116,29 @@ class Attention:
     """Causal attention with grouped keys and values."""
 
     dimensions: Dimensions  # the decoder's dimensions
-    rope: Rope | None  # how heads are rotated; None where the layer knows no positions
-    window: int | None = None  # how many tokens back it sees; None for all
+    rope: Rope | None  # None if the layer has no positions
+    window: int | None = None  # the sliding window in tokens; None for full attention
     qkv_bias: bool = False  # whether q, k and v have biases
-    o_bias: bool = False  # whether o has one
-    fused: FusedQKV | None = None  # how q, k and v are one layer, if they are
+    o_bias: bool = False  # whether o has a bias
+    fused: FusedQKV | None = None  # if q, k and v are one layer
     qk_norm: QKNorm | QKLayerNorm | None = None  # the norm of queries and keys, if any
-    interleaved: bool = False  # whether neighbours are rotated, instead of a head's halves
+    interleaved: bool = False  # whether RoPE rotates neighbours instead of a head's halves
     scale: float | None = None  # factor of the scores; None for 1 / √head_dim
     softcap: float | None = None  # scores s become softcap · tanh(s / softcap), if given
-    query_rope: Rope | None = None  # how queries are rotated, if not as keys are
-    output: str = "o_proj"  # the name of the projection of what is attended to
-    # Whether q_proj makes, beside each head's query, a gate whose sigmoid its output is multiplied
-    # by.
+    query_rope: Rope | None = None  # the queries' RoPE, if different from the keys'
+    output: str = "o_proj"  # the name of the output projection
+    # Whether q_proj also computes, next to each head's query, a gate whose sigmoid multiplies the
+    # head's output.
     gated: bool = False
-    sinks: bool = False  # whether each head has a logit of its own, ``sinks``, that has no value
-    # The epsilon of a norm of each head's values, which has no weight; None without one.
+    sinks: bool = False  # whether each head has a learned logit without a value, ``sinks``
+    # The epsilon of a norm of each head's values, without a weight; None without a norm.
     value_norm: float | None = None
-    keys_as_values: bool = False  # whether values are k's output, too, before norm and rotation
-    shared: bool = False  # whether keys and values are those of an earlier layer
-    clip: float | None = None  # bound of queries and keys before rotation, and of values
+    keys_as_values: bool = False  # whether values are k's output before norm and RoPE
+    shared: bool = False  # whether it uses the keys and values of an earlier layer
+    clip: float | None = None  # bound of values, and of queries and keys before RoPE
     name: str = "self_attn"  # the module's name within a layer
 
     def weights(self, at: str) -> Weights:
-        """The projections and norms of the layer whose names begin so."""
         at += f"{self.name}."
         hidden_size = self.dimensions.hidden_size
         sizes = {name: size for name, (_, size) in self._columns.items()}
@@ -169,15 +165,14 @@ class Attention:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
         q, pair, gate = self.project(ops, x, at)
-        assert pair is not None  # a decoder that shares keys and values brings them to ``attend``
+        assert pair is not None  # a decoder that shares keys and values calls ``attend``
         return self.attend(ops, q, pair, at, residual, scale, gate)
 
     def project(
         self, ops: LayerOps, x: Tensor, at: str
     ) -> tuple[Tensor, KeysValues | None, Tensor | None]:
-        """Queries of x, its keys and values if they are not another layer's, and gates if any."""
+        """Queries of x, its keys and values unless another layer's are used, and gates if any."""
         at += f"{self.name}."
         if self.fused is None:
             wide = {f"{at}{name}_proj": self._is_float32(name) for name in self._columns}
@@ -210,7 +205,7 @@ class Attention:
         scale: float,
         gate: Tensor | None = None,
     ) -> Tensor:
-        """What queries find in keys and values, projected; see ``LayerOps.linear_out``."""
+        """Attention and its output projection; see ``LayerOps.linear_out``."""
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
         at += f"{self.name}."
@@ -222,21 +217,18 @@ class Attention:
 
     @property
     def _columns(self) -> dict[str, tuple[int, int]]:
-        """The first column and the width of q, k and v in their common product."""
         wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
         columns = {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
         absent = ("k", "v") if self.shared else ("v",) if self.keys_as_values else ()
         return {name: place for name, place in columns.items() if name not in absent}
 
     def _part(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
-        """q, k or v of their common product."""
         if self.fused is None or not self.fused.by_head:
             return ops.columns(x, *self._columns[name])
         heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
         return ops.group_columns(x, heads, 3 * size, "qkv".index(name) * size, (size,))
 
     def _query_and_gate(self, ops: LayerOps, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """All heads' queries, and their gates, of what has both of each head together."""
         if not self.gated:
             return x, None
         heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
@@ -246,14 +238,10 @@ class Attention:
         return queries, gates
 
     def _is_float32(self, name: str) -> bool:
-        """Whether a projection's result is: a norm of everything reads float32.
-
-        So do those of the residual stream.
-        """
+        """Whether a projection's result is float32: a norm over all heads reads that."""
         return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
 
     def _rotated(self, ops: LayerOps, at: str, ys: list[Tensor]) -> list[Tensor]:
-        """Queries, and keys if there are any, normalized and rotated."""
         norm, rope, head_dim = self.qk_norm, self.rope, self.dimensions.head_dim
         if norm is not None and not norm.after_rope:
             ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]

@@ -1,4 +1,4 @@
-"""Typed access to a config.json, with errors that name the key, and the dimensions it gives."""
+"""Typed access to a config.json, with errors that name the key, and a decoder's dimensions."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ from qlora_wgpu.limits import (
 
 
 def check_sizes(weights: Weights, embedding: int) -> None:
-    """Refuses what is far larger than any model."""
     sizes = [spec.out_features * spec.in_features for spec in weights.linears]
     stacks = {spec.name: spec.out_features * spec.in_features for spec in weights.experts}
     count = len(sizes) + sum(spec.experts for spec in weights.experts)
     if count > LINEARS:
         raise UnsupportedModelError(
-            f"config.json: {count:,} matrices of layers and experts are more than the {LINEARS:,} "
-            "that are read"
+            f"config.json: {count:,} matrices of layers and experts are not supported (at most "
+            f"{LINEARS:,})"
         )
     tables = [rows * columns for rows, columns in weights.tables.values()]
     largest = max([embedding, *tables, *sizes, *stacks.values()])
     if largest > MATRIX_ELEMENTS:
         raise UnsupportedModelError(
-            f"config.json: a matrix of {largest:,} elements is larger than the "
-            f"{MATRIX_ELEMENTS:,} that are read"
+            f"config.json: a matrix of {largest:,} elements is not supported (at most "
+            f"{MATRIX_ELEMENTS:,})"
         )
     total = embedding + sum(sizes) + sum(tables)
     total += sum(spec.experts * stacks[spec.name] for spec in weights.experts)
     if total > PARAMETERS:
         raise UnsupportedModelError(
-            f"config.json: {total:,} parameters are more than the {PARAMETERS:,} that are read"
+            f"config.json: {total:,} parameters are not supported (at most {PARAMETERS:,})"
         )
 
 
@@ -72,17 +71,16 @@ _MOST = {
     "moe_num_experts": EXPERTS,
     "n_routed_experts": EXPERTS,
 }
-_MOST_OF_ANY = 2**31 - 1  # what kernels count with
+_MOST_OF_ANY = 2**31 - 1  # the kernels' integers
 
 
 def is_above_zero(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number above zero that float32 holds with room to spare."""
+    """Whether a value is a positive number well within float32's range."""
     least, most = NUMBERS
     return type(value) in (int, float) and least <= value <= most
 
 
 def name_kinds(types: Any, kinds: tuple[str, ...], layers: int) -> bool:
-    """Whether a list names one of some kinds for each layer."""
     is_whole = isinstance(types, list) and len(types) == layers
     return is_whole and all(isinstance(kind, str) and kind in kinds for kind in types)
 
@@ -95,15 +93,14 @@ class ConfigReader:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Wraps the parsed file."""
         self.config = config
 
     def with_defaults(self, **defaults: Any) -> ConfigReader:
-        """This file with values for keys that it lacks; a null stays one."""
+        """This file with defaults for missing keys; a null stays null."""
         return ConfigReader({**defaults, **self.config})
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; ``default`` where the key is absent or null."""
+        """A positive integer; ``default`` if the key is missing or null."""
         value = self.config.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -113,18 +110,17 @@ class ConfigReader:
         most = _MOST.get(key, _MOST_OF_ANY)
         if value > most:
             raise UnsupportedModelError(
-                f"config.json: {key} is {brief(value)}, more than the {most:,} that are read"
+                f"config.json: {key} must be at most {most:,}, got {brief(value)}"
             )
         return value
 
     def count(self, key: str, default: int) -> int:
-        """An integer from zero on; ``default`` where the key is absent or null."""
+        """A non-negative integer; ``default`` if the key is missing or null."""
         value = self.config.get(key)
         value = default if value is None else value
         return 0 if type(value) is int and value == 0 else self.integer(key, default)
 
     def number(self, key: str, default: float) -> float:
-        """A finite number that is not negative."""
         value = self.config.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise UnsupportedModelError(f"config.json: {key} must be a number, got {brief(value)}")
@@ -137,7 +133,7 @@ class ConfigReader:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false; ``default`` where the key is absent or null."""
+        """True or false; ``default`` if the key is missing or null."""
         value = self.config.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -147,7 +143,7 @@ class ConfigReader:
         return value
 
     def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
-        """A value among a few that are computed; anything else would train a wrong model."""
+        """One of the supported values; any other would train a wrong model."""
         value = self.config.get(key, default)
         if value not in allowed:
             supported = ", ".join(map(repr, allowed))
@@ -157,7 +153,6 @@ class ConfigReader:
         return value
 
     def layer_kinds(self, key: str, kinds: tuple[str, ...], layers: int) -> list[str]:
-        """One of some kinds for each layer."""
         types: Any = self.config.get(key)
         if not name_kinds(types, kinds, layers):
             raise UnsupportedModelError(
@@ -166,7 +161,7 @@ class ConfigReader:
         return list(types)
 
     def renamed(self, key: str, other: str) -> ConfigReader:
-        """This file with what it calls ``other`` under ``key``."""
+        """This file with the value of ``other`` under ``key``."""
         if other not in self.config:
             return self
         if key in self.config and self.config[key] != self.config[other]:
@@ -177,47 +172,45 @@ class ConfigReader:
         return ConfigReader({**self.config, key: self.config[other]})
 
     def optional_integer(self, key: str) -> int | None:
-        """A positive integer; None where the key is absent or null."""
+        """A positive integer; None if the key is missing or null."""
         return None if self.config.get(key) is None else self.integer(key)
 
     def softcap(self, key: str, default: float | None = None) -> float | None:
-        """A finite number above zero, or None where it is null."""
+        """A positive finite number, or None if it is null."""
         value = self.config.get(key, default)
         if value is None:
             return None
         if not is_above_zero(value):
             raise UnsupportedModelError(
-                f"config.json: {key} must be a number above zero or null, got {brief(value)}"
+                f"config.json: {key} must be a positive number or null, got {brief(value)}"
             )
         return float(value)
 
     def no_dropout(self, *keys: str) -> None:
-        """Refuses dropouts, which no forward here computes."""
         for key in keys:
             self.choice(key, (0, 0.0, None))
 
     def dropped(self, dropouts: Mapping[str, float]) -> tuple[str, ...]:
-        """Notes on dropouts that training leaves out, where they are not zero."""
+        """Notes on nonzero dropouts, which training ignores."""
         values = {key: self.number(key, default) for key, default in dropouts.items()}
         return tuple(
-            f"{key} = {value} of config.json is not applied in training"
+            f"config.json: {key} = {value} is ignored in training"
             for key, value in values.items()
             if value
         )
 
 
 def text_config(read: ConfigReader, alone: str = "", *, ties: bool = True) -> ConfigReader:
-    """The config.json of the text part of a model that sees or hears.
+    """The config.json of a multimodal model's text part.
 
-    ``alone`` is what such parts by themselves are called, where it is not the model's type. Without
-    ``ties`` the whole may say whether embedding and head are one, and they are two where nothing
-    does.
+    ``alone`` names the model type of the text part by itself, if it is another one. Without
+    ``ties`` the outer configuration may tie the head to the embedding, which is off by default.
     """
     model_type, text = read.config.get("model_type"), read.config.get("text_config")
     if not isinstance(text, Mapping):
         alone = alone or f"'{model_type}_text'"
         raise UnsupportedModelError(
-            f"config.json: model_type '{model_type}' needs a text_config (text alone is {alone})"
+            f"config.json: model_type '{model_type}' requires a text_config (text only: {alone})"
         )
     if ties:
         return ConfigReader(text)
@@ -227,9 +220,9 @@ def text_config(read: ConfigReader, alone: str = "", *, ties: bool = True) -> Co
 
 
 def padding_idx(config: Mapping[str, Any], rows: int, default: int | None) -> int | None:
-    """The row that ``pad_token_id`` names, of a model with images its text part's.
+    """The row of ``pad_token_id``, which counts from the end if negative.
 
-    One below zero counts from the end.
+    For a multimodal model it is that of the text part.
     """
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config
@@ -238,10 +231,10 @@ def padding_idx(config: Mapping[str, Any], rows: int, default: int | None) -> in
 
 
 def longest_text(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest text that a config.json says the model was made for, if it does.
+    """The maximum sequence length by config.json, if it is given.
 
-    Where RoPE is stretched, by its factor: of some models ``max_position_embeddings`` is what they
-    were trained on before that, of others after it.
+    If RoPE is scaled, this includes its factor: for some models ``max_position_embeddings`` is the
+    length before scaling, for others after it.
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, Mapping) else config
@@ -274,7 +267,6 @@ class Dimensions:
 
     @classmethod
     def read(cls, read: ConfigReader, head_dim: int | None = None) -> Dimensions:
-        """Reads them."""
         hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
         dimensions = cls(
             num_key_value_heads=read.integer("num_key_value_heads", heads),
@@ -287,19 +279,17 @@ class Dimensions:
         )
         if heads % dimensions.num_key_value_heads:
             raise UnsupportedModelError(
-                f"config.json: num_attention_heads {heads} is no multiple of "
+                f"config.json: num_attention_heads {heads} must be a multiple of "
                 f"num_key_value_heads {dimensions.num_key_value_heads}"
             )
         if dimensions.head_dim % 2:
-            raise UnsupportedModelError(f"config.json: head_dim {dimensions.head_dim} is odd")
+            raise UnsupportedModelError(f"config.json: head_dim {dimensions.head_dim} must be even")
         return dimensions
 
     @property
     def query_size(self) -> int:
-        """Elements of all heads' queries of a token."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def key_value_size(self) -> int:
-        """Elements of all heads' keys of a token, or of their values."""
         return self.num_key_value_heads * self.head_dim

@@ -1,7 +1,7 @@
-"""A decoder put together from norm, attention, MLP and residual order.
+"""A decoder composed of norm, attention, MLP and residual order.
 
-Each part says which weights it has and traces itself, so names and forward stand side by side. A
-family's file reads config.json into a ``Decoder``; one that does not fit writes its own forward.
+Each part lists its weights and traces itself. A family's file reads config.json into a ``Decoder``;
+one that does not fit writes its own forward pass.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 @dataclass(frozen=True)
 class ResidualOrder:
-    """The places of a layer's norms, by their names; None where there is none."""
+    """The names of a layer's norms; None if there is none at that place."""
 
     before_attention: str | None = None  # the norm of attention's input
-    # The norm of attention's output, before it is added to the residual stream.
+    # The norm of attention's output, before the residual addition.
     after_attention: str | None = None
     before_mlp: str | None = None  # the norm of the MLP's input
     after_mlp: str | None = None  # the norm of the MLP's output
-    # Whether both halves read the layer's input: by a norm of each, or what ``before_attention``
-    # makes where the MLP has none.
+    # Whether attention and MLP both read the layer's input, each by its own norm, or both by
+    # ``before_attention`` if the MLP has none.
     parallel: bool = False
 
     @property
     def names(self) -> list[str]:
-        """The norms that a layer has."""
         norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return [name for name in norms if name is not None]
 
@@ -59,19 +58,19 @@ PRE_AND_POST_NORM = ResidualOrder(
 )
 PARALLEL = ResidualOrder(before_attention="input_layernorm", parallel=True)
 STREAM = "h"
-"""The residual stream among what layers hand on."""
+"""The residual stream in the state that layers pass on."""
 
 
 class Half(Protocol):
-    """Attention or an MLP: a half of a layer."""
+    """Half of a layer: attention or an MLP."""
 
     def weights(self, at: str) -> Weights:
-        """The half's weights in the layer whose names begin with ``at``."""
+        """The weights in the layer whose prefix is ``at``."""
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times the half's output for x to the residual; or that alone, in float32."""
+        """Adds scale times the output for x to the residual, or returns only that in float32."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +78,20 @@ class Layer:
     """One layer of a decoder."""
 
     norm: Norm  # the kind of all the layer's norms
-    # The first half, or what stands in place of attention.
+    # Attention, or what replaces it.
     attention: Attention | LatentAttention | ShortConv | GatedDeltaNet
-    mlp: Half  # the second half
+    mlp: Half
     order: ResidualOrder = PRE_NORM  # the places of the norms
-    residual_scale: float = 1.0  # factor of what each half adds
+    residual_scale: float = 1.0  # factor of each half's output
 
     def weights(self, at: str) -> Weights:
-        """The weights of the layer whose names begin so."""
         weights = self.attention.weights(at) + self.mlp.weights(at)
         for name in self.order.names:
             weights += self.norm.weights(at + name, self.attention.dimensions.hidden_size)
         return weights
 
     def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
-        """What the i-th layer, whose modules' names begin so, hands on of what it is given."""
+        """The state after the i-th layer, whose prefix is ``at``."""
         order, scale, h = self.order, self.residual_scale, state[STREAM]
         x = of_mlp = self._before(ops, h, at, order.before_attention)
         if order.parallel and order.before_mlp is not None:
@@ -116,19 +114,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A whole model up to its final norm, and what its logits go through."""
+    """A whole model up to its final norm, and the scale, softcap and bias of its logits."""
 
     dimensions: Dimensions  # the model's sizes
     norm: Norm  # the final one
     layers: tuple[Layer, ...]  # from the first to the last
     tied: bool  # whether the head is the embedding
-    # Hugging Face's default of that key, if it has one: see ``padding_idx``.
+    # Hugging Face's default of ``pad_token_id``, if there is one: see ``padding_idx``.
     pad_token_id: int | None = None
-    prefix: str = "model."  # how the names of its modules begin
+    prefix: str = "model."  # prefix of its modules
     stored_prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)  # see ``Architecture``
     embedding_scale: float = 1.0  # factor of the embedding
-    # Factor of NEFTune's noise, which Hugging Face adds to what the embedding's module returns: the
-    # factor of that, where the model multiplies it later.
+    # Factor of NEFTune's noise, which Hugging Face adds to the embedding module's output: a factor
+    # that the model applies later also applies to the noise.
     noise_scale: float = 1.0
     logit_scale: float = 1.0  # factor of the head's product
     logit_softcap: float | None = None  # bound of the logits, if any
@@ -136,13 +134,13 @@ class Decoder:
     embedding: str = "embed_tokens"  # the embedding's module, within ``prefix``
     final_norm: str = "norm"  # the final norm's module, within ``prefix``
     head_bias: bool = False  # whether the logits have a bias
-    # Whether the embedding has a row that gets no gradient, if ``pad_token_id`` names one.
+    # Whether the embedding's row of ``pad_token_id`` gets no gradient.
     pads: bool = True
     adapted_within: str = ""  # see ``Architecture``
     balance: BalanceLoss | None = None  # see ``Architecture``
 
     def weights(self) -> Weights:
-        """All weights but the embedding and the head."""
+        """All weights except the embedding and the head."""
         weights = Weights()
         for i, layer in enumerate(self.layers):
             weights += layer.weights(self._at(i))
@@ -150,7 +148,6 @@ class Decoder:
         return weights + self.norm.weights(name, self.dimensions.hidden_size)
 
     def architecture(self) -> Architecture:
-        """The architecture, which is what the rest of the package needs of a decoder."""
         weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         head_bias = "lm_head.bias" if self.head_bias else ""
@@ -175,7 +172,7 @@ class Decoder:
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
-        """The normalized hidden states, (rows, hidden_size) operand."""
+        """The normalized hidden states: an operand (rows, hidden_size)."""
         layers = [
             partial(layer.trace, ops, i=i, at=self._at(i)) for i, layer in enumerate(self.layers)
         ]
@@ -183,23 +180,27 @@ class Decoder:
         return self.norm.trace(ops, state[STREAM], f"{self.prefix}{self.final_norm}")
 
     def embedded(self, ops: LayerOps) -> State:
-        """What the first layer is given."""
         return {STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
 
-    def within_language_model(self) -> Decoder:
-        """The same called as the text part of a running model, and so is its adapter by PEFT."""
-        named = ("model.language_model.", "lm_head.")
-        stored = ("language_model.model.", "language_model.lm_head.")
-        prefixes = tuple(zip(named, stored, strict=True))
-        return replace(self, prefix=named[0], stored_prefixes=prefixes)
+    def within(self, prefix: str, stored: str | None = None) -> Decoder:
+        """The same as a part of a vision-language model, where its modules have another prefix.
+
+        ``stored`` is a prefix that files may have in its place, ``language_model.`` of all of
+        it, the head too.
+        """
+        prefixes: tuple[tuple[str, str], ...] = ()
+        if stored == "language_model.":
+            prefixes = ((prefix, f"{stored}model."), ("lm_head.", f"{stored}lm_head."))
+        elif stored is not None:
+            prefixes = ((prefix, stored),)
+        return replace(self, prefix=prefix, stored_prefixes=prefixes, adapted_within=prefix)
 
     def alone(self, i: int) -> Decoder:
-        """A decoder of one of the layers, which is what is timed in place of all."""
+        """A decoder of only the i-th layer, for timing."""
         return replace(self, layers=(self.layers[i],))
 
     @property
     def layer_prefix(self) -> str:
-        """How names of modules in a layer begin, up to the layer's number."""
         return f"{self.prefix}layers."
 
     def _at(self, i: int) -> str:
@@ -214,9 +215,9 @@ def read_decoder(
     ties: bool = False,
     **more: Any,
 ) -> Decoder:
-    """A decoder of some layers, or of one that all are like, and ``more`` of its fields.
+    """A decoder of different layers, or of equal ones, and ``more`` of its fields.
 
-    Its head is the embedding if ``tie_word_embeddings`` says so, or by default if ``ties``.
+    The head is tied by ``tie_word_embeddings``, whose default is ``ties``.
     """
     if isinstance(layers, Layer):
         layers = (layers,) * layers.attention.dimensions.num_hidden_layers
@@ -226,13 +227,12 @@ def read_decoder(
 
 @dataclass(frozen=True)
 class DecoderFamily:
-    """A family whose models are such decoders."""
+    """A family whose models are a ``Decoder``."""
 
-    # Reads a config.json into one, and refuses what it does not compute.
+    # Reads a config.json, and refuses what is not supported.
     compose: Callable[[ConfigReader], Decoder]
 
     def read(self, config: Mapping[str, Any]) -> Architecture:
-        """Reads a config.json."""
         for part in (config, config.get("text_config")):
             if isinstance(part, Mapping):
                 ConfigReader(part).choice("is_causal", (True,), True)
@@ -252,5 +252,4 @@ class DecoderFamily:
         *,
         checkpointing: bool,
     ) -> Tensor:
-        """Traces the model up to the final norm."""
         return config.trace(LayerOps(g, modules, batch), checkpointing=checkpointing)

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024): keys and values from a narrow vector a token.
+"""Multi-head latent attention (DeepSeek-V2, 2024): keys and values from a narrow latent vector.
 
-A head's query and key have a part without positions and one that is rotated, which all keys of a
-token share. Here the rotated part comes first in both, which leaves every score as it is; keys or
-values, whichever are shorter, have zeros behind them.
+A head's query and key have a part without positions and a rotated part, which all keys of a token
+share. Here the rotated part comes first in both, which does not change any score; keys or values,
+whichever are shorter, are padded with zeros.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.columns import HeadPart
 
 EPS = 1e-6
-"""Of the two norms of latent vectors, whatever config.json says."""
+"""The epsilon of both norms of latent vectors, independent of config.json."""
 
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Causal attention whose keys and values are made of a latent vector."""
+    """Causal attention whose keys and values are computed from a latent vector."""
 
     dimensions: Dimensions  # the decoder's dimensions
-    rope: Rope  # how the rotated part is
-    q_rank: int | None  # elements of the queries' latent vector; None where they have none
-    kv_rank: int  # elements of that of keys and values
-    nope_dim: int  # elements of a head that know no position
+    rope: Rope  # of the rotated part
+    q_rank: int | None  # elements of the queries' latent vector; None if they have none
+    kv_rank: int  # elements of the latent vector of keys and values
+    nope_dim: int  # elements of a head without positions
     rope_dim: int  # elements of a head that are rotated
     v_dim: int  # elements of a head's value
     scale: float  # factor of the scores
@@ -41,17 +41,15 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head's query."""
         return self.rope_dim + self.nope_dim
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head as it attends, zeros included: an even number."""
+        """Elements of a head in attention, zeros included: an even number."""
         longest = max(self.query_dim, self.v_dim)
         return longest + longest % 2
 
     def weights(self, at: str) -> Weights:
-        """The projections and norms of the layer whose names begin so."""
         at += "self_attn."
         hidden, heads = self.dimensions.hidden_size, self.dimensions.num_attention_heads
         queries, latent = heads * self.query_dim, self.kv_rank + self.rope_dim
@@ -73,7 +71,6 @@ class LatentAttention:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
         at += "self_attn."
         nope, turned, v_dim = self.nope_dim, self.rope_dim, self.v_dim
         heads, head_dim = self.dimensions.num_attention_heads, self.head_dim
@@ -103,7 +100,6 @@ class LatentAttention:
 def read_latent_attention(
     read: ConfigReader, sizes: Mapping[str, int], q_rank: int
 ) -> LatentAttention:
-    """Attention by DeepSeek's keys."""
     read = read.with_defaults(q_lora_rank=q_rank)
     kv_rank, nope_dim, rope_dim, v_dim = (read.integer(key, own) for key, own in sizes.items())
     read = ConfigReader({**read.config, "head_dim": rope_dim})
@@ -112,8 +108,8 @@ def read_latent_attention(
     heads = dimensions.num_attention_heads
     if dimensions.num_key_value_heads != heads:
         raise UnsupportedModelError(
-            f"config.json: num_key_value_heads {dimensions.num_key_value_heads} is not the "
-            f"{heads} of num_attention_heads: latent attention has keys of each head"
+            f"config.json: num_key_value_heads must equal num_attention_heads {heads} in latent "
+            f"attention, got {dimensions.num_key_value_heads}"
         )
     for part in (read, ConfigReader(_scaling(read))):
         part.choice("partial_rotary_factor", (1.0, None))
@@ -132,7 +128,7 @@ def read_latent_attention(
 
 
 def _scaling(read: ConfigReader) -> Mapping[str, Any]:
-    """What the rotation is, by its new key or its old one."""
+    """RoPE's parameters, by the new key or the old one."""
     return read.config.get("rope_parameters") or read.config.get("rope_scaling") or {}
 
 

@@ -1,4 +1,4 @@
-"""Ops by the names of their weights, for a forward to read like the model."""
+"""Ops by the names of their weights, so that a forward pass reads like the model."""
 
 from __future__ import annotations
 
@@ -43,27 +43,26 @@ from qlora_wgpu.ops.routing import Routing, balance_sums, largest
 from qlora_wgpu.ops.tensor import cast
 
 State = dict[str, Tensor]
-"""What one layer hands on to the next."""
+"""What one layer passes to the next."""
 LayerTrace = Callable[[State], State]
 _SUMS = "routers' sums"
 
 
 class LayerOps:
-    """Ops by the names of their weights, for a forward to read like the model."""
+    """Ops by the names of their weights, so that a forward pass reads like the model."""
 
     def __init__(self, g: Graph, modules: Modules, batch: BatchBuffers) -> None:
-        """Wraps what every op needs."""
         self.g = g
         self.batch = batch
         self._modules = modules
         self._tables: dict[Rope, Tensor] = {}
         self._ones: dict[int, Tensor] = {}
-        self._made: dict[str, Tensor] = {}  # results of layers that were one product, until asked
+        self._made: dict[str, Tensor] = {}  # results of grouped layers, until ``linear`` takes them
 
     # -- ops with weights ------------------------------------------------------------------
 
     def embedding(self, scale: float = 1.0, noise_scale: float = 1.0) -> Tensor:
-        """The batch's tokens, (rows, hidden_size) float32."""
+        """The embedded tokens, (rows, hidden_size) float32."""
         of = self._modules
         return embedding(
             self.g, of.embedding, self.batch, scale, noise_scale, of.embedding_lora, of.padding_idx
@@ -72,13 +71,12 @@ class LayerOps:
     def linear(
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """The layer of that name; see ``ops.linear``."""
         if name in self._made:
             return self._made.pop(name)
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
 
     def group(self, x: Tensor, names: Mapping[str, bool]) -> None:
-        """Makes layers of x, float32 or not, that are one product here, at once for ``linear``."""
+        """Computes layers of x, each float32 or not, as one product if possible, for ``linear``."""
         layers = [self._modules.linears[name] for name in names]
         layers = largest_group(self.g, layers, self.batch)
         if layers:
@@ -88,28 +86,25 @@ class LayerOps:
             self._made.update(zip(made, results, strict=True))
 
     def linear_out(self, x: Tensor, name: str, residual: Tensor | None, scale: float) -> Tensor:
-        """A half's last layer: added to the residual, or alone in float32 for a norm to follow."""
+        """A half's last layer: added to the residual, or only its float32 output for a norm."""
         if residual is None:
             return self.linear(x, name, float32=True)
         return self.linear(x, name, residual, multiplier=scale)
 
     def expert_linear(self, x: Tensor, name: str, routing: Routing) -> Tensor:
-        """The layer of that name of every expert."""
         layer = self._modules.experts[name]
         return expert_linear(self.g, x, layer, routing, self.batch)
 
     def router(self, x: Tensor, name: str, multiplier: float = 1.0) -> Tensor:
-        """float32 logits by the router of that name."""
         layer = self._modules.routers[name]
         return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
 
     @property
     def expert_tile(self) -> int:
-        """Rows of one expert that lie together."""
         return NEW_TOKENS_TILE if self.batch.decodes else EXPERT_TILE
 
     def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
-        """Sums up a router's choices, of the largest logits or not, where the batch asks for it."""
+        """Sums a router's choices, of the largest logits or not, if the batch asks for it."""
         routers = self.batch.routers
         if routers is not None:
             ids = routing.ids if by_logits else largest(self.g, logits, routing.top_k)
@@ -117,28 +112,23 @@ class LayerOps:
             routers.top_k = routing.top_k
 
     def small(self, name: str) -> Tensor:
-        """The tensor of that name among what is small and float32."""
         return self._modules.norms[name]
 
     def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """What a module has that is small and float32."""
         norms = self._modules.norms
         return norms[name + ".weight"], norms.get(name + ".bias")
 
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
-        """RMSNorm by the weight of that module."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
 
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """RMSNorm of each head by the weight of that module."""
         return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
     def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
-        """RMSNorm of each head without a weight."""
         return qk_norm(self.g, x, self._weight_of_ones(head_dim), eps)
 
     def _weight_of_ones(self, size: int) -> Tensor:
-        """As norms' weights are, so that what they make of padding stays zero."""
+        """Ones in the layout of norms' weights, so that padding stays zero."""
         if size not in self._ones:
             padded_ones = (np.arange(padded(size)) < size).astype(np.float32)
             table = self.g.constant("ones", padded_ones)
@@ -146,47 +136,41 @@ class LayerOps:
         return self._ones[size]
 
     def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """LayerNorm of each head by its row of the weight of that module, or by all heads' one."""
+        """LayerNorm of each head with its row of that module's weight, or a common one."""
         weight, bias = self._weight_and_bias(name)
         return qk_layer_norm(self.g, x, weight, eps, bias)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """LayerNorm by the weight, and the bias if there is one, of that module."""
         return layer_norm(self.g, x, *self._weight_and_bias(name), eps)
 
     def plain_layer_norm(self, x: Tensor, eps: float) -> Tensor:
-        """LayerNorm without a weight."""
         return layer_norm(self.g, x, self._weight_of_ones(x.columns), None, eps)
 
     def xielu(self, x: Tensor, name: str) -> Tensor:
-        """xIELU by the scalars of that module."""
         stored = (f"{name}.{field.name}" for field in fields(XIELUScalars))
         return xielu(self.g, x, XIELUScalars(*(self._modules.norms[each] for each in stored)))
 
     def scaled(self, x: Tensor, name: str) -> Tensor:
-        """A matrix times the number of that name."""
         return scaled(self.g, x, self._modules.norms[name])
 
     def with_rows(self, x: Tensor, name: str, factor: float, rows_factor: float) -> Tensor:
-        """factor · x + rows_factor · the tokens' rows of the table of that name."""
+        """factor · x + rows_factor · the tokens' rows of that table."""
         rows = self.batch.rows_of(self._modules.tables[name]).table
         return weighted_sum(self.g, x, rows, factor, rows_factor)
 
     def short_conv(self, x: Tensor, name: str) -> Tensor:
-        """The gated convolution by the weight, and the bias if there is one, of that module."""
         return short_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def causal_conv(self, x: Tensor, name: str) -> Tensor:
-        """SiLU of the convolution by the weight, and the bias if there is one, of that module."""
+        """SiLU of the convolution with that module's weight, and bias if there is one."""
         return causal_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def gated_delta_gates(self, a: Tensor, b: Tensor, at: str) -> tuple[Tensor, Tensor]:
-        """What a delta net whose names begin so keeps of its state, and how much it writes."""
+        """Decay and beta of the delta net with the prefix ``at``."""
         norms = self._modules.norms
         return gated_delta_gates(self.g, a, b, norms[f"{at}A_log"], norms[f"{at}dt_bias"])
 
     def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
-        """RMSNorm of each head by the weight of that module, times SiLU of z."""
         return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)
 
     # -- ops without -----------------------------------------------------------------------
@@ -194,13 +178,12 @@ class LayerOps:
     def rope(
         self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> Tensor:
-        """Rotates every head by its token's position, and by its sample's length if that counts."""
+        """Rotates every head by its token's position, and its sample's length if that matters."""
         return self.ropes([x], rotation, head_dim, interleaved=interleaved)[0]
 
     def ropes(
         self, xs: Sequence[Tensor], rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> list[Tensor]:
-        """``rope`` of queries and keys, at once."""
         table, rows = self._table(rotation)
         dim = rotation.rotary_dim
         return rope(
@@ -208,7 +191,7 @@ class LayerOps:
         )
 
     def _table(self, rotation: Rope) -> tuple[Tensor, Tensor | None]:
-        """Angles by position, or with the rows of what the host writes for every token."""
+        """Angles by position, or angles and rows that the host writes for every token."""
         if rotation.by_length:
             angles = self.batch.angles_of(rotation)
             return angles.table, angles.rows
@@ -228,16 +211,13 @@ class LayerOps:
         softcap: float | None = None,
         sinks: str | None = None,
     ) -> Tensor:
-        """Causal attention within each sequence, with the sinks of that name; ``ops.attention``."""
         of_heads = None if sinks is None else self._modules.norms[sinks]
         return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap, of_heads)
 
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
-        """The named activation of the gate, times up."""
         return glu(self.g, gate, up, name)
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """x times the sigmoid of the gate."""
         return sigmoid_gate(self.g, x, gate)
 
     def gated_delta_rule(
@@ -247,47 +227,39 @@ class LayerOps:
         return gated_delta_rule(self.g, q, k, v, decay, beta, self.batch, *sizes)
 
     def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
-        """gpt-oss's gated unit."""
         return clamped_glu(self.g, gate, up, scalars)
 
     def row_gate(self, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Each row times the sigmoid of its gate, added to the residual if there is one."""
         return row_gate(self.g, x, gate, residual)
 
     def activation(self, x: Tensor, name: str) -> Tensor:
-        """The activation of that name."""
         return activation(self.g, x, name)
 
     def clip(self, x: Tensor, limit: float) -> Tensor:
-        """Elements within the limit."""
         return clip(self.g, x, limit)
 
     def columns(self, x: Tensor, first: int, count: int) -> Tensor:
-        """Some columns of a matrix."""
         return columns(self.g, x, first, count)
 
     def group_columns(
         self, x: Tensor, groups: int, group: int, first: int, widths: Sequence[int], **options: Any
     ) -> Tensor:
-        """Parts of every group of columns, like parts together; see ``ops.group_columns``."""
+        """Equal parts of every group of columns, joined; see ``ops.group_columns``."""
         return group_columns(self.g, x, groups, group, first, widths, **options)
 
     def head_parts(self, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
-        """Heads put together from columns of other matrices."""
         return head_parts(self.g, parts, heads, head_dim)
 
     def operand(self, x: Tensor) -> Tensor:
-        """A float32 matrix as linear layers read it."""
         return cast(self.g, x)
 
     # -- layers ----------------------------------------------------------------------------
 
     def layers(self, state: State, layers: Sequence[LayerTrace], *, checkpointing: bool) -> State:
-        """Applies layers one after another, recomputing them in the backward if asked for.
+        """Applies layers in order, recomputing them in the backward pass if ``checkpointing``.
 
-        What the first is given has names of the family's own; the first of it is the residual
-        stream, which may be offloaded. Each hands on what it was given, with some of it replaced or
-        added.
+        The state's names are the family's own; its first entry is the residual stream, which may be
+        offloaded. Each layer passes the state on, with entries replaced or added.
         """
         end = 0
         if checkpointing:
@@ -295,7 +267,7 @@ class LayerOps:
             end = max(len(layers) - how.kept, 0)
             for first in range(0, end, how.together):
                 after = min(first + how.together, end)
-                # The backward reads the last segment's input at once.
+                # The backward pass reads the last segment's input at once.
                 staging = how.staging if after < len(layers) else None
                 state = self._recomputed(layers[first:after], state, staging)
         for layer in layers[end:]:
@@ -305,9 +277,9 @@ class LayerOps:
     def _recomputed(
         self, layers: Sequence[LayerTrace], state: State, staging: StagingBuffers | None
     ) -> State:
-        """What a segment of layers hands on, whose intermediates are recomputed in the backward."""
+        """The state after a segment whose intermediates are recomputed in the backward pass."""
         routers = self.batch.routers or RouterSums()
-        if routers.sums is not None:  # routers sum up beside what layers hand on
+        if routers.sums is not None:  # routers' sums are passed along with the state
             state = {**state, _SUMS: routers.sums}
         names: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What stands in place of attention: gated delta nets (Yang et al., 2024), short convolutions."""
+"""Alternatives to attention: gated delta nets (Yang et al., 2024) and short convolutions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.limits import DELTA_KEY
 
-_UNIT = 8  # elements that the kernels of a delta net take at once
+_UNIT = 8  # elements that a delta net's kernels read at once
 
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """Heads of queries and keys, each of which serves as many heads of values."""
+    """Heads of queries and keys, each shared by the same number of value heads."""
 
     key_heads: int  # heads of queries, and of keys
-    value_heads: int  # heads of values: a multiple of it
+    value_heads: int  # heads of values: a multiple of ``key_heads``
     key_dim: int  # elements of a query or key
     value_dim: int  # elements of a value
 
     @classmethod
     def read(cls, read: ConfigReader) -> DeltaHeads:
-        """Reads ``linear_num_key_heads`` and the like, with Hugging Face's defaults."""
         heads = cls(
             read.integer("linear_num_key_heads", 16),
             read.integer("linear_num_value_heads", 32),
@@ -34,13 +33,12 @@ class DeltaHeads:
         )
         if heads.value_heads % heads.key_heads:
             raise UnsupportedModelError(
-                f"config.json: linear_num_value_heads {heads.value_heads} is no multiple of "
+                f"config.json: linear_num_value_heads {heads.value_heads} must be a multiple of "
                 f"linear_num_key_heads {heads.key_heads}"
             )
         if heads.key_dim > DELTA_KEY:
             raise UnsupportedModelError(
-                f"config.json: linear_key_head_dim is {heads.key_dim}, more than the {DELTA_KEY} "
-                "that are computed"
+                f"config.json: linear_key_head_dim must be at most {DELTA_KEY}, got {heads.key_dim}"
             )
         sizes = {
             "linear_key_head_dim": heads.key_dim,
@@ -48,22 +46,21 @@ class DeltaHeads:
         }
         for name, size in sizes.items():
             if size % _UNIT:
-                raise UnsupportedModelError(f"config.json: {name} {size} is no multiple of {_UNIT}")
+                raise UnsupportedModelError(
+                    f"config.json: {name} {size} must be a multiple of {_UNIT}"
+                )
         return heads
 
     @property
     def key_size(self) -> int:
-        """Elements of all queries of a token, or of all keys."""
         return self.key_heads * self.key_dim
 
     @property
     def value_size(self) -> int:
-        """Elements of all values of a token."""
         return self.value_heads * self.value_dim
 
     @property
     def per_key(self) -> int:
-        """Heads of values that a head of keys serves."""
         return self.value_heads // self.key_heads
 
 
@@ -73,14 +70,12 @@ class GatedDeltaNet:
 
     dimensions: Dimensions  # the decoder's dimensions
     heads: DeltaHeads  # its own heads
-    taps: int  # how many tokens the convolution sees, the own one included
+    taps: int  # tokens that the convolution covers, the current one included
     eps: float  # of the norm of each head's output, added under the root
-    # Whether q, k, v and z are one layer, and b and a another, in which what belongs to a head of
-    # keys is together.
+    # Whether q, k, v and z are one layer, and b and a another, with columns grouped by key head.
     fused: bool
 
     def weights(self, at: str) -> Weights:
-        """The projections and all that is small of the layer whose names begin so."""
         at += "linear_attn."
         hidden_size, heads = self.dimensions.hidden_size, self.heads
         channels = 2 * heads.key_size + heads.value_size
@@ -105,7 +100,6 @@ class GatedDeltaNet:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         at, heads = at + "linear_attn.", self.heads
         mixed, z, b, a = (self._split if self.fused else self._projected)(ops, x, at)
         mixed = ops.causal_conv(mixed, f"{at}conv1d")
@@ -119,14 +113,14 @@ class GatedDeltaNet:
         return ops.linear_out(o, f"{at}out_proj", residual, scale)
 
     def _projected(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
-        """What is convolved, z, b and a, each by a layer of its own."""
+        """The input of the convolution, z, b and a, each from its own layer."""
         wide = {"qkv": False, "z": False, "b": True, "a": True}
         names = {f"{at}in_proj_{name}": float32 for name, float32 in wide.items()}
         ops.group(x, names)
         return [ops.linear(x, name, float32=float32) for name, float32 in names.items()]
 
     def _split(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
-        """The same of two layers, whose columns are groups: one for each head of keys."""
+        """The same from two layers, whose columns are grouped by key head."""
         heads = self.heads
         key, value = heads.key_dim, heads.per_key * heads.value_dim
         qkvz = ops.linear(x, f"{at}in_proj_qkvz")
@@ -146,11 +140,10 @@ class ShortConv:
     """out_proj(C · conv(B · v)), with B, C and v of in_proj(x)."""
 
     dimensions: Dimensions  # the decoder's dimensions
-    taps: int  # how many tokens the convolution sees, the own one included
+    taps: int  # tokens that the convolution covers, the current one included
     bias: bool = False  # whether the convolution and both projections have biases
 
     def weights(self, at: str) -> Weights:
-        """The projections and the convolution of the layer whose names begin so."""
         at, size = f"{at}conv.", self.dimensions.hidden_size
         in_proj = LinearSpec(f"{at}in_proj", 3 * size, size, self.bias)
         out_proj = LinearSpec(f"{at}out_proj", size, size, self.bias)
@@ -162,6 +155,5 @@ class ShortConv:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         y = ops.short_conv(ops.linear(x, f"{at}conv.in_proj"), f"{at}conv.conv")
         return ops.linear_out(y, f"{at}conv.out_proj", residual, scale)

@@ -1,4 +1,4 @@
-"""The MLP of a layer: gated in two layers or one, or plain; and how each is traced."""
+"""The MLP of a layer: gated, with gate and up separate or fused, or plain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ XIELU = "xielu"
 
 
 def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidden_act") -> str:
-    """The activation that a key names, which must be one that is computed."""
     name: str = read.choice(key, tuple(ACTIVATIONS), default)
     return name
 
@@ -31,7 +30,6 @@ class GatedMLP:
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
-        """The linear layers of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
         gate, up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         return Weights(
@@ -45,7 +43,6 @@ class GatedMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         *names, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         ops.group(x, dict.fromkeys(names, False))
         gate, up = (ops.linear(x, name) for name in names)
@@ -60,11 +57,10 @@ class FusedGatedMLP:
     dimensions: Dimensions  # the decoder's dimensions
     activation: str  # the gate's activation
     name: str = "mlp"  # the module's name within a layer
-    # The names of gate and up together, and of down.
+    # The names of the fused gate and up, and of down.
     leaves: tuple[str, str] = ("gate_up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
-        """The linear layers of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
         gate_up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         fused = LinearSpec(gate_up, 2 * inner, hidden_size)
@@ -73,7 +69,6 @@ class FusedGatedMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         inner = self.dimensions.intermediate_size
         fused, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         gate_up = ops.linear(x, fused)
@@ -84,7 +79,7 @@ class FusedGatedMLP:
 
 @dataclass(frozen=True)
 class PlainMLP:
-    """down(activation(up(x))); of xIELU with scalars that are stored with the model."""
+    """down(activation(up(x))); xIELU has scalars that are stored with the model."""
 
     dimensions: Dimensions  # the decoder's dimensions
     activation: str  # between the two
@@ -92,7 +87,6 @@ class PlainMLP:
     leaves: tuple[str, str] = ("up_proj", "down_proj")  # the names of up and down
 
     def weights(self, at: str) -> Weights:
-        """The linear layers, and scalars if any, of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
         up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
         shapes: dict[str, NormSize] = {"alpha_p": 1, "alpha_n": 1, "beta": (), "eps": ()}
@@ -104,7 +98,6 @@ class PlainMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
         y = ops.linear(x, up)
         is_plain = self.activation != XIELU

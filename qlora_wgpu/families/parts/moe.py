@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a layer's MLP or beside it: router, experts, shared expert."""
+"""A mixture of experts instead of a layer's MLP or next to it: router, experts, shared expert."""
 
 from __future__ import annotations
 
@@ -40,31 +40,28 @@ __all__ = ["Router", "Scoring", "read_groups", "softmax_router"]
 
 @dataclass(frozen=True)
 class Router:
-    """The experts with the largest scores, weighted by these."""
+    """Selects the experts with the largest scores, and weights them by these."""
 
-    scoring: Scoring  # what makes scores of logits, and weights of scores
-    # The name within a layer of what is added to the scores for the choice alone.
+    scoring: Scoring  # how scores follow from logits, and weights from scores
+    # The name within a layer of the correction bias, which is added to scores for the choice only.
     correction: str | None = None
-    correction_rows: bool = False  # whether files have that as a matrix of one row
+    correction_rows: bool = False  # whether files store it as a matrix of one row
 
     def weights(self, at: str, num_experts: int) -> Weights:
-        """The corrections of the layer whose names begin so."""
         size: NormSize = (1, num_experts) if self.correction_rows else num_experts
         norms: Mapping[str, NormSize] = {f"{at}{self.correction}": size}
         return Weights(norms={} if self.correction is None else norms)
 
     @property
     def by_logits(self) -> bool:
-        """Whether the chosen experts are those with the largest logits."""
         return self.correction is None and self.scoring.top_groups >= self.scoring.groups
 
     def route(self, ops: LayerOps, logits: Tensor, at: str, top_k: int, scale: float) -> Routing:
-        """Each row's experts and their weights, times scale."""
         scoring = replace(self.scoring, scale=scale * self.scoring.scale)
         bias = None if self.correction is None else ops.small(f"{at}{self.correction}")
         if scoring.sigmoid or not self.by_logits:
             return route_by_scores(ops.g, logits, bias, top_k, scoring, ops.expert_tile)
-        # The softmax over the chosen is what is left of that over all, divided by its sum.
+        # The softmax over the chosen experts is that over all, divided by its sum.
         normalized, factor = scoring.normalized, scoring.scale
         return route(
             ops.g, logits, top_k, normalized=normalized, scale=factor, tile=ops.expert_tile
@@ -72,7 +69,6 @@ class Router:
 
 
 def softmax_router(*, normalized: bool) -> Router:
-    """The softmax over all experts, or (normalized) over those chosen."""
     return Router(Scoring(sigmoid=False, normalized=normalized))
 
 
@@ -84,7 +80,7 @@ def read_groups(read: ConfigReader, experts: int, top_k: int, scoring: Scoring) 
     if not whole.fits(experts, top_k):
         raise UnsupportedModelError(
             f"config.json: n_group {groups} and topk_group {top_groups} do not fit "
-            f"{experts} experts of which {top_k} are chosen (at most {MOST_GROUPS} groups)"
+            f"{top_k} of {experts} experts (at most {MOST_GROUPS} groups)"
         )
     return whole
 
@@ -94,12 +90,10 @@ class SharedExpert:
     """sigmoid(gate(x)) · mlp(x), or mlp(x) alone."""
 
     mlp: GatedMLP | FusedGatedMLP  # the expert, by its name within a layer
-    # The name within a layer of the linear layer that makes a number of each token, if there is
-    # one.
+    # The name within a layer of the gate, a linear layer with one output, if there is one.
     gate: str | None = None
 
     def weights(self, at: str) -> Weights:
-        """The linear layers of the layer whose names begin so."""
         weights = self.mlp.weights(at)
         if self.gate is not None:
             hidden_size = self.mlp.dimensions.hidden_size
@@ -109,11 +103,10 @@ class SharedExpert:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times the expert's output for x to the residual; or that alone, in float32."""
         if self.gate is None:
             return self.mlp.trace(ops, x, at, residual, scale)
         if scale != 1.0:
-            raise GraphError(f"{at}{self.gate}: what has a gate is added to the residual as it is")
+            raise GraphError(f"{at}{self.gate}: a gated expert requires a residual scale of 1")
         gate = ops.linear(x, f"{at}{self.gate}", float32=True)
         return ops.row_gate(self.mlp.trace(ops, x, at, None, 1.0), gate, residual)
 
@@ -121,7 +114,6 @@ class SharedExpert:
 def _gated(
     at: str, leaves: tuple[str, str, str], count: int, inner: int, hidden_size: int, *more: Any
 ) -> tuple[ExpertSpec, ...]:
-    """Gate, up and down of so many experts."""
     gate, up = (ExpertSpec(at, leaf, count, inner, hidden_size, *more) for leaf in leaves[:2])
     return gate, up, ExpertSpec(at, leaves[2], count, hidden_size, inner, *more)
 
@@ -130,7 +122,7 @@ def _through(
     ops: LayerOps, x: Tensor, names: Sequence[str], routing: Routing,
     activation: str | ClampedGLU, residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """What the experts of each row make of it, by the names of gate, up and down."""
+    """The outputs of each row's experts, by the names of gate, up and down."""
     x, (*wide, down) = permute(ops.g, x, routing), names
     gate, up = (ops.expert_linear(x, name, routing) for name in wide)
     if isinstance(activation, ClampedGLU):
@@ -146,28 +138,27 @@ class SparseMoeBlock:
 
     hidden_size: int  # elements of a row of the residual stream
     intermediate_size: int  # rows of an expert's gate and up
-    # The activation of the experts' gates, or gpt-oss's unit in place of gate · up.
+    # The activation of the experts' gates, or gpt-oss's gated unit.
     activation: str | ClampedGLU
     num_experts: int  # number of experts
-    num_experts_per_tok: int  # number of experts that each token meets
-    # Whether the weights of those that a token meets sum up to one, where no ``choice`` says it.
+    num_experts_per_tok: int  # experts per token
+    # Whether a token's expert weights sum to one, if there is no ``choice``.
     norm_topk_prob: bool = True
     name: str = "mlp"  # the module's name within a layer
-    # An expert's names of gate, up and down.
+    # The names of gate, up and down within an expert.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"  # the router's name within the module
     router_is_module: bool = False  # see ``RouterSpec``
-    router_held: str | None = None  # what transformers calls it, if otherwise
+    router_held: str | None = None  # its name in transformers, if different
     bias: bool = False  # whether the router and all experts' layers have biases
     in_turns: bool = False  # see ``Stacking``
-    held: str | None = None  # what transformers calls the module, if otherwise
+    held: str | None = None  # the module's name in transformers, if different
     fused: bool = True  # see ``ExpertSpec``
-    shared: SharedExpert | None = None  # what every token meets beside its experts, if anything
+    shared: SharedExpert | None = None  # the shared expert, if there is one
     # How experts are chosen and weighted, if not by the largest logits and their softmax.
     choice: Router | None = None
 
     def weights(self, at: str) -> Weights:
-        """The router, the experts and the shared one of the layer whose names begin so."""
         experts, count = f"{at}{self.name}.experts", self.num_experts
         hidden_size, inner = self.hidden_size, self.intermediate_size
         router, bias = f"{at}{self.name}.{self.router}", self.bias
@@ -193,7 +184,6 @@ class SparseMoeBlock:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times what experts make of x to the residual; or that alone, in float32."""
         if self.shared is not None:
             residual = self.shared.trace(ops, x, at, residual, scale)
         logits = ops.router(x, f"{at}{self.name}.{self.router}")
@@ -208,14 +198,13 @@ class SparseMoeBlock:
 
 
 def read_clamped_glu(read: ConfigReader) -> ClampedGLU:
-    """The scalars of gpt-oss's gate, ``swiglu_limit`` and ``swiglu_alpha``."""
     return ClampedGLU(read.number("swiglu_limit", 7.0), read.number("swiglu_alpha", 1.702))
 
 
 def read_expert_counts(
     read: ConfigReader, num_experts: int, num_experts_per_tok: int
 ) -> tuple[int, int]:
-    """The numbers of a layer's experts, by its old or its new key, and of those a token meets."""
+    """Experts of a layer, by the old or the new key, and experts per token."""
     new = read.config.get("num_experts") is not None
     key = "num_experts" if new else "num_local_experts"
     count = read.integer(key, num_experts)
@@ -225,7 +214,6 @@ def read_expert_counts(
 
 
 def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple[str, int]) -> None:
-    """Refuses what a mixture cannot be."""
     if top[1] > experts[1]:
         raise UnsupportedModelError(
             f"config.json: {top[0]} {top[1]} exceeds {experts[0]} {experts[1]}"
@@ -233,18 +221,17 @@ def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple
 
 
 def read_balance_loss(read: ConfigReader, coefficient: float = 0.001) -> BalanceLoss:
-    """The loss that balances experts, by ``output_router_logits`` and ``router_aux_loss_coef``."""
+    """The load-balancing loss by ``output_router_logits`` and ``router_aux_loss_coef``."""
     return BalanceLoss(
         read.number("router_aux_loss_coef", coefficient), read.flag("output_router_logits")
     )
 
 
 def refuse_balance_loss(read: ConfigReader) -> None:
-    """Refuses the same of a family for which transformers computes no such loss."""
     if read.flag("output_router_logits"):
         raise UnsupportedModelError(
-            "config.json: output_router_logits = true asks for a loss that balances the experts, "
-            "which transformers does not compute for this family: set it to false"
+            "config.json: output_router_logits = true is not supported: transformers has no "
+            "load-balancing loss for this family; set it to false"
         )
 
 
@@ -260,22 +247,21 @@ def sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
 
 @dataclass(frozen=True)
 class MixtureBeside:
-    """norm(MLP) + norm(experts), where experts and router read the stream by norms of their own."""
+    """norm(MLP) + norm(experts), where experts and router read the residual stream by own norms."""
 
     hidden_size: int  # elements of a row of the residual stream
     intermediate_size: int  # rows of an expert's gate and up
     activation: str  # the activation of the experts' gates
     num_experts: int  # number of experts
-    top_k: int  # number of experts that each token meets
+    top_k: int  # experts per token
     eps: float  # added under the norms' roots
-    # An expert's names of gate, up and down.
+    # The names of gate, up and down within an expert.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    after_mlp: str = "post_feedforward_layernorm_1"  # the norm of what the MLP makes
-    before: str = "pre_feedforward_layernorm_2"  # the norm of what experts read
-    after: str = "post_feedforward_layernorm_2"  # the norm of what they make
+    after_mlp: str = "post_feedforward_layernorm_1"  # the norm of the MLP's output
+    before: str = "pre_feedforward_layernorm_2"  # the norm of the experts' input
+    after: str = "post_feedforward_layernorm_2"  # the norm of the experts' output
 
     def weights(self, at: str) -> Weights:
-        """The router, the experts and the norms of the layer whose names begin so."""
         count, hidden_size, inner = self.num_experts, self.hidden_size, self.intermediate_size
         more = False, Stacking(self.leaves), False  # no bias, and unknown to PEFT
         weights = Weights(
@@ -288,7 +274,7 @@ class MixtureBeside:
         return weights
 
     def trace(self, ops: LayerOps, h: Tensor, made: Tensor, at: str) -> Tensor:
-        """What experts make of the residual stream h, with what the MLP made of it, float32."""
+        """The experts' output for the residual stream h plus ``made``, the MLP's; float32."""
         dense = self._norm.trace(ops, made, at + self.after_mlp)
         x = rms_norm(ops.g, h, ops.small(f"{at}router.scale"), self.eps)
         logits = ops.router(x, f"{at}router.proj", self.hidden_size**-0.5)

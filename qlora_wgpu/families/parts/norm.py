@@ -1,4 +1,4 @@
-"""Norms of the residual stream: their weights, and how each is traced."""
+"""Norms of the residual stream."""
 
 from __future__ import annotations
 
@@ -12,40 +12,37 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """Division by the root of the mean square."""
+    """RMSNorm."""
 
     eps: float  # added under the root
-    offset: float = 0.0  # added to the stored weight: 1 where files hold weight - 1
+    offset: float = 0.0  # added to the stored weight: 1 if files store weight - 1
 
     def weights(self, name: str, size: int) -> Weights:
-        """The weight of the module of that name."""
         return Weights(norms={f"{name}.weight": size})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
-        """Normalizes x for linear layers to read, or to float32 with the residual added."""
+        """Normalizes x to an operand, or to float32 with the residual added."""
         return ops.rms_norm(x, name, self.eps, residual)
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Subtraction of the mean, division by the deviation."""
+    """LayerNorm."""
 
     eps: float  # added to the variance
-    bias: bool  # whether there is one
-    offset: float = 0.0  # added to the stored weight: 1 where files hold weight - 1
-    weight: bool = True  # whether there is one; without, there is no bias either
+    bias: bool  # whether there is a bias
+    offset: float = 0.0  # added to the stored weight: 1 if files store weight - 1
+    weight: bool = True  # whether there is a weight; without one there is no bias either
 
     def weights(self, name: str, size: int) -> Weights:
-        """The weight, and the bias, if there are any, of the module of that name."""
         if not self.weight:
             return Weights()
         leaves = ("weight", "bias") if self.bias else ("weight",)
         return Weights(norms={f"{name}.{leaf}": size for leaf in leaves})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
-        """Normalizes x for linear layers to read."""
         if residual is not None:
-            raise GraphError(f"{name}: a LayerNorm cannot stand after a half of a layer")
+            raise GraphError(f"{name}: a LayerNorm cannot be a post-norm")
         if not self.weight:
             return ops.plain_layer_norm(x, self.eps)
         return ops.layer_norm(x, name, self.eps)

@@ -1,4 +1,4 @@
-"""Rotary position embedding from a config.json, old keys and new: kinds, angles, frequencies."""
+"""Rotary position embedding from a config.json, old and new keys: kinds, angles, frequencies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ _OWN = ("mrope_section", "mrope_interleaved")
 
 
 def without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json whose rotation is that of texts.
+    """A config.json with plain RoPE instead of multimodal RoPE.
 
-    Each pair of a head is rotated by its frequency times one of the token's three positions, in
-    time, height or width; ``mrope_section`` says by which one. A text's tokens have the same number
-    in all three, so every division into sections gives plain RoPE's angles.
+    Each pair of a head is rotated by its frequency times one of the token's three positions: time,
+    height or width, by ``mrope_section``. For text all three are equal, so any division into
+    sections gives plain RoPE's angles.
     """
     plain = dict(config)
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(key), Mapping):
             _check(rope)
-            plain[key] = {name: value for name, value in rope.items() if name not in _OWN}
+            kept = {name: value for name, value in rope.items() if name not in _OWN}
+            kinds = {name for name in ("rope_type", "type") if kept.get(name) == "mrope"}
+            plain[key] = {**kept, **dict.fromkeys(kinds, "default")}
     return plain
 
 
@@ -37,7 +39,7 @@ def _check(rope: Mapping[str, Any]) -> None:
     is_list = isinstance(sections, list) and len(sections) == _AXES
     if not is_list or not all(type(size) is int and size >= 0 for size in sections):
         raise UnsupportedModelError(
-            f"config.json: RoPE's mrope_section must be {_AXES} numbers of pairs, got "
+            f"config.json: RoPE's mrope_section must be a list of {_AXES} numbers of pairs, got "
             f"{brief(sections)}"
         )
     if type(rope.get("mrope_interleaved", True)) is not bool:
@@ -49,23 +51,22 @@ def _check(rope: Mapping[str, Any]) -> None:
 
 FloatArray = npt.NDArray[np.float32]
 Frequencies = Callable[[int], FloatArray]
-"""Angle per position of each pair, for samples of a length."""
+"""The angle per position of each pair, given a sample's length."""
 
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """The part of config.json that tells about a rotation."""
+    """RoPE's parameters in a config.json."""
 
     config: Mapping[str, Any]  # the file
-    values: Mapping[str, Any]  # the rotation's own keys in it
+    values: Mapping[str, Any]  # RoPE's own keys in it
     rotary_dim: int  # elements of a head that are rotated
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """A number among the rotation's values."""
         return float(self.values.get(key) or default)
 
     def frequencies(self, theta: float | None = None) -> FloatArray:
-        """Angles per position without any scaling, by another base than its own if given."""
+        """Angles per position without scaling, with another base if given."""
         exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(self.rotary_dim)
         theta = self.values["rope_theta"] if theta is None else theta
         base = np.float32(min(theta, float(np.finfo(np.float32).max)))
@@ -73,7 +74,6 @@ class RopeParameters:
         return plain
 
     def original_length(self) -> float:
-        """Positions that the model was first trained on."""
         key = "original_max_position_embeddings"
         for length in (self.config.get(key), self.values.get(key)):
             if length is not None:
@@ -81,25 +81,24 @@ class RopeParameters:
         return self.longest()
 
     def longest(self) -> float:
-        """Positions that the model is made for."""
         return _above_zero(self.config.get("max_position_embeddings"))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of scaling."""
+    """A type of RoPE scaling."""
 
-    # The frequencies, and what cosines and sines are multiplied by.
+    # The frequencies, and the factor of cosines and sines.
     scale: Callable[[RopeParameters], tuple[Frequencies, float]]
-    required: frozenset[str] = frozenset()  # keys that must be there
-    optional: frozenset[str] = frozenset()  # keys that may be
-    by_length: bool = False  # whether the frequencies depend on how long a sample is
+    required: frozenset[str] = frozenset()  # required keys
+    optional: frozenset[str] = frozenset()  # optional keys
+    by_length: bool = False  # whether the frequencies depend on a sample's length
 
 
 def _above_zero(length: Any) -> float:
     if not is_above_zero(length) or length <= 1:
         raise UnsupportedModelError(
-            "config.json: this kind of RoPE needs max_position_embeddings, a number above one"
+            "config.json: this type of RoPE requires max_position_embeddings, a number above 1"
         )
     return float(length)
 
@@ -115,11 +114,13 @@ def _linear(rope: RopeParameters) -> tuple[Frequencies, float]:
 
 
 def _dynamic(rope: RopeParameters) -> tuple[Frequencies, float]:
-    """NTK-aware scaling: past the trained length, the base grows with the sequence."""
-    # Hugging Face counts from max_position_embeddings here, whatever the original length.
+    """NTK-aware scaling: beyond the trained length, the base grows with the sequence."""
+    # Hugging Face uses max_position_embeddings here, whatever the original length is.
     original, factor, dim = rope.longest(), rope.number("factor"), rope.rotary_dim
     if dim <= 2:
-        raise UnsupportedModelError("config.json: RoPE of type 'dynamic' needs more than one pair")
+        raise UnsupportedModelError(
+            "config.json: RoPE of type 'dynamic' requires more than one pair"
+        )
 
     def frequencies(positions: int) -> FloatArray:
         growth = factor * max(float(positions), original) / original - (factor - 1)
@@ -129,7 +130,7 @@ def _dynamic(rope: RopeParameters) -> tuple[Frequencies, float]:
 
 
 def _llama3(rope: RopeParameters) -> tuple[Frequencies, float]:
-    """Llama 3's: long waves stretched by factor, short ones kept, those between blended."""
+    """Llama 3's scaling: long wavelengths are stretched, short ones kept, others interpolated."""
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
         raise UnsupportedModelError(
@@ -144,11 +145,13 @@ def _llama3(rope: RopeParameters) -> tuple[Frequencies, float]:
 
 
 def _yarn(rope: RopeParameters) -> tuple[Frequencies, float]:
-    """YaRN (Peng et al., 2023): pairs are stretched by factor unless they turn often."""
+    """YaRN (Peng et al., 2023): slow pairs are stretched by the factor."""
     plain, factor = rope.frequencies(), rope.number("factor")
     original, theta, count = rope.original_length(), rope.number("rope_theta"), len(plain)
     if theta <= 1:
-        raise UnsupportedModelError("config.json: RoPE of type 'yarn' needs a rope_theta above one")
+        raise UnsupportedModelError(
+            "config.json: RoPE of type 'yarn' requires a rope_theta above 1"
+        )
 
     def pair_that_turns(times: float) -> float:
         return count * math.log(original / (times * 2 * math.pi)) / math.log(theta)
@@ -180,7 +183,7 @@ def _yarn_attention_factor(rope: RopeParameters) -> float:
 
 
 def _longrope(rope: RopeParameters) -> tuple[Frequencies, float]:
-    """LongRoPE (Ding et al., 2024): each pair has factors of its own, for short and long texts."""
+    """LongRoPE (Ding et al., 2024): each pair has factors for short and for long sequences."""
     original, plain = rope.original_length(), rope.frequencies()
     short, long = (plain / _factors(rope, key, len(plain)) for key in LISTS)
     factor = _longrope_attention_factor(rope, original)
@@ -191,7 +194,8 @@ def _factors(rope: RopeParameters, key: str, pairs: int) -> FloatArray:
     factors = np.array(rope.values[key], np.float32)
     if factors.shape != (pairs,):
         raise UnsupportedModelError(
-            f"config.json: RoPE's {key} has {len(factors)} numbers, but {pairs} pairs are rotated"
+            f"config.json: RoPE's {key} must have {pairs} numbers, one for each pair, got "
+            f"{len(factors)}"
         )
     return factors
 
@@ -205,7 +209,7 @@ def _longrope_attention_factor(rope: RopeParameters, original: float) -> float:
 
 
 LISTS = ("short_factor", "long_factor")
-"""Keys whose values are a number for each pair."""
+"""Keys whose value is a list with a number for each pair."""
 
 KINDS = {
     "default": Kind(_default),
@@ -223,10 +227,10 @@ KINDS = {
         _longrope, frozenset(LISTS), frozenset({"factor", "attention_factor"}), by_length=True
     ),
 }
-"""By the name that config.json has for it."""
+"""The types by config.json's names."""
 
 
-_SYNONYMS = {"su": "longrope"}  # as the first Phi 3 configurations have it
+_SYNONYMS = {"su": "longrope"}  # in the first Phi 3 configurations
 _ALWAYS_ALLOWED = {
     "rope_type",
     "type",
@@ -239,10 +243,10 @@ _NOT_NUMBERS = {"truncate", "rope_type", "type"}
 
 @dataclass(frozen=True)
 class Growth:
-    """A factor 1 + beta · ln(1 + ⌊position / length⌋): queries far into a text are scaled up."""
+    """A factor 1 + beta · ln(1 + ⌊position / length⌋), which scales up late queries."""
 
     beta: float  # how fast it grows
-    length: float  # positions that are left as they are
+    length: float  # positions before it starts growing
 
     def at(self, positions: npt.NDArray[np.integer[Any]]) -> FloatArray:
         """The factor at each position, float32 as in PyTorch."""
@@ -253,18 +257,18 @@ class Growth:
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotation of a model's heads."""
+    """Rotary position embedding of a model's heads."""
 
     rotary_dim: int  # elements of a head that are rotated
-    frequencies: Frequencies  # angle per position of each pair, for samples of a length
+    frequencies: Frequencies  # angle per position of each pair, given a sample's length
     factor: float = 1.0  # factor of cosines and sines
-    by_length: bool = False  # whether frequencies depend on the length at all
-    growth: Growth | None = None  # another factor, by position; of heads that are rotated whole
-    theta: float = 10000.0  # the base of the frequencies before they are scaled
-    kind: str = "default"  # how they are scaled, by config.json's name for it
+    by_length: bool = False  # whether frequencies depend on the length
+    growth: Growth | None = None  # another factor, by position; only if whole heads are rotated
+    theta: float = 10000.0  # the base of the unscaled frequencies
+    kind: str = "default"  # the type of scaling, by config.json's name
 
     def table(self, positions: int) -> FloatArray:
-        """(positions, rotary_dim / 2, 2) of (cos, sin), of a sample of so many tokens."""
+        """(positions, rotary_dim / 2, 2) of (cos, sin), for a sample of that length."""
         return self.angles(np.arange(positions), np.array([positions]))
 
     def angles(
@@ -280,7 +284,6 @@ class Rope:
         return table if self.factor == 1.0 else table * np.float32(self.factor)
 
     def is_same(self, length: int, other: int) -> bool:
-        """Whether samples of these two lengths are rotated alike."""
         return np.array_equal(self.frequencies(length), self.frequencies(other))
 
 
@@ -291,9 +294,9 @@ def read_rope(
     default_partial: float | None = None,
     default_theta: float = 10000.0,
 ) -> Rope:
-    """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``, as transformers does.
+    """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``, as in transformers.
 
-    Families without a ``default_partial`` know no share of a head, whatever the file says.
+    Families without a ``default_partial`` ignore ``partial_rotary_factor``.
     """
     parameters = _keys(config.get("rope_scaling") or config.get("rope_parameters"))
     thetas = (parameters.get("rope_theta"), config.get("rope_theta"), default_theta)
@@ -303,7 +306,7 @@ def read_rope(
     rotary_dim = head_dim
     if default_partial is not None:
         rotary_dim = _rotary_dim(config, values, head_dim, default_partial)
-    elif kind != "default":  # which alone leaves a share out of account
+    elif kind != "default":  # only the default type ignores a partial factor
         _check_whole(config, values)
     scaling = KINDS[kind].scale(RopeParameters(config, values, rotary_dim))
     by_length, theta = KINDS[kind].by_length, values["rope_theta"]
@@ -313,7 +316,6 @@ def read_rope(
 def read_ropes_of_layers(
     config: Mapping[str, Any], head_dim: int, theta: float, sliding_theta: float
 ) -> tuple[Rope, Rope]:
-    """The rotation of layers that see everything, and of those that slide."""
     kinds = ("full_attention", "sliding_attention")
     both = config.get("rope_parameters")
     both = {} if both is None else both
@@ -331,7 +333,7 @@ def read_ropes_of_layers(
 def _keys(parameters: Any) -> Mapping[str, Any]:
     if parameters and not isinstance(parameters, Mapping):
         raise UnsupportedModelError(
-            f"config.json: RoPE's parameters must be keys, got {brief(parameters)}"
+            f"config.json: RoPE's parameters must be an object, got {brief(parameters)}"
         )
     return parameters or {}
 
@@ -339,8 +341,8 @@ def _keys(parameters: Any) -> Mapping[str, Any]:
 def _read_entry(
     config: Mapping[str, Any], entry: Mapping[str, Any], head_dim: int, theta: float
 ) -> Rope:
-    """A rotation of one kind of layers: no other key tells of it but the model's length."""
-    # transformers looks for this one beside the kinds, where it never is.
+    """RoPE of one kind of layer, which depends on no other key but the model's length."""
+    # transformers looks for this key outside the entry, where it never is.
     parameters = {key: value for key, value in entry.items() if key != "truncate"}
     longest = config.get("max_position_embeddings")
     alone = {"rope_parameters": parameters, "max_position_embeddings": longest}
@@ -352,13 +354,12 @@ def _kind(values: Mapping[str, Any]) -> str:
     kind = _SYNONYMS.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModelError(
-            f"config.json: rope type {brief(kind)} is not supported (known: {', '.join(KINDS)})"
+            f"config.json: rope type {brief(kind)} is not supported (supported: {', '.join(KINDS)})"
         )
     return kind
 
 
 def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
-    """Makes sure that keys are those of the kind, and values above zero."""
     keys = {key for key, value in values.items() if value is not None}
     required = KINDS[kind].required
     wrong = (required - keys) | (keys - required - KINDS[kind].optional - _ALWAYS_ALLOWED)
@@ -370,9 +371,9 @@ def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
     for key in sorted(keys - _NOT_NUMBERS):
         numbers = values[key] if key in LISTS else [values[key]]
         if not isinstance(numbers, list) or not all(map(is_above_zero, numbers)):
-            form = "a list of numbers" if key in LISTS else "a number"
+            form = "a list of positive numbers" if key in LISTS else "a positive number"
             raise UnsupportedModelError(
-                f"config.json: RoPE's {key} must be {form} above zero, got {brief(values[key])}"
+                f"config.json: RoPE's {key} must be {form}, got {brief(values[key])}"
             )
 
 
@@ -389,16 +390,16 @@ def _rotary_dim(
     if rotary_dim < 2 or rotary_dim % 2:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor {share} of head_dim {head_dim} rotates "
-            f"{rotary_dim} elements, which is no even number above zero"
+            f"{rotary_dim} elements, which must be an even number above 0"
         )
     return rotary_dim
 
 
 def _check_whole(config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuses a share of heads where transformers itself fails at one."""
+    """Refuses a partial factor with which transformers itself fails."""
     share = {"partial_rotary_factor": None, **config, **values}["partial_rotary_factor"]
     if share not in (None, 1):
         raise UnsupportedModelError(
-            f"config.json: partial_rotary_factor {share!r} is not supported for this model_type "
-            "with RoPE that is scaled"
+            f"config.json: partial_rotary_factor {share!r} with scaled RoPE is not supported for "
+            "this model_type"
         )

@@ -16,16 +16,15 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class PerLayerInputs:
-    """What each layer is given of every token: (norm(projection(embedding)) + row) / √2."""
+    """Each layer's own input of every token: (norm(projection(embedding)) + row) / √2."""
 
     hidden_size: int  # elements of a row of the residual stream
-    size: int  # elements that a layer is given
-    vocab_size: int  # rows of the table, which the host looks up
+    size: int  # elements of a layer's input
+    vocab_size: int  # rows of the table, looked up by the host
     activation: str  # of the gate of a layer's input
     eps: float  # added under the norms' roots
 
     def weights(self, prefix: str, layers: int) -> Weights:
-        """The table, and what is projected from the embedding, of all layers."""
         wide = layers * self.size
         return Weights(
             (LinearSpec(f"{prefix}per_layer_model_projection", wide, self.hidden_size),),
@@ -34,9 +33,9 @@ class PerLayerInputs:
         )
 
     def trace(self, ops: LayerOps, h: Tensor, prefix: str) -> Tensor:
-        """All layers' inputs side by side, (rows, layers · size) operand."""
+        """All layers' inputs: an operand (rows, layers · size)."""
         x = ops.linear(ops.operand(h), f"{prefix}per_layer_model_projection")
-        # The projection's factor 1 / √hidden_size tells under the norm's root alone.
+        # The projection's factor 1 / √hidden_size only affects the norm's epsilon.
         eps = self.eps * self.hidden_size
         x = ops.qk_norm(x, f"{prefix}per_layer_projection_norm", eps)
         half = math.sqrt(0.5)
@@ -44,7 +43,6 @@ class PerLayerInputs:
         return ops.with_rows(x, rows, half, half * math.sqrt(self.size))
 
     def layer_weights(self, at: str) -> Weights:
-        """What the layer whose names begin so does with its input."""
         gate, projection = f"{at}per_layer_input_gate", f"{at}per_layer_projection"
         linears = (
             LinearSpec(gate, self.size, self.hidden_size),
@@ -53,7 +51,7 @@ class PerLayerInputs:
         return Weights(linears) + self._norm.weights(self._norm_name(at), self.hidden_size)
 
     def trace_layer(self, ops: LayerOps, h: Tensor, inputs: Tensor, i: int, at: str) -> Tensor:
-        """The residual stream with the i-th layer's input added, gated by what it is so far."""
+        """Adds the i-th layer's input, gated by the residual stream, to that stream."""
         gate = ops.linear(ops.operand(h), f"{at}per_layer_input_gate")
         x = ops.glu(gate, ops.columns(inputs, i * self.size, self.size), self.activation)
         x = ops.linear(x, f"{at}per_layer_projection", float32=True)
@@ -73,23 +71,22 @@ _INPUTS = "per-layer inputs"
 
 @dataclass(frozen=True)
 class SharingLayer(Layer):
-    """A layer with norms around both halves, and a factor of the residual stream after it."""
+    """A layer with pre- and post-norms, and a factor of the residual stream at its end."""
 
-    kind: str = ""  # a layer that shares keys and values reads those of the last of its kind
-    keeps: bool = False  # whether its own are for later layers
-    inputs: PerLayerInputs | None = None  # what it is given of every token, if anything
-    mixture: MixtureBeside | None = None  # the experts beside its MLP, if there are any
+    kind: str = ""  # a layer that shares keys and values uses those of the last of its kind
+    keeps: bool = False  # whether later layers use its own
+    inputs: PerLayerInputs | None = None  # its own input of every token, if any
+    mixture: MixtureBeside | None = None  # the experts next to its MLP, if any
     scalar: str = "layer_scalar"  # the name of the factor
 
     def weights(self, at: str) -> Weights:
-        """The weights of the layer whose names begin so."""
         weights = super().weights(at) + Weights(norms={at + self.scalar: 1})
         if self.mixture is not None:
             weights += self.mixture.weights(at)
         return weights if self.inputs is None else weights + self.inputs.layer_weights(at)
 
     def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
-        """What the layer hands on, keys and values for later ones among it."""
+        """The state after the layer, including keys and values for later layers."""
         order, attention, h = self.order, self.attention, state[STREAM]
         assert isinstance(attention, Attention)
         x = self._before(ops, h, at, order.before_attention)
@@ -112,23 +109,21 @@ class SharingLayer(Layer):
 class SharingDecoder(Decoder):
     """A decoder of ``SharingLayer``."""
 
-    inputs: PerLayerInputs | None = None  # what its layers are given of every token, if anything
+    inputs: PerLayerInputs | None = None  # the layers' own inputs of every token, if any
 
     def weights(self) -> Weights:
-        """All weights but the embedding and the head."""
         if self.inputs is None:
             return super().weights()
         return self.inputs.weights(self.prefix, len(self.layers)) + super().weights()
 
     def embedded(self, ops: LayerOps) -> State:
-        """What the first layer is given."""
         state = super().embedded(ops)
         if self.inputs is not None:
             state[_INPUTS] = self.inputs.trace(ops, state[STREAM], self.prefix)
         return state
 
     def alone(self, i: int) -> Decoder:
-        """A decoder of one layer, with keys and values of its own."""
+        """A decoder of one layer with its own keys and values."""
         layer = self.layers[i]
         assert isinstance(layer.attention, Attention)
         own = replace(layer, attention=replace(layer.attention, shared=False))

@@ -1,4 +1,4 @@
-"""Attention's kernels: a workgroup takes a block of queries, or of keys, of one head."""
+"""Attention's kernels: a workgroup processes a block of queries, or of keys, of one head."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Attention on matrix units: products in f16 with float32 sums, or in float32 where units are.
+"""Attention on matrix units: products in f16 with float32 sums, or in float32 if units support it.
 
-A workgroup takes some queries, or keys, of one head, and passes the others through its memory. Each
-strip of its rows is two subgroups', which share the products of a turn and the results' columns.
-Elements of such a matrix are out of reach but through workgroup memory, so the forward has two
-rounds over the keys: one for the log-sum-exps, one for the sums, which never leave the registers.
+A workgroup processes some queries, or keys, of one head, and loads the others through workgroup
+memory. Two subgroups share each strip of its rows: the products of an iteration and the results'
+columns. Elements of a subgroup matrix are only accessible through workgroup memory, so the forward
+has two passes over the keys: one for the log-sum-exps, one for the sums, which stay in registers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
-from qlora_wgpu.kernels.attention.workgroup import Cut, PerHead, is_per_head
+from qlora_wgpu.kernels.attention.workgroup import PerHead, Tiling, is_per_head
 
-SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
+SIZED_ROWS = 64  # rows per entry of the table of gradients' and values' magnitudes
 _ROWS = 32  # of a workgroup
 _THREADS = 64
 
@@ -27,7 +27,7 @@ _THREADS = 64
 def keys_and_values(
     g: Graph, problem: Attention, saturated: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """k and v as f16; what is beyond its end is held there, and counted if told where."""
+    """k and v as f16; values beyond its range are clamped, and counted in ``saturated``."""
     tensors = {} if saturated is None else {"saturated": saturated}
     return _factors(g, problem, ("k", problem.k), ("v", problem.v), tensors)
 
@@ -35,9 +35,9 @@ def keys_and_values(
 def queries_and_gradients(
     g: Graph, problem: Attention, dout: Tensor, lse_delta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q as f16, and dout times a power of two of each sequence and heads that share a key.
+    """q as f16, and dout scaled by a power of two per sequence and group of heads.
 
-    ``lse_delta`` is with the sizes, as ``delta_and_sizes`` gives it.
+    ``lse_delta`` includes the magnitudes of ``delta_and_sizes``.
     """
     return _factors(g, problem, ("q", problem.q), ("dout", dout), {"lse_delta": lse_delta})
 
@@ -72,25 +72,25 @@ def _factors(
     return made[0], made[1]
 
 
-_STRIP = 16  # rows of a strip, at least
-_OTHERS = (32, 16)  # rows of the other side in a turn
-# Units of a matrix that an invocation has under way: registers are to last, dkdv's most of all.
+_STRIP = 16  # minimum rows of a strip
+_OTHERS = (32, 16)  # rows of the other side per iteration
+# Units of a matrix that an invocation loads at a time: registers are scarce, above all in dkdv.
 _LOADS = {"forward": (2, 4), "dq": (3, 4), "dkdv": (2, 4)}
-_SHORT_HEAD = 96  # longer ones leave so few registers that two small workgroups of dkdv are better
-_REGISTERS = 64  # of an invocation that hold results, at most
-_MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
-_DEPTHS = (8, 16)  # of products whose weights can lie where their scores were
+_SHORT_HEAD = 96  # for longer heads, two small workgroups of dkdv are faster for lack of registers
+_REGISTERS = 64  # maximum registers per invocation for results
+_MEMORY = 32 << 10  # preferred maximum of workgroup memory, in bytes
+_DEPTHS = (8, 16)  # depths of products whose weights can overwrite their scores
 _VECTORS = {"f16": 8, "f32": 4}  # elements of 16 bytes
 
 
 @dataclass(frozen=True)
-class MatrixCut:
-    """How a kernel's work is cut for matrix units."""
+class MatrixTiling:
+    """A kernel's tiling for matrix units."""
 
-    shape: MatrixShape  # what a subgroup multiplies at once
+    shape: MatrixShape  # a subgroup's product
     head_dim: int  # elements of a head
     strips: int  # strips of a workgroup's rows
-    others: int  # rows of the other side in a turn
+    others: int  # rows of the other side per iteration
     name: str  # the kernel's
 
     @property
@@ -100,27 +100,24 @@ class MatrixCut:
 
     @property
     def block(self) -> int:
-        """Rows of a workgroup."""
         return self.strips * self.fragments * self.shape.m
 
     @property
     def threads(self) -> int:
-        """Invocations of a workgroup."""
         return 2 * self.strips * self.shape.threads
 
     @property
     def is_backward(self) -> bool:
-        """Whether two products make the weights."""
+        """Whether the weights need two products."""
         return self.name != "forward"
 
     @property
     def mixes(self) -> int:
-        """Results."""
         return 2 if self.name == "dkdv" else 1
 
     @property
     def infos(self) -> int:
-        """Numbers that are kept of each of the others' rows."""
+        """Numbers stored for each row of the other side."""
         return 2 if self.name == "dkdv" else 0
 
     @property
@@ -137,7 +134,7 @@ class MatrixCut:
 
     @property
     def own_parts(self) -> int:
-        """Parts of their columns in which own rows pass through the memory."""
+        """Parts of the columns in which own rows pass through workgroup memory."""
         return 2 if self.head_dim // self.shape.k % 2 == 0 else 1
 
     @property
@@ -148,14 +145,13 @@ class MatrixCut:
 
     @property
     def loads(self) -> int:
-        """Units of eight that an invocation loads of each of the others' matrices in a turn."""
+        """Units of eight per invocation, matrix of the other side and iteration."""
         return ceil_div(self.others * self.head_dim // 8, self.threads)
 
     def fits(self, limits: Limits) -> bool:
-        """Whether a GPU allows it, and its parts are whole."""
         shape, across = self.shape, max(self.shape.n, self.shape.k)
         whole = self.head_dim % across == 0 and self.others % across == 0
-        if not self.is_backward:  # two subgroups share the columns of scores
+        if not self.is_backward:  # two subgroups share the scores' columns
             whole = whole and self.others % (2 * shape.n) == 0
         return (
             whole
@@ -165,7 +161,6 @@ class MatrixCut:
         )
 
     def constants(self) -> dict[str, Constant]:
-        """The shader's constants."""
         shape = self.shape
         return {
             "HALF": shape.element == "f16",
@@ -197,8 +192,8 @@ class MatrixCut:
         }
 
 
-def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
-    """The cut for a kernel within a GPU's limits; None if there is none."""
+def matrix_tiling(profile: Profile, head_dim: int, name: str) -> MatrixTiling | None:
+    """A kernel's tiling within a GPU's limits; None if there is none."""
     if not profile.matrix:
         return None
     m, n, k, threads = profile.matrix
@@ -208,34 +203,33 @@ def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
     if name == "dkdv" and head_dim > _SHORT_HEAD:
         most_strips = max(most_strips // 2, 1)
     strips = range(most_strips, 0, -1)
-    cuts = [
-        MatrixCut(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
+    tilings = [
+        MatrixTiling(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
     ]
     for limits in (small, profile.limits):
         for most in _LOADS[name]:
-            for cut in cuts:
-                if cut.loads <= most and cut.fits(limits):
-                    return cut
+            for tiling in tilings:
+                if tiling.loads <= most and tiling.fits(limits):
+                    return tiling
     return None
 
 
 class MatrixTiles(PerHead):
-    """On matrix units; f16 is for operands of bfloat16, float32 stays exact."""
+    """On matrix units; f16 is used for bfloat16 operands, float32 stays exact."""
 
     suffix = "_matrix"
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Where the profile asks for it, heads are whole products, and all is within limits."""
+        """Whether the profile asks for it, heads are whole products, and limits are met."""
         if profile.attention_kind != "matrix":
             return False
         factors = (problem.q, problem.k, problem.v)
         halves = all(factor.dtype == "bfloat16" for factor in factors)
         takes = profile.matrix_element == "f32" or halves
         names = ("forward",) if problem.gradients is None else ("dq", "dkdv")
-        return takes and all(matrix_cut(profile, problem.head_dim, name) for name in names)
+        return takes and all(matrix_tiling(profile, problem.head_dim, name) for name in names)
 
     def launch(self, g: Graph, problem: Attention) -> None:
-        """Adds the launches; the forward counts what is beyond f16."""
         if problem.gradients is not None:
             super().launch(g, problem)
             return
@@ -254,7 +248,7 @@ class MatrixTiles(PerHead):
         q, dout = queries_and_gradients(g, problem, gradients.dout, lse_delta)
         tensors = {"lse_delta": lse_delta, "q": q, "k": k, "v": v}
         if gradients.dq is not None:
-            # Own rows of dout are brought to a size of their own.
+            # Own rows of dout have their own scale.
             own = {**tensors, "dout": gradients.dout, "dq": gradients.dq}
             self._launch(g, problem, "dq", problem.heads, own)
         if gradients.dk is not None and gradients.dv is not None:
@@ -263,19 +257,19 @@ class MatrixTiles(PerHead):
     def _unit(self, problem: Attention) -> int:
         return 8
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
-        cut = matrix_cut(profile, problem.head_dim, name)
-        assert cut is not None  # it fits
-        constants = cut.constants()
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
+        tiling = matrix_tiling(profile, problem.head_dim, name)
+        assert tiling is not None  # it fits
+        constants = tiling.constants()
         if name == "dkdv":
             constants["PER_HEAD"] = is_per_head(profile, problem)
-        return Cut(cut.block, constants, cut.spans)
+        return Tiling(tiling.block, constants, tiling.spans)
 
 
 def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:
-    """(lse, delta) of each row and head, then the largest |dout| and |v| of each block and head.
+    """(lse, delta) of each row and head, then the maximum |dout| and |v| of each block and head.
 
-    A block is ``SIZED_ROWS`` rows of a sequence; what is not finite has no size.
+    A block is ``SIZED_ROWS`` rows of a sequence; NaN and infinity are ignored.
     """
     rows, heads = problem.q.rows, problem.heads
     blocks = ceil_div(problem.seq, SIZED_ROWS)

@@ -1,4 +1,4 @@
-"""What attention's kernels are asked to compute."""
+"""The problem of attention's kernels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Gradients:
-    """The tensors that the backward reads and writes besides what the forward did."""
+    """The additional tensors of the backward."""
 
     dout: Tensor  # like o
-    dq: Tensor | None  # like q, or None where nobody asks
-    dk: Tensor | None  # like k, or None where nobody asks
+    dq: Tensor | None  # like q, or None if not needed
+    dk: Tensor | None  # like k, or None if not needed
     dv: Tensor | None  # like v, or None with dk
 
 
@@ -26,18 +26,17 @@ class Attention:
     k: Tensor  # (batch · seq, kv_heads · head_dim)
     v: Tensor  # like k
     o: Tensor  # like q
-    lse: Tensor  # float32 (batch · seq · heads): logarithms of the softmaxes' sums
-    segments: Tensor  # uint32 (batch · seq): which samples the tokens are of
+    lse: Tensor  # float32 (batch · seq · heads): log-sum-exps
+    segments: Tensor  # uint32 (batch · seq): the tokens' samples
     batch: int  # sequences
     head_dim: int  # elements of a head; even
     scale: float  # the factor of the scores
-    window: int  # a query sees so many keys, itself among them
+    window: int  # keys that a query attends to, its own included
     softcap: float | None  # scores s become softcap · tanh(s / softcap), if given
-    sinks: Tensor | None = None  # float32 (heads): a logit of each that the softmaxes' sums contain
-    gradients: Gradients | None = None  # what the backward adds; None forward
+    sinks: Tensor | None = None  # float32 (heads): a logit per head in the softmaxes' sums
+    gradients: Gradients | None = None  # None in the forward
 
     def __post_init__(self) -> None:
-        """Refuses a problem of kernels that cannot be right."""
         if (
             self.q.rows % self.batch
             or self.o.shape != self.q.shape
@@ -49,25 +48,22 @@ class Attention:
 
     @property
     def seq(self) -> int:
-        """Tokens of a sequence."""
         return self.q.rows // self.batch
 
     @property
     def heads(self) -> int:
-        """Heads of q."""
         return self.q.columns // self.head_dim
 
     @property
     def kv_heads(self) -> int:
-        """Heads of k and v."""
         return self.k.columns // self.head_dim
 
     @property
     def group(self) -> int:
-        """Heads of q that share a head of k and v."""
+        """Heads of q per head of k and v."""
         return self.heads // self.kv_heads
 
     def flops(self, products: int) -> int:
-        """Operations of so many products over every query and the keys up to it."""
+        """Operations of ``products`` products over every query and the keys up to it."""
         pairs = self.batch * self.heads * self.seq * (self.seq + 1) // 2
         return 2 * products * pairs * self.head_dim

@@ -1,7 +1,7 @@
 """Attention through workgroup memory or by single invocations, in blocks of queries or keys.
 
-A workgroup takes 64 queries, or keys, of one head, and passes the others through its memory 64 at a
-time. No invocation holds a whole head, so registers last for heads of any size.
+A workgroup processes 64 queries, or keys, of one head, and loads the others through workgroup
+memory, 64 at a time. No invocation holds a whole head, so registers suffice for heads of any size.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 
-# Straight-line code is kept within what software adapters compile quickly: multiply-adds a turn.
+# Multiply-adds per iteration: limits straight-line code to what software GPUs compile quickly.
 _FORWARD_BODY = 512
 _BACKWARD_BODY = 768
-_HEAD_OF_TWO = 64  # elements of a head of which an invocation takes two queries, at most
+_HEAD_OF_TWO = 64  # maximum elements of a head for two queries per invocation
 
 
 # Products over every query and the keys up to it, of each kernel.
@@ -28,27 +28,26 @@ _PRODUCTS = {"forward": 2, "dq": 3, "dkdv": 4}
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a kernel's work is cut."""
+class Tiling:
+    """A kernel's tiling."""
 
-    block: int  # queries, or keys, of a workgroup
-    constants: dict[str, Constant]  # the shader's, besides those that all have
-    spans: int = 1  # workgroups that share a block of a head, each with some columns of the results
+    block: int  # queries, or keys, per workgroup
+    constants: dict[str, Constant]  # the shader's, besides the common ones
+    spans: int = 1  # workgroups per block of a head, each with some columns of the results
 
     def turns(self, name: str, problem: Attention) -> int:
-        """Most turns that the loops of an invocation take, over keys, or over heads' queries."""
+        """Maximum loop iterations of an invocation, over keys, or over heads' queries."""
         seen = min(problem.seq, problem.window + self.block)
         heads = problem.group if name == "dkdv" else 1
         return heads * ceil_div(seen, int(self.constants.get("KEYS", 1)))
 
 
 class Blocks(ABC):
-    """The launches, which the variants share."""
+    """The launches shared by the variants."""
 
     suffix = ""
 
     def launch(self, g: Graph, problem: Attention) -> None:
-        """Adds the launches of the forward, or of the backward."""
         if problem.gradients is None:
             tensors = {"o": problem.o, "lse": problem.lse, "sinks": problem.sinks}
             self._launch(g, problem, "forward", problem.heads, tensors)
@@ -71,7 +70,7 @@ class Blocks(ABC):
     def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
         rows, heads, unit = problem.q.rows, problem.heads, self._unit(problem)
         units = problem.head_dim // unit
-        pairs = round_up(rows * heads, 2)  # of which a texel holds two
+        pairs = round_up(rows * heads, 2)  # a texel holds two
         lse_delta = g.float_vector("lse and delta", 2 * pairs)
         g.launch(
             "attention/delta.wgsl",
@@ -95,11 +94,11 @@ class Blocks(ABC):
         heads: int,
         tensors: Mapping[str, Tensor | None],
     ) -> None:
-        cut = self._cut(g.profile, problem, name)
+        tiling = self._tiling(g.profile, problem, name)
         inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "segments")}
         g.launch(
             f"attention/{name}{self.suffix}.wgsl",
-            (ceil_div(problem.seq, cut.block) * cut.spans, heads, problem.batch),
+            (ceil_div(problem.seq, tiling.block) * tiling.spans, heads, problem.batch),
             {**inputs, **tensors},
             {
                 "seq": problem.seq,
@@ -110,61 +109,57 @@ class Blocks(ABC):
                 "softcap": problem.softcap or 1.0,
             },
             {
-                "BLOCK": cut.block,
+                "BLOCK": tiling.block,
                 "SOFTCAP": problem.softcap is not None,
                 "SEGMENT_TEXELS": False,
-                **cut.constants,
+                **tiling.constants,
             },
             flops=problem.flops(_PRODUCTS[name]),
             label=f"attention/{name}",
-            turns=cut.turns(name, problem),
+            turns=tiling.turns(name, problem),
         )
 
     def _unit(self, problem: Attention) -> int:
-        """Elements of a head that are read at a time."""
         return 4 if problem.head_dim % 4 == 0 else 2
 
     @abstractmethod
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
-        """How the kernel of this name is cut."""
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
+        """The tiling of the kernel of this name."""
 
 
 class SubgroupTexture(Blocks):
-    """Keys are read from textures by the invocations of a subgroup in turn, and broadcast."""
+    """A subgroup's invocations take turns to read keys from textures and broadcast them."""
 
     suffix = "_texture"
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Whether kernels read textures, and heads are whole units of eight."""
         return profile.textures and problem.head_dim % 8 == 0
 
     def _unit(self, problem: Attention) -> int:
         return 8
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
-        """How many keys are loaded a turn, and how the invocations of a subgroup share them."""
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         threads, head = profile.subgroup_size, problem.head_dim // 8
         body = _FORWARD_BODY if problem.gradients is None else _BACKWARD_BODY
-        # What is broadcast serves two queries, where they still fit into the first cache.
+        # A broadcast serves two queries if they still fit the first-level cache.
         sets = 2 if name != "dkdv" and problem.head_dim <= _HEAD_OF_TWO else 1
         body //= 1 + profile.short_loops
         most = max(body // (_PRODUCTS[name] * problem.head_dim * sets), 1)
         keys = next(n for n in (8, 4, 2, 1) if n <= most and n <= threads)
         pieces = next(n for n in range(threads // keys, 0, -1) if head % n == 0)
-        cut: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
-        cut |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
-        cut["SEGMENT_TEXELS"] = profile.in_textures
-        return Cut(sets * threads, cut if name == "dkdv" else {**cut, "SETS": sets})
+        tiling: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
+        tiling |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
+        tiling["SEGMENT_TEXELS"] = profile.in_textures
+        return Tiling(sets * threads, tiling if name == "dkdv" else {**tiling, "SETS": sets})
 
 
 class Registers(Blocks):
-    """An invocation holds a query or a key and reads the others by itself; fits everywhere."""
+    """Each invocation holds a query or a key and reads the others itself; fits everywhere."""
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Always."""
         return True
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         unit = self._unit(problem)
         constants: dict[str, Constant] = {
             "THREADS": profile.attention_threads,
@@ -172,16 +167,16 @@ class Registers(Blocks):
             "UNITS": problem.head_dim // unit,
         }
         if problem.gradients is None:
-            # Straight-line code is kept within what software adapters compile quickly.
+            # Limits straight-line code to what software GPUs compile quickly.
             constants["KEYS"] = profile.attention_keys if problem.head_dim <= 32 * unit else 2
-        return Cut(profile.attention_threads, constants)
+        return Tiling(profile.attention_threads, constants)
 
 
-_ROWS = 64  # keys of a workgroup, by which they are counted
+_ROWS = 64  # keys per workgroup, for counting workgroups
 
 
 class PerHead(Blocks):
-    """A kernel of dk and dv that knows the constant PER_HEAD."""
+    """Kernels of dk and dv with the constant PER_HEAD."""
 
     def _keys(
         self, g: Graph, problem: Attention, tensors: Mapping[str, Tensor], dk: Tensor, dv: Tensor
@@ -198,9 +193,9 @@ class PerHead(Blocks):
 
 
 def is_per_head(profile: Profile, problem: Attention) -> bool:
-    """Whether heads that share keys have workgroups of their own, since there are few.
+    """Whether heads that share keys have separate workgroups, since there are few.
 
-    Half as many do as of products, since each has much to do.
+    The threshold is half that of products, since each workgroup has much work.
     """
     blocks = ceil_div(problem.seq, _ROWS) * problem.kv_heads * problem.batch
     return problem.group > 1 and blocks < profile.least_workgroups // 2
@@ -224,13 +219,13 @@ def _sum_heads(g: Graph, problem: Attention, tensors: Mapping[str, Tensor]) -> N
     )
 
 
-# As common/attention_tiles.wgsl has them.
+# As in common/attention_tiles.wgsl.
 _BLOCK = 64  # rows of a tile
 _LANES = 16  # invocations that share a row
 _SIDE = 128  # invocations that stage a side
-_CHUNK = 8  # fours of a head that products take at a time, at most
-_HALF_CHUNK = 5  # where both products' rows are there at once
-_PLACES = 128  # fours of columns, of every fourth row, that have room beside the rows' weights
+_CHUNK = 8  # maximum fours of a head per product
+_HALF_CHUNK = 5  # if both products' rows are loaded at once
+_PLACES = 128  # fours of columns, of every fourth row, that fit next to the rows' weights
 _NEEDED = Limits(256, 16 << 10)
 
 
@@ -240,12 +235,12 @@ class WorkgroupTiles(PerHead):
     suffix = "_tiled"
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Where the profile asks for it, or for matrix units, within its limits."""
+        """Whether the profile asks for it, or for matrix units, within its limits."""
         return profile.attention_kind in ("tiled", "matrix") and _NEEDED.within(profile.limits)
 
-    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+    def _tiling(self, profile: Profile, problem: Attention, name: str) -> Tiling:
         unit, units = self._unit(problem), ceil_div(problem.head_dim, 4)
-        # Sums of 128 columns of dk and dv, or of 256 of anything else, fit into registers.
+        # Sums of 128 columns of dk and dv, or of 256 of other results, fit registers.
         spans = ceil_div(units, 32 if name == "dkdv" else 64)
         span = ceil_div(units, spans)
         few = profile.attention_few_registers
@@ -280,4 +275,4 @@ class WorkgroupTiles(PerHead):
         }
         if name == "dkdv":
             constants["PER_HEAD"] = is_per_head(profile, problem)
-        return Cut(_BLOCK, constants, spans)
+        return Tiling(_BLOCK, constants, spans)

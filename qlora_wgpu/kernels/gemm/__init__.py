@@ -1,4 +1,4 @@
-"""Matrix products: their problem, the variants that solve it, and what a tuner may try."""
+"""Matrix products: the problem, its variants and tunables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ FEW_ROWS: tuple[Variant[Gemm], ...] = (
 )
 MANY_ROWS: tuple[Variant[Gemm], ...] = (
     Variant(texture_fits, subgroup_texture),
-    Variant(lambda gemm, profile: gemm.cut_columns <= SKINNY or gemm.dropout is not None, skinny),
+    Variant(
+        lambda gemm, profile: gemm.tiling_columns <= SKINNY or gemm.dropout is not None, skinny
+    ),
     Variant(matrix_units_fits, matrix_units),
     Variant(workgroup_tiles_fits, workgroup_tiles),
     Variant(always, registers),

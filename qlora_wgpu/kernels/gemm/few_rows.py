@@ -1,7 +1,6 @@
-"""Products of few rows with a frozen matrix, as a new token makes them: it is read once.
+"""Products of few rows with a frozen matrix, which is read once, as in decoding.
 
-A quantized matrix is decoded on the way, whatever its format (``weight_format.py``); nothing of it
-is written.
+Quantized matrices of any format (``weight_format.py``) are decoded within the product.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from qlora_wgpu.kernels.gemm.launch import bound
 from qlora_wgpu.kernels.gemm.packed import CODES, PackedWeights, is_affine
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
-_MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
-_THREADS = 128  # of a workgroup on GPUs
-_MANY_READS = 350  # of x: a buffer's take 43 ns, word by word, a texture's 17, and a copy 9,000
-_FEW_COLUMNS = 64  # of so few, more threads share a row: there are not many workgroups
+_MOST_ROWS = 8  # maximum rows per invocation; more rows read all weights again
+_THREADS = 128  # per workgroup on GPUs
+_MANY_READS = 350  # of x: 43 ns each from a buffer, 17 ns from a texture, and 9,000 ns for a copy
+_FEW_COLUMNS = 64  # with so few, more threads share a row, since there are few workgroups
 
 
 def launch_few(
@@ -34,7 +33,6 @@ def launch_few(
     constants: dict[str, Constant],
     together: int | None = None,
 ) -> None:
-    """The launch of a kernel whose workgroups make so many columns, and rows together."""
     w = gemm.w
     of_all = bound(gemm, _weights(w))
     together = together or _rows_together(gemm)
@@ -53,7 +51,7 @@ def launch_few(
             "ROWS": together,
             "EIGHT": False,
             "KEEPS": False,
-            "X_IN_TEXTURE": _insists(gemm, g.profile),
+            "X_IN_TEXTURE": _needs_texture(gemm, g.profile),
             **_codes(gemm, g.profile),
             **constants,
         },
@@ -63,12 +61,12 @@ def launch_few(
 
 
 def _rows_together(gemm: Gemm) -> int:
-    """Rows that an invocation makes: those of one expert."""
+    """Rows per invocation, all of one expert."""
     return 1 if gemm.experts is not None else min(gemm.x.rows, _MOST_ROWS)
 
 
-def _insists(gemm: Gemm, profile: Profile) -> bool:
-    """Whether x is read so often on software GPUs that it is to lie in a texture."""
+def _needs_texture(gemm: Gemm, profile: Profile) -> bool:
+    """Whether x is read so often on software GPUs that it must be in a texture."""
     if not isinstance(gemm.w, PackedWeights):
         return False
     workgroups = ceil_div(gemm.columns, 4 * profile.subgroup_size)
@@ -76,7 +74,6 @@ def _insists(gemm: Gemm, profile: Profile) -> bool:
 
 
 def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | None]:
-    """What of a matrix is bound."""
     if isinstance(w, PackedWeights):
         of_codes = {} if w.form is None else {"scales": w.scales, "minima": w.minima}
         return {"w": w.words, **of_codes}
@@ -84,14 +81,12 @@ def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | No
 
 
 def _packed_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
-    """From one strip to the next."""
     lanes = profile.subgroup_size
     units = w.words.units(8) if w.form is None else w.columns // CODES
     return {"w_stride": 4 * units * lanes, "scale_stride": w.blocks * lanes}
 
 
 def _codes(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
-    """The constants of how a matrix is decoded."""
     w = gemm.w
     if isinstance(w, PackedWeights):
         return w.constants()
@@ -118,7 +113,7 @@ def _codes(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
 
 
 def _taken_together(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
-    """How many units of a chunk an invocation has at a time: all, or one after the other."""
+    """Whether an invocation loads all units of a chunk at once or one after the other."""
     least = profile.unit_by_unit
     by_unit = 0 < least <= _rows_together(gemm)
     chunk = _codes(gemm, profile).get("CHUNK", 1)
@@ -126,12 +121,11 @@ def _taken_together(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
 
 
 def packed_weights(g: Graph, gemm: Gemm) -> None:
-    """For software adapters: of matrices that were copied for it."""
     _launch_broadcasting(g, gemm, "few_rows/strips.wgsl")
 
 
 def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
-    """Of float32 in a buffer, as LoRA's A is, without experts and without a term."""
+    """Whether w is float32 in a buffer, such as LoRA's A, without experts and without a term."""
     w = gemm.w
     is_buffer = isinstance(w, Tensor) and w.dtype == "float32" and not w.texture
     plain = is_buffer and gemm.few and gemm.experts is None and gemm.lora is None
@@ -139,13 +133,13 @@ def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
 
 
 def narrow(g: Graph, gemm: Gemm) -> None:
-    """For software adapters: where there are so few columns that invocations share them."""
+    """For software GPUs: for so few columns that invocations share them."""
     constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size, "ROWS": 1}
     launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=1)
 
 
 def subgroup(g: Graph, gemm: Gemm) -> None:
-    """For software adapters: each invocation has four columns, rows of x are broadcast."""
+    """For software GPUs: four columns per invocation, rows of x are broadcast."""
     _launch_broadcasting(g, gemm, "few_rows/subgroup.wgsl")
 
 
@@ -156,7 +150,7 @@ def _launch_broadcasting(g: Graph, gemm: Gemm, path: str) -> None:
 
 
 def shared(g: Graph, gemm: Gemm) -> None:
-    """For GPUs: neighbours read neighbouring bytes of a row, and add up what they made."""
+    """For GPUs: neighbouring invocations read neighbouring bytes of a row and share its sum."""
     threads, groups = 1, g.profile.flat_group
     if not g.profile.is_software:
         chunks = gemm.x.columns // (32 if gemm.is_quantized else 8)

@@ -1,4 +1,4 @@
-"""The dispatches of a product: one, or parts of its reduction and their sum; copies in f16."""
+"""The dispatches of a product: one, or a split reduction and its sum; copies in f16."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix, round_up
 from qlora_wgpu.kernels.common import dropout_params, expert_constants, expert_params, sum_parts
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
-LEAST_PART = 512  # of a reduction that is cut, so that adding up the parts stays cheap
-_CUT_THREADS = 64  # invocations of the workgroups that ``Profile.least_workgroups`` counts
+LEAST_PART = 512  # minimum terms of a part of a split reduction, so that summing stays cheap
+_COUNTED_THREADS = 64  # invocations per workgroup as counted by ``Profile.least_workgroups``
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A shader and how many results its workgroups make."""
+class Tiling:
+    """A shader and its tiling."""
 
     path: str
-    rows: int  # of results that a workgroup makes
+    rows: int  # of results per workgroup
     columns: int
-    constants: dict[str, Constant]  # the shader's, besides those that all products have
+    constants: dict[str, Constant]  # the shader's, besides the common ones
     rows_first: bool = False  # whether workgroups are counted along the rows first
-    threads: int = _CUT_THREADS  # invocations of a workgroup
-    any_parts: bool = False  # can be cut along the reduction whatever is added to it
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # what the shader binds besides
-    direct: bool = False  # whole tiles of results can go straight to y, where that is float32
-    loads: bool = False  # their sums can begin with what they are added to
-    eights: bool = False  # can write eight results at a time, as textures are, if nothing is added
+    threads: int = _COUNTED_THREADS  # invocations per workgroup
+    any_parts: bool = False  # whether the reduction can be split with any fused addition
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # additional bindings
+    direct: bool = False  # whether whole tiles can be stored directly to a float32 y
+    loads: bool = False  # whether their sums can start with the values that they are added to
+    eights: bool = (
+        False  # whether it can write eight results at a time, for textures, if none is added
+    )
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What all shaders of products are bound to and told."""
+    """Bindings, parameters and constants of all shaders of products."""
 
     tensors: dict[str, Tensor | None]
     params: dict[str, int | float]
@@ -44,7 +46,7 @@ class Bound:
 def bound(
     gemm: Gemm, weights: Mapping[str, Tensor | None], parts_in: Tensor | None = None
 ) -> Bound:
-    """Those of a product; with ``parts_in`` of parts of its sums, to which nothing is added yet."""
+    """Those of a product; with ``parts_in``, of partial sums without fused additions."""
     lora, y, whole, w = gemm.lora, parts_in or gemm.y, parts_in is None, gemm.w
     tensors: dict[str, Tensor | None] = {
         **weights,
@@ -82,17 +84,22 @@ def bound(
 
 
 def launch_whole(
-    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
+    g: Graph,
+    gemm: Gemm,
+    tiling: Tiling,
+    parts_in: Tensor | None = None,
+    parts: int = 1,
+    part: int = 0,
 ) -> None:
-    """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
+    """One dispatch; with ``parts_in``, the parts' results are stacked there."""
     of_all = bound(gemm, {"w": gemm.dense}, parts_in)
-    across = ceil_div(gemm.columns, cut.columns)
-    down = ceil_div(gemm.x.rows, cut.rows)
+    across = ceil_div(gemm.columns, tiling.columns)
+    down = ceil_div(gemm.x.rows, tiling.rows)
     g.launch(
-        cut.path,
-        (down, across, parts) if cut.rows_first else (across, down, parts),
+        tiling.path,
+        (down, across, parts) if tiling.rows_first else (across, down, parts),
         {
-            **cut.tensors,
+            **tiling.tensors,
             **of_all.tensors,
             "batch_info": gemm.batch_info if gemm.asks_batch else None,
         },
@@ -109,26 +116,26 @@ def launch_whole(
             **of_all.constants,
             "ROW_COUNT": gemm.first_row is not None,
             "DROPOUT": gemm.mask is not None,
-            **_way_out(gemm, cut, in_parts=parts_in is not None),
-            **cut.constants,
+            **_way_out(gemm, tiling, in_parts=parts_in is not None),
+            **tiling.constants,
         },
         flops=gemm.flops,
         label=gemm.label,
     )
 
 
-def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
-    """Constants of how whole tiles of results go to y, and what their sums begin with."""
+def _way_out(gemm: Gemm, tiling: Tiling, *, in_parts: bool) -> dict[str, Constant]:
+    """Constants for storing whole tiles, and for the initial values of their sums."""
     residual, bias = (None, None) if in_parts else (gemm.residual, gemm.bias)
     float32 = in_parts or gemm.y.dtype == "float32"
     alone = not (gemm.with_rows and gemm.others)
     plain = residual is None and bias is None and not gemm.accumulate
     begin = gemm.row0 if gemm.with_rows else 0
-    adds = residual is None or (cut.loads and residual.dtype == "float32")
+    adds = residual is None or (tiling.loads and residual.dtype == "float32")
     return {
-        "DIRECT": cut.direct and float32 and alone and bias is None and adds,
-        "EIGHT": cut.eights and plain and not float32 and begin % 8 == 0,
-        "LOADS": cut.loads,
+        "DIRECT": tiling.direct and float32 and alone and bias is None and adds,
+        "EIGHT": tiling.eights and plain and not float32 and begin % 8 == 0,
+        "LOADS": tiling.loads,
         "RESIDUAL": residual is not None,
     }
 
@@ -136,41 +143,41 @@ def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
 def further_layers(
     name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """What a kernel of layers of one input is bound to and told of the second and the third."""
+    """Bindings and parameters of the second and third layer of one input."""
     begin, tensors = first.columns, {}
     params = {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
     for index, other in enumerate(others, 1):
         tensors[f"{name}{index}"] = other
         params |= {f"begin{index}": begin // begin_unit, f"stride{index}": other.units(unit)}
         begin += other.columns
-    # What is not there begins past the end.
+    # Missing layers start past the end.
     params |= {f"begin{i}": 0xFFFFFFFF for i in range(len(others) + 1, 3)}
     return tensors, params
 
 
-def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
-    """Cuts a reduction into its parts, or a long one of few results, which leave a GPU idle."""
-    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.cut_columns, cut.columns)
-    least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
+def launch_split(g: Graph, gemm: Gemm, tiling: Tiling) -> None:
+    """Splits a reduction into its given parts, or a long one with too few results for a GPU."""
+    workgroups = ceil_div(gemm.x.rows, tiling.rows) * ceil_div(gemm.tiling_columns, tiling.columns)
+    least = g.profile.least_workgroups * _COUNTED_THREADS // tiling.threads
     parts = min(least // workgroups, gemm.depth // LEAST_PART)
     part = gemm.part or round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
     plain = gemm.lora is None and not gemm.with_rows
     whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
     alone = parts == 1 and not (gemm.part and gemm.accumulate)
-    if alone or whole or not (plain or cut.any_parts):
-        launch_whole(g, gemm, cut)
+    if alone or whole or not (plain or tiling.any_parts):
+        launch_whole(g, gemm, tiling)
         return
     stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)
-    launch_whole(g, gemm, cut, stacked, parts, part)
+    launch_whole(g, gemm, tiling, stacked, parts, part)
     sum_parts(
         g, stacked, gemm.y, parts, accumulate=gemm.accumulate, bias=gemm.bias,
         residual=gemm.residual, column0=gemm.row0 if gemm.with_rows else 0,
     )  # fmt: skip
 
 
-SIZED_ROWS = 8  # of a workgroup, which loads all of them at once
-_GROUP = 256  # invocations of it, each with one unit of eight
+SIZED_ROWS = 8  # per workgroup, which loads all at once
+_GROUP = 256  # invocations per workgroup, each with one unit of eight
 
 
 @dataclass(frozen=True)
@@ -178,18 +185,18 @@ class Factors:
     """A product's x for matrix units."""
 
     x: Tensor  # (rows, depth) float16
-    # What it is multiplied by, if it is scaled: for each part of the reduction and each tile of
-    # rows the exponent of a power of two, as float32 has it.
+    # The scale, if any: for each part of the reduction and tile of rows the exponent of a power of
+    # two, in float32's encoding.
     exponents: Tensor | None
 
 
 def factors_of(g: Graph, gemm: Gemm, tile_rows: int) -> Factors:
-    """x as f16; scaled where it is a gradient, that is in a product with columns.
+    """x as f16; scaled if it is a gradient, that is in a product with columns.
 
-    ``tile_rows`` rows share a power of two, a multiple of ``SIZED_ROWS``.
+    ``tile_rows`` rows, a multiple of ``SIZED_ROWS``, share a power of two.
     """
     if tile_rows % SIZED_ROWS:
-        raise GraphError(f"gemm: tiles of {tile_rows} rows are not in whole {SIZED_ROWS}s")
+        raise GraphError(f"gemm: tiles of {tile_rows} rows are not a multiple of {SIZED_ROWS}")
     x, depth = gemm.x, gemm.depth
     made = matrix(f"{x.name} in f16", x.rows, depth, "float16")
     units = made.units(8)

@@ -1,4 +1,4 @@
-"""Frozen matrices as products of few rows read them: as codes, or packed in strips."""
+"""Frozen matrices for products of few rows: codes, or packed in strips."""
 
 from __future__ import annotations
 
@@ -19,55 +19,52 @@ from qlora_wgpu.weight_format import WeightFormat
 
 
 def decodes(form: WeightFormat, columns: int) -> bool:
-    """Whether these kernels read a format: where eight neighbours share a row and a block."""
+    """Whether these kernels support a format: eight neighbours must share a row and a block."""
     return whole_blocks(form, columns, 8)
 
 
 def is_affine(form: WeightFormat) -> bool:
-    """Whether a code's value is exactly the first one's plus the code."""
+    """Whether a code's value is exactly the first value plus the code."""
     values = form.quant_map
     return bool(np.array_equal(values, values[0] + np.arange(values.size, dtype=np.float32)))
 
 
-CODES = 32  # of 16 bytes
-PACKED = "weights in strips"  # what they are counted as
+CODES = 32  # per 16 bytes
+PACKED = "weights in strips"  # their kind in the memory plan
 
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """A matrix, or up to three of one format one below the other, in strips.
+    """A matrix, or up to three stacked ones of one format, in strips.
 
-    A strip holds what a subgroup computes, four columns of the results an invocation. Of each 16
-    bytes of a row of weights, those of all the strip's columns lie together, so that neighbouring
-    invocations read neighbouring bytes, and a workgroup one stretch of memory from end to end. Rows
-    as they are stored would be as many streams as a strip has columns, which no processor
-    prefetches; and buffers of codes are read one word and one invocation at a time.
+    A strip has the weights of a subgroup, with four result columns per invocation. Rows of weights
+    are interleaved in units of 16 bytes, so that neighbouring invocations read neighbouring bytes,
+    and a workgroup one contiguous range of memory. Rows as stored would be as many streams as a
+    strip has columns, which no processor prefetches; and codes in buffers are read one word and one
+    invocation at a time.
     """
 
-    rows: int  # of all, which are the columns of a product
+    rows: int  # of all matrices: the columns of a product
     columns: int
-    words: Tensor  # codes, or operands of their type
-    form: WeightFormat | None = None  # of the codes, if it is quantized
-    scales: Tensor | None = None  # float32, of each block of each column, the last factor in them
-    minima: Tensor | None = None  # likewise, where the format has them
+    words: Tensor  # codes or operands
+    form: WeightFormat | None = None  # the format of the codes, if quantized
+    scales: Tensor | None = None  # float32, for each block of each column
+    minima: Tensor | None = None  # the same, if the format has minima
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of all, and columns."""
         return self.rows, self.columns
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row."""
         return 0 if self.form is None else self.columns // self.form.blocksize
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of what an invocation reads of a column at a time."""
+        """Bytes of a column that an invocation reads at a time."""
         return TEXEL if self.form is not None else 8 * ITEM_SIZE[self.words.dtype]
 
     def constants(self) -> dict[str, Constant]:
-        """How the codes are decoded."""
         form = self.form
         if form is None:
             return {"DENSE": True, "STRIPS": True, "MINIMA": False}
@@ -85,13 +82,12 @@ class PackedWeights:
 
 
 def fits(form: WeightFormat, columns: int) -> bool:
-    """Whether codes are of 4 bits, and 16 bytes of them share a row and a block that it begins."""
+    """Whether codes have 4 bits, and each aligned 16 bytes share a row and a block."""
     whole = whole_blocks(form, columns, CODES) and columns % form.blocksize == 0
     return whole and form.bits == 4
 
 
 def packed_dense(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeights:
-    """Room for so many rows of operands like these."""
     whole = ceil_div(rows, 4 * lanes) * 4 * lanes
     words = matrix(name, whole, like.columns, like.dtype)
     words.storage, words.texture = Storage(name, PACKED, words.nbytes, texture=True), True
@@ -99,7 +95,6 @@ def packed_dense(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeight
 
 
 def packed_codes(name: str, w: QuantizedView, lanes: int) -> PackedWeights:
-    """Room for the codes of quantized matrices, and for their scales."""
     rows, columns = w.shape
     strips = ceil_div(rows, 4 * lanes)
     codes = _texels(name, strips * 4 * lanes * columns // CODES)
@@ -115,7 +110,7 @@ def _texels(name: str, count: int) -> Tensor:
 
 
 def copy_rows(g: Graph, x: Tensor, rows: int, packed: PackedWeights, column0: int) -> None:
-    """Copies the rows of operands, or the codes of rows, to the strips' columns from one on."""
+    """Copies rows of operands or codes to the strips, from column ``column0`` on."""
     words = packed.unit_bytes // TEXEL
     units = x.nbytes // rows // packed.unit_bytes
     g.launch(
@@ -128,7 +123,6 @@ def copy_rows(g: Graph, x: Tensor, rows: int, packed: PackedWeights, column0: in
 
 
 def copy_scales(g: Graph, w: QuantizedView, packed: PackedWeights) -> None:
-    """Puts float32 scales and minima there."""
     begins = [sum(w.rows[:n]) if n < len(w.rows) else 0xFFFFFFFF for n in (1, 2)]
     for second, y in enumerate((packed.scales, packed.minima)):
         if y is None:

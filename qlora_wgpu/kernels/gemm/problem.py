@@ -1,4 +1,4 @@
-"""A matrix product with all that is fused into it: rows with rows, or rows with columns."""
+"""A matrix product with everything fused into it: rows with rows, or rows with columns."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from qlora_wgpu.kernels.common import DropoutMask, ExpertTiles
 from qlora_wgpu.kernels.dequantize import MOST_TOGETHER, QuantizedView
 from qlora_wgpu.kernels.gemm.packed import PackedWeights, decodes
 
-PART_UNIT = 64  # terms that parts of a reduction are made of
+PART_UNIT = 64  # parts of a reduction have a multiple of this many terms
 
 
 @dataclass(frozen=True)
 class LoraTerm:
-    """u·bᵀ, or u·a, that is added to a product."""
+    """u·bᵀ, or u·a, added to a product."""
 
-    u: Tensor  # (rows, r) float32; of several layers with rows their u side by side
-    factor: Tensor  # b (columns, r), or of a product with columns a (r, columns); float32
-    stride: int  # floats from one expert's factor to the next one's
-    dropout: DropoutMask | None = None  # what u·a is masked with, as the forward's input was
+    u: Tensor  # (rows, r) float32; for several layers with rows, their u next to each other
+    factor: Tensor  # b (columns, r), or for a product with columns a (r, columns); float32
+    stride: int  # floats between experts' factors
+    dropout: DropoutMask | None = None  # the mask of u·a, that of the forward's input
 
     def rank(self, *, with_rows: bool) -> int:
-        """Terms of each of its sums."""
         return self.factor.columns if with_rows else self.u.columns
 
 
@@ -32,37 +31,36 @@ class LoraTerm:
 class Gemm:
     """y (+)= scale · x·wᵀ + term + bias + residual, or scale · x·w + mask · term."""
 
-    x: Tensor  # (rows, K); of a product with columns the K columns from ``row0`` on
-    # (columns, K), or for a product with columns (K, columns); any type. With experts the matrices
-    # of some of them, one below the other. For few rows also quantized, or packed.
+    x: Tensor  # (rows, K); for a product with columns, the K columns from ``row0`` on
+    # (columns, K), or for a product with columns (K, columns); any type. With experts, the stacked
+    # matrices of some of them. For few rows also quantized or packed.
     w: Tensor | QuantizedView | PackedWeights
-    y: Tensor  # (rows, ·); of a product with rows the columns from ``row0`` on are written
-    with_rows: bool = True  # whether rows of x meet rows of w
+    y: Tensor  # (rows, ·); a product with rows writes the columns from ``row0`` on
+    with_rows: bool = True  # whether rows of x are multiplied with rows of w
     row0: int = 0  # first row of ``w`` within the whole matrix; a multiple of eight
     scale: float = 1.0  # of the product alone
     accumulate: bool = False  # whether to add to y
     lora: LoraTerm | None = None
-    bias: Tensor | None = None  # of the whole matrix, float32; with experts (all experts, columns)
-    bias_begins: tuple[int, ...] = ()  # in ``bias``, of the second and third layer, in elements
-    residual: Tensor | None = None  # what to add, of y's layout; not to what is there
-    dropout: DropoutMask | None = None  # what x is masked with, in a product with rows
-    batch_info: Tensor | None = None  # needed for dropout and for ``first_row``
-    first_row: int | None = None  # x is a chunk of the compacted label rows, from this one on
-    experts: ExpertTiles | None = None  # each tile of rows meets its expert's matrix, or none
-    expert_stride: int = 0  # elements from one expert's w to the next's, where they lie apart
-    # ``w`` is the matrices of up to three layers of one input, one below the other: with rows the
-    # second's and the third's results, else their x. All but the last have a multiple of eight
-    # columns.
+    bias: Tensor | None = None  # of the whole matrix, float32; (all experts, columns) with experts
+    bias_begins: tuple[int, ...] = ()  # of the second and third layer in ``bias``, in elements
+    residual: Tensor | None = None  # added, in y's layout; excludes ``accumulate``
+    dropout: DropoutMask | None = None  # the mask of x, in a product with rows
+    batch_info: Tensor | None = None  # required for dropout and ``first_row``
+    first_row: int | None = None  # if x is a chunk of the compacted label rows, its first row
+    experts: ExpertTiles | None = None  # each tile of rows is multiplied with its expert's matrix
+    expert_stride: int = 0  # elements between experts' w, if they are not adjacent
+    # If ``w`` is the stacked matrices of up to three layers of one input: with rows the second and
+    # third results, else their x. All but the last have a multiple of eight columns.
     others: tuple[Tensor, ...] = ()
-    # Columns of the product that this is a part of, if it is, with rows: its sums are then made in
-    # the order that those of the whole would be.
+    # Columns of the product that this is a part of, if any, with rows: sums then have the order of
+    # the whole product.
     whole_columns: int = 0
-    # Terms of each part of its reduction, a multiple of ``PART_UNIT``: parts are added up one after
-    # the other, also onto what ``accumulate`` finds, so that one product has the bits of several of
-    # one part each.
+    # Terms of each part of the reduction, a multiple of ``PART_UNIT``: parts are added in order,
+    # also to the existing values with ``accumulate``, so that one product is bit-identical to
+    # several of one part each.
     part: int = 0
-    # Whether rows are new tokens: a row's sums have one order, whatever rows are beside it and
-    # however many, so that a text's tokens do not depend on those computed with it.
+    # Whether rows are new tokens: the order of a row's sums does not depend on other rows or their
+    # number, so that a sequence's tokens do not depend on the batch.
     few: bool = False
     label: str = ""  # for timing tables
 
@@ -75,14 +73,14 @@ class Gemm:
         if not inner or (not self.with_rows and self.y.columns != self.w.columns):
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
         if self.accumulate and self.residual is not None:
-            raise GraphError(f"gemm: {self.y} cannot be added to with a residual")
+            raise GraphError(f"gemm: accumulating into {self.y} excludes a residual")
         plain = not (self.with_rows or self.others or self.asks_terms)
         if self.part % PART_UNIT or (self.part and not plain):
-            raise GraphError(f"gemm: {self} cannot be in parts of {self.part}")
+            raise GraphError(f"gemm: {self} cannot be split into parts of {self.part}")
         if self.x.rows != self.y.rows:
             raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
         if self.asks_batch and self.batch_info is None:
-            raise GraphError("gemm: dropout and row counts need the batch")
+            raise GraphError("gemm: dropout and row counts require the batch")
 
     def _check_others(self) -> None:
         first = self.y if self.with_rows else self.x
@@ -103,59 +101,56 @@ class Gemm:
     def _check_few(self) -> None:
         w = self.w
         if isinstance(w, PackedWeights) and self.experts is not None:
-            raise GraphError(f"few_rows: {w.words} are packed weights of no experts")
+            raise GraphError(f"few_rows: packed weights {w.words} do not support experts")
         if isinstance(w, QuantizedView) and not decodes(w.form, w.columns):
-            raise GraphError(f"few_rows: {w.form.name} of {w.columns} columns is not decoded")
+            raise GraphError(f"few_rows: {w.form.name} of {w.columns} columns is not supported")
         if self.experts is not None and not self._apart and w.shape[0] % self.experts.count:
-            raise GraphError(f"few_rows: {w} is not of {self.experts.count} experts")
+            raise GraphError(f"few_rows: {w} does not have {self.experts.count} experts")
 
     @property
     def dense(self) -> Tensor:
-        """``w`` where it is operands."""
         assert isinstance(self.w, Tensor)
         return self.w
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the matrix is decoded on the way, from codes as they are stored."""
+        """Whether the matrix is decoded from codes within the product."""
         return isinstance(self.w, QuantizedView)
 
     @property
     def mask(self) -> DropoutMask | None:
-        """The dropout mask that x or the term gets, if any."""
         return self.lora.dropout if self.lora is not None else self.dropout
 
     @property
     def asks_terms(self) -> bool:
-        """Whether anything but rows meets columns."""
+        """Whether anything is fused into the product."""
         return self.lora is not None or self.experts is not None or self.bias is not None
 
     @property
     def asks_batch(self) -> bool:
-        """Whether the kernel reads the batch's key or its number of label rows."""
+        """Whether the kernel reads the batch's dropout key or number of label rows."""
         return self.mask is not None or self.first_row is not None
 
     @property
     def own_rows(self) -> int:
-        """Rows of ``w``, with experts of each one's."""
-        if self.expert_stride:  # w begins with the first expert's, and shows what lies behind
+        """Rows of ``w``, per expert if there are experts."""
+        if self.expert_stride:  # w starts with the first expert's and covers the others
             return self.y.columns
         rows = self.w.shape[0]
         return rows if self.experts is None or self._apart else rows // self.experts.count
 
     @property
     def _apart(self) -> bool:
-        """Whether other experts' rows are found from the first one's on."""
+        """Whether experts' rows are found by the stride from the first one's."""
         return self.is_quantized or self.expert_stride > 0
 
     @property
     def columns(self) -> int:
-        """Columns of the results."""
         return self.own_rows if self.with_rows else self.w.columns
 
     @property
-    def cut_columns(self) -> int:
-        """Columns by which it is decided how it is cut: those of the whole."""
+    def tiling_columns(self) -> int:
+        """Columns that decide the tiling: those of the whole product."""
         return self.whole_columns or self.columns
 
     @property
@@ -164,36 +159,35 @@ class Gemm:
         return self.x.columns if self.with_rows else self.own_rows
 
     @property
-    def cut_depth(self) -> int:
-        """Terms by which it is decided how it is cut: those of a part, where that is given."""
+    def tiling_depth(self) -> int:
+        """Terms that decide the tiling: those of a part, if given."""
         return min(self.depth, self.part) if self.part else self.depth
 
     @property
     def parts(self) -> int:
-        """Parts of its reduction that are given; 1 where none are."""
+        """Given parts of the reduction; 1 if there are none."""
         return ceil_div(self.depth, self.part) if self.part else 1
 
     @property
     def flops(self) -> int:
-        """Floating-point operations."""
         thin = self.lora is not None and not self.few
         rank = self.lora.rank(with_rows=self.with_rows) if self.lora and thin else 0
         return 2 * self.x.rows * self.columns * (self.depth + rank)
 
     @property
     def name(self) -> str:
-        """The shader's name: as BLAS has it, whether w is read transposed."""
+        """The shader's name, which says as in BLAS whether w is transposed."""
         return "nt" if self.with_rows else "nn"
 
     @property
     def size_class(self) -> str:
-        """Products that want to be cut alike (``Profile.products``)."""
-        return size_class(self.name, self.x.rows, self.cut_columns, self.cut_depth)
+        """The class of products with the same tiling (``Profile.products``)."""
+        return size_class(self.name, self.x.rows, self.tiling_columns, self.tiling_depth)
 
 
 @lru_cache(maxsize=1 << 12)
 def size_class(name: str, rows: int, columns: int, depth: int) -> str:
-    """Products whose sizes are alike: each up to the next power of two, and the largest as one.
+    """Sizes rounded up to powers of two; the largest are one class.
 
     The tuner times fewer rows and a smaller vocabulary than a model may have.
     """

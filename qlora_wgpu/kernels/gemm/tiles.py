@@ -10,16 +10,22 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.common import EXPERT_TILE, Change, Tunable
-from qlora_wgpu.kernels.gemm.launch import LEAST_PART, Cut, factors_of, launch_split, launch_whole
+from qlora_wgpu.kernels.gemm.launch import (
+    LEAST_PART,
+    Tiling,
+    factors_of,
+    launch_split,
+    launch_whole,
+)
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
-# Half as many workgroups of deep tiles fill a GPU: an H100 is the fastest with one of 256
-# invocations on each core. Other GPUs' cores hold several; with so few, some cores would have none.
+# Half as many workgroups of deep tiles fill a GPU: an H100 is fastest with one of 256 invocations
+# per core. Other GPUs' cores hold several; with so few, some cores would be idle.
 _DEEP = 2
 
 
 def matrix_units_fits(gemm: Gemm, profile: Profile) -> bool:
-    """Where the profile has some that take the operands, in a tile within its limits."""
+    """Whether the profile has matrix units for the operands, with a tile within its limits."""
     own = profile.for_products(gemm.size_class)
     if own.gemm_kind != "matrix":
         return False
@@ -28,7 +34,7 @@ def matrix_units_fits(gemm: Gemm, profile: Profile) -> bool:
 
 
 def matrix_units(g: Graph, gemm: Gemm) -> None:
-    """On matrix units, with float32 sums; factors of f16 are for bfloat16, float32 stays exact."""
+    """On matrix units, with float32 sums; f16 is used for bfloat16, float32 stays exact."""
     own = g.profile.for_products(gemm.size_class)
     tile = _matrix_tile(gemm, own)
     tensors: dict[str, Tensor] = {}
@@ -40,7 +46,7 @@ def matrix_units(g: Graph, gemm: Gemm) -> None:
             tensors["saturated"] = g.saturated
         gemm = _with_factors(gemm, factors.x)
     constants = tile.constants(with_rows=gemm.with_rows)
-    # A term that is masked is added to the results.
+    # A masked term is added to the results.
     term = gemm.lora is not None and gemm.lora.dropout is None
     whole = _in_whole_tiles(gemm, tile)
     constants |= {
@@ -49,17 +55,17 @@ def matrix_units(g: Graph, gemm: Gemm) -> None:
         "WHOLE_K": whole,
         "RUNS": whole and (gemm.with_rows or not gemm.others),
     }
-    cut = Cut(
+    tiling = Tiling(
         f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
         threads=(_DEEP if tile.deep else 1) * tile.invocations, any_parts=True, tensors=tensors,
         direct=term or gemm.lora is None,
         loads=gemm.scale == 1.0 and "exponents" not in tensors,
     )  # fmt: skip
-    launch_split(g, gemm, cut)
+    launch_split(g, gemm, tiling)
 
 
 def _with_factors(gemm: Gemm, x: Tensor) -> Gemm:
-    """The product of a copy of x that has its columns alone, of all layers side by side."""
+    """The product with a copy of x with only its columns, all layers next to each other."""
     return replace(gemm, x=x) if gemm.with_rows else replace(gemm, x=x, row0=0, others=())
 
 
@@ -71,7 +77,7 @@ def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
 
 
 def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
-    """Whether tiles along the sums end where those and their parts do, each of one layer's x."""
+    """Whether tiles along the reduction end where it, its parts and each layer's x end."""
     layers = () if gemm.with_rows else (gemm.x, *gemm.others)[: len(gemm.others)]
     lengths = (gemm.depth, gemm.part, *(x.columns for x in layers))
     return all(length % tile.depth == 0 for length in lengths)
@@ -81,7 +87,7 @@ _TILE_DEPTH, _LEAST_TILE = 16, 8  # of common/tile_f32.wgsl: along k; invocation
 
 
 def workgroup_tiles_fits(gemm: Gemm, profile: Profile) -> bool:
-    """Where the profile asks for it, also in place of matrix units that do not fit."""
+    """Whether the profile asks for it, also if matrix units do not fit."""
     own = profile.for_products(gemm.size_class)
     across, down = own.tile_group
     if own.gemm_kind not in ("tiled", "matrix"):
@@ -90,7 +96,7 @@ def workgroup_tiles_fits(gemm: Gemm, profile: Profile) -> bool:
 
 
 def workgroup_tiles(g: Graph, gemm: Gemm) -> None:
-    """For GPUs: tiles of both operands pass through workgroup memory."""
+    """For GPUs: tiles of both operands in workgroup memory."""
     own = g.profile.for_products(gemm.size_class)
     across, down = _tile_group(own, gemm)
     constants: dict[str, Constant] = {
@@ -106,25 +112,25 @@ def workgroup_tiles(g: Graph, gemm: Gemm) -> None:
     }
     path, threads = f"gemm/{gemm.name}_tiled.wgsl", across * down
     launch_split(
-        g, gemm, Cut(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
+        g, gemm, Tiling(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
     )
 
 
 def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
-    """The largest workgroup that has no idle half, and of which there are enough for all cores.
+    """The largest workgroup without an idle half, if there are enough for all cores.
 
-    Large tiles read less; cutting the reduction, if it is long, makes more workgroups of them.
+    Large tiles read less; splitting a long reduction makes more workgroups of them.
     """
     across, down = profile.tile_group
     if gemm.experts is not None:
         down = min(down, EXPERT_TILE // 8)
     parts = gemm.parts if gemm.part else max(gemm.depth // LEAST_PART, 1)
     while max(across, down) > _LEAST_TILE:
-        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.cut_columns, 8 * across)
+        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.tiling_columns, 8 * across)
         few = workgroups * parts < profile.least_workgroups // 8
         if down > _LEAST_TILE and (gemm.x.rows <= 4 * down or (few and down >= across)):
             down //= 2
-        elif across > _LEAST_TILE and (gemm.cut_columns <= 4 * across or few):
+        elif across > _LEAST_TILE and (gemm.tiling_columns <= 4 * across or few):
             across //= 2
         else:
             break
@@ -132,21 +138,21 @@ def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
 
 
 def tile_bytes(across: int, down: int) -> int:
-    """Workgroup memory of ``common/tile_f32.wgsl``: eight rows and columns each, 16 deep."""
+    """Workgroup memory of ``common/tile_f32.wgsl``: eight rows and columns each, depth 16."""
     return 4 * 16 * 8 * (across + down)
 
 
 _ROWS_THAT_JUST_FIT = 10
-SKINNY = 64  # products of at most so many columns are cut along their rows instead
+SKINNY = 64  # products of at most this many columns are split along rows instead
 
 
 def texture_fits(gemm: Gemm, profile: Profile) -> bool:
-    """Where kernels read textures; they mask the term, not x."""
+    """Whether kernels read textures; they can mask the term, but not x."""
     return profile.textures and gemm.dropout is None and not gemm.others
 
 
 def subgroup_texture(g: Graph, gemm: Gemm) -> None:
-    """For software adapters: operands in textures, rows broadcast within a subgroup."""
+    """For software GPUs: operands in textures, rows broadcast within a subgroup."""
     threads = g.profile.subgroup_size
     most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
     rows = _fewer(most, gemm.x.rows, whole=gemm.experts is not None)
@@ -155,35 +161,35 @@ def subgroup_texture(g: Graph, gemm: Gemm) -> None:
     left = gemm.columns % tile
     constants: dict[str, Constant] = {
         **broadcast_constants(threads, rows),
-        # Of a product of less than a tile it would save little, and takes longer to compile. A
-        # loop over 32 rows is too long to be there twice.
+        # For products of less than a tile it saves little and takes longer to compile. A loop over
+        # 32 rows is too long to appear twice.
         "NARROW": most <= 16 and gemm.columns > tile and 0 < left <= tile // 2,
-        # A loop over ten rows just fits into what a processor keeps decoded, so that every
-        # instruction counts; other loops stay as they were timed.
+        # A loop over ten rows just fits a processor's cache of decoded instructions, so every
+        # instruction counts; other loops stay as timed.
         "WHOLE_K": rows == _ROWS_THAT_JUST_FIT and gemm.depth % 8 == 0,
     }
-    launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
+    launch_whole(g, gemm, Tiling(path, rows, tile, constants, True, eights=True))
 
 
 def skinny(g: Graph, gemm: Gemm) -> None:
-    """For results of few columns, or a masked x: each invocation has a few rows."""
+    """For few columns, or a masked x: each invocation has a few rows."""
     launch_split(g, gemm, _registers(gemm, g.profile.skinny_tile, *g.profile.skinny_group))
 
 
 def registers(g: Graph, gemm: Gemm) -> None:
-    """Each invocation holds a tile of results; no workgroup memory."""
+    """Each invocation holds a tile of results, without workgroup memory."""
     own = g.profile.for_products(gemm.size_class)
     launch_split(g, gemm, _registers(gemm, own.gemm_tile, *own.gemm_group))
 
 
-def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
+def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Tiling:
     constants: dict[str, Constant] = {"TILE_M": tile, "WG_N": across, "WG_M": down}
-    return Cut(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
+    return Tiling(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
 
 
 def _fewer(rows: int, present: int, *, whole: bool) -> int:
-    """Rows of a tile, fewer where few are present; ``whole``: tiles are parts of an expert's."""
-    # A tile of ten rows takes some 8/7 of the time of one of eight.
+    """Rows of a tile, fewer if few are present; ``whole``: tiles must divide an expert's."""
+    # A tile of ten rows takes about 8/7 of the time of one of eight.
     eights, tens = ceil_div(present, 8), ceil_div(present, _ROWS_THAT_JUST_FIT)
     if rows == _ROWS_THAT_JUST_FIT and (whole or 8 * tens >= 7 * eights):
         rows = 8
@@ -193,7 +199,7 @@ def _fewer(rows: int, present: int, *, whole: bool) -> int:
 
 
 def broadcast_constants(subgroup_size: int, rows: int) -> dict[str, Constant]:
-    """How rows that are broadcast are spread over the invocations of a subgroup."""
+    """How broadcast rows are distributed over a subgroup's invocations."""
     span = max(n for n in range(1, min(subgroup_size, rows) + 1) if rows % n == 0)
     return {"THREADS": subgroup_size, "SPAN": span, "BLOCKS": rows // span}
 
@@ -211,7 +217,7 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
         return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
     tried = _MATRIX_CHANGES if profile.matrix else _CHANGES
     changed = ((change, replace(profile, **change)) for change in tried)
-    return tuple(change for change, cut in changed if cut != profile and _is_allowed(cut))
+    return tuple(change for change, tiling in changed if tiling != profile and _is_allowed(tiling))
 
 
 _MATRIX_CHANGES: tuple[Change, ...] = (
@@ -240,10 +246,9 @@ _CHANGES: tuple[Change, ...] = (
 
 
 def _is_allowed(profile: Profile) -> bool:
-    """Whether a GPU's workgroups may be as a profile cuts products."""
     if profile.gemm_kind == "matrix":
         tile = profile.tile_on_matrix_units()
-        # One that may not be deep is another candidate already.
+        # A tile that may not be deep is already another candidate.
         fits = all(tile.fits(profile.limits, with_rows=rows) for rows in (True, False))
         return fits and tile.deep == profile.matrix_deep
     if profile.gemm_kind == "tiled":

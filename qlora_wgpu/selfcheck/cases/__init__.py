@@ -1,4 +1,4 @@
-"""Checks of kernels at odd shapes, against NumPy: every function ``check_…`` of a module here."""
+"""Checks of kernels at odd shapes against NumPy: all functions ``check_…`` of the modules here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ class Case:
 
     check: str  # the check's name
     function: Callable[..., None]  # takes a ``Runner`` and the arguments
-    arguments: tuple[Any, ...]  # one of those that the function is decorated with
-    in_textures: bool  # whether all that may lie in textures does, instead of what must
+    arguments: tuple[Any, ...]  # one of the function's decorated arguments
+    in_textures: bool  # whether all possible tensors are in textures, instead of only required ones
 
 
 def checks() -> dict[str, Callable[..., None]]:
-    """The functions of all checks by their names."""
     functions: dict[str, Callable[..., None]] = {}
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         members = vars(importlib.import_module(f"{__name__}.{module}"))
@@ -38,7 +37,7 @@ def checks() -> dict[str, Callable[..., None]]:
 
 
 def cases_for(profile: Profile) -> list[Case]:
-    """All checks with all their arguments, in every memory that a profile's kernels use."""
+    """All checks with all arguments, in all kinds of memory that a profile's kernels use."""
     places = (False, True) if profile.textures else (False,)
     return [
         Case(name, function, arguments, in_textures)

@@ -1,4 +1,4 @@
-"""Attention, its rotation and its heads' norms."""
+"""Attention, RoPE and heads' norms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qlora_wgpu.selfcheck.runner import SUMS, Array, Runner, new_counts, rounded
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
 _ROWS = _SAMPLES.size
-# The same beyond one workgroup's 64 tokens, and a sample that begins with the second one's.
+# The same beyond one workgroup's 64 tokens, and a sample that starts with the second workgroup.
 _LONG = np.array(
     [[1] * 9 + [2] * 80 + [0] * 12, [0] * 5 + [1] * 96, [1] * 101, [1] * 64 + [2] * 37]
 )
@@ -35,11 +35,11 @@ _LONG = np.array(
     (24, None, None, True, True, True),
     (64, 7, None, True, True, True),
     (64, 70, 3.0, False, False, False),
-    # As most models have it, in the sizes that most have: a run compiles the same shaders.
+    # The most common settings and sizes: a run compiles the same shaders.
     (32, None, None, True, False, False),
     (64, None, None, True, False, False),
     (128, None, None, True, False, False),
-    # No matrix unit has whole products of these, and 252 take as many registers as 256.
+    # No matrix unit has whole products of these, and 252 takes as many registers as 256.
     (20, 7, 3.0, False, True, False),
     (252, None, None, True, False, False),
 )
@@ -52,11 +52,11 @@ def check_attention(
     exact_gradient: bool,
     has_sinks: bool,
 ) -> None:
-    """Grouped heads of several sizes, a window, a softcap, sinks, in a workgroup and beyond."""
+    """Grouped heads of several sizes, window, softcap and sinks, within a workgroup and beyond."""
     samples = _SAMPLES if short else _LONG
-    if not short:  # as if there were many, which need no workgroups for each head that shares keys
+    if not short:  # as with many, which need no separate workgroups for heads that share keys
         run.graph.profile = replace(run.graph.profile, least_workgroups=0)
-    heads = 6 if head_dim % 4 else 4  # of 22 elements, neither 6 nor 2 are whole units of eight
+    heads = 6 if head_dim % 4 else 4  # with 22 elements, neither 6 nor 2 heads are whole units
     sinks = [2 * normal("sinks", heads)] * has_sinks
     sizes = heads, 2, head_dim
     compare_attention(run, sizes, samples, sinks, exact_gradient, window, softcap, size=2.0)
@@ -74,9 +74,9 @@ def compare_attention(
     size: float = 1.0,
     near: float = 0.0,
 ) -> None:
-    """Compares attention of so many heads, heads of keys, and elements; q of a size.
+    """Compares attention with ``sizes``: heads, key heads and elements; ``size`` scales q.
 
-    ``near`` is allowed of dq and dk, whose terms of order 1 may cancel.
+    ``near`` is an additional tolerance of dq and dk, whose terms of order 1 may cancel.
     """
     heads, kv_heads, head_dim = sizes
     rows, scale, batch = samples.size, 1 / np.sqrt(head_dim), run.batch(samples)
@@ -101,7 +101,7 @@ def compare_attention(
 def _walked(
     run: Runner, qkv: Sequence[Array], do: Array, head_dim: int, exact: bool
 ) -> tuple[Attention, Tensor, Array]:
-    """Attention of two samples whose output is q, and its gradient, which is held as this."""
+    """Attention of two samples whose output is q, with its gradient, and that as stored."""
     seq = len(do) // 2
     (q, k, v), batch = map(run.operand, qkv), run.batch(np.ones((2, seq), np.int64))
     lse = run.float32(normal("lse", q.rows * q.columns // head_dim))
@@ -112,7 +112,7 @@ def _walked(
 
 @each((8, False), (24, True))
 def check_attention_sizes(run: Runner, head_dim: int, exact_gradient: bool) -> None:
-    """What matrix units are told of each block and head; NaN and infinity have no size."""
+    """The magnitudes per block and head for matrix units; NaN and infinity are ignored."""
     seq, heads, kv_heads = 150, 4, 2
     rows = 2 * seq
     o, do = normal("o", rows, heads * head_dim), normal("do", rows, heads * head_dim)
@@ -138,12 +138,12 @@ def check_attention_sizes(run: Runner, head_dim: int, exact_gradient: bool) -> N
 
 @each((16, False), (24, True))
 def check_attention_factors(run: Runner, head_dim: int, exact_gradient: bool) -> None:
-    """What matrix units walk over as f16: a gradient by powers of two, the rest held, counted."""
+    """f16 inputs of matrix units: gradients scaled by powers of two, others clamped, counted."""
     seq, heads, kv_heads = 70, 4, 2
     rows, sizes = 2 * seq, np.array([1.0, 2e-3, 30.0])[np.arange(2 * seq) % 3, None]
     q, do = (no_ties(name, rows, heads * head_dim) * sizes for name in ("q", "do"))
     k, v = (no_ties(name, rows, kv_heads * head_dim) for name in "kv")
-    do[seq - 1 :: seq] *= 100.0  # beyond the first rows whose sizes are told together
+    do[seq - 1 :: seq] *= 100.0  # beyond the first rows that share an entry
     do[seq:] *= 1e-12
     k[3, 1], k[69, 2], v[139, 3], q[5, 1] = 1e5, -3e6, 2e5, -4e7
     problem, cotangent, do = _walked(run, (q, k, v), do, head_dim, exact_gradient)
@@ -165,16 +165,16 @@ def check_attention_factors(run: Runner, head_dim: int, exact_gradient: bool) ->
     (22, 8, False),
 )  # fmt: skip
 def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
-    """Rotation and its inverse: whole heads, a part of them, and neighbours; alone and of two.
+    """RoPE and its inverse: whole heads, partial and interleaved; one tensor, and two.
 
-    Gradients of what is alone, and of the second of two, are exact: sums, as of shared keys.
+    Gradients of a single tensor, and of the second of two, are float32 sums, as with shared keys.
     """
     _compare_rope(run, _SAMPLES, head_dim, rotary_dim, (True, False, True), interleaved=interleaved)
 
 
 @each((64, 32), (64, 64))
 def check_rope_of_few_rows(run: Runner, head_dim: int, rotary_dim: int) -> None:
-    """Rotation of as few rows as new tokens are, of one tensor and of two."""
+    """RoPE of few rows, as in decoding, of one tensor and of two."""
     samples = np.array([[1, 1, 1, 0], [1, 1, 2, 2]])
     _compare_rope(run, samples, head_dim, rotary_dim, None)
 

@@ -1,4 +1,4 @@
-"""Columns of matrices, heads that are put together of them, and their types."""
+"""Columns of matrices, heads composed of them, and type conversions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADS, _GROUP, _HEAD_DIM = 5, 27, 21
 
 @each((True,), (False,))
 def check_columns(run: Runner, rounded_first: bool) -> None:
-    """Slices that overlap, and the sum of their gradients."""
+    """Overlapping slices, and the sum of their gradients."""
 
     def op(g: Graph, x: Tensor) -> list[Tensor]:
         return [columns(g, x, 3, 14), columns(g, x, 9, 21)]
@@ -33,10 +33,7 @@ def check_columns(run: Runner, rounded_first: bool) -> None:
 
 @each((True,), (False,))
 def check_group_columns(run: Runner, rounded_first: bool) -> None:
-    """Three parts of each group and what remains, and the sum of their gradients.
-
-    Or of float32, to which nothing is lost.
-    """
+    """Three parts of each group and the rest, and the sum of their gradients; also in float32."""
     groups, group, widths = 7, 37, (11, 9, 6)
     parts = [(0, widths), (sum(widths), (8,))]
     x = normal("x", ROWS, groups * group)
@@ -53,7 +50,7 @@ def check_group_columns(run: Runner, rounded_first: bool) -> None:
 
 @each((True,), (False,))
 def check_head_parts(run: Runner, rounded_first: bool) -> None:
-    """Heads of two matrices, and of one with zeros behind; gradients of all uses added up."""
+    """Heads of two matrices, and of one padded with zeros; the sum of all gradients."""
     own, common = normal("own", ROWS, _HEADS * _GROUP), normal("common", ROWS, 43)
 
     def places(own: Any, common: Any) -> list[list[tuple[Any, int, int, int]]]:
@@ -74,7 +71,7 @@ def check_head_parts(run: Runner, rounded_first: bool) -> None:
 
 
 def check_types(run: Runner) -> None:
-    """Copies in another type, and gradients of both types added up."""
+    """Copies in another type, and sums of gradients of both types."""
     x, dys = normal("x", ROWS, 45), [normal(name, ROWS, 45) for name in ("dy", "dz", "dw", "dv")]
     tx = run.float32(x, grad=True)
     y = cast(run.graph, tx)
@@ -91,7 +88,7 @@ def check_types(run: Runner) -> None:
 
 
 def check_rounding(run: Runner) -> None:
-    """Every bit of what is rounded: ties to both sides, infinities and NaN."""
+    """Bit-exact rounding: ties in both directions, infinities and NaN."""
     high = np.arange(0x3F70, 0x3F90, dtype=np.uint32)[:, None] << 16
     low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     bits = np.concatenate([(high | low).ravel(), (high | low).ravel() | 0x80000000])

@@ -22,13 +22,13 @@ CheckT = TypeVar("CheckT", bound=Callable[..., None])
 
 ROWS = 37
 ONES = np.ones((1, ROWS), np.int64)
-# A sample that ends with its row, and the next row's, which are told apart by the rows alone.
+# A sample that ends with its row, and one in the next row: only the row distinguishes them.
 SAMPLES = np.array([19 * [1], 8 * [1] + 11 * [2]])
 KEY = 12345  # of dropout
 
 
 def each(*arguments: tuple[Any, ...]) -> Callable[[CheckT], CheckT]:
-    """Marks a check that is run once with each of these arguments."""
+    """Runs a check once with each of these arguments."""
 
     def mark(check: CheckT) -> CheckT:
         vars(check)["arguments"] = arguments
@@ -38,29 +38,29 @@ def each(*arguments: tuple[Any, ...]) -> Callable[[CheckT], CheckT]:
 
 
 def arguments_of(check: Callable[..., None]) -> tuple[tuple[Any, ...], ...]:
-    """What a check is run with; nothing, once, if it is not marked."""
+    """A check's arguments; a single empty tuple if it is not decorated."""
     marked: tuple[tuple[Any, ...], ...] = vars(check).get("arguments", ((),))
     return marked
 
 
 def normal(name: str, *shape: int) -> Array:
-    """Normal numbers that follow from a name."""
+    """Normal numbers seeded by a name."""
     return _drawn(name, shape).copy()
 
 
-@lru_cache(64)  # a check in textures takes those of the same in buffers
+@lru_cache(64)  # a check in textures uses the same numbers as in buffers
 def _drawn(name: str, shape: tuple[int, ...]) -> Array:
     return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
 
 
 def no_ties(name: str, *shape: int) -> Array:
-    """Normal numbers, none as near to two of float16, of which kernels take the larger one."""
+    """Normal numbers without ties in float16, which kernels round up."""
     numbers = normal(name, *shape).astype(np.float32)
     return (numbers.view(np.uint32) | 1).view(np.float32).astype(np.float64)
 
 
 def uneven(name: str, rows: int, columns: int) -> Array:
-    """Normal numbers whose rows are of several sizes, so small that a norm's ε counts, too."""
+    """Normal numbers with rows of different magnitudes, so small that a norm's ε matters."""
     sizes = np.array([1.0, 2e-3, 30.0])[np.arange(rows) % 3, None]
     scaled: Array = normal(name, rows, columns) * sizes
     return scaled
@@ -72,7 +72,7 @@ def filled_adapter(
     experts: list[ExpertSpec] | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> tuple[AdapterLayout, dict[str, Array]]:
-    """An adapter of normal numbers, its gradient so far one; and its parts in float32."""
+    """An adapter of normal numbers with a gradient of ones, and its parts in float32."""
     adapter = AdapterLayout(config, linears, experts or [], vocabulary=vocabulary)
     parts = adapter.split(adapter.initial(0))
     values = {n: normal(n, *a.shape).astype(np.float32) for n, a in parts.items()}
@@ -84,21 +84,19 @@ def filled_adapter(
 
 
 def whole_gradient(adapter: AdapterLayout) -> Tensor:
-    """The flat vector of an adapter's gradients."""
     return matrix("gradient", 1, adapter.length, "float32", adapter.gradient.whole.storage)
 
 
 def joined(adapter: AdapterLayout, gradients: dict[str, Array]) -> Array:
-    """The flat vector that was one before these gradients, by names, were added to it."""
     values = {name: array.astype(np.float32) for name, array in gradients.items()}
     return adapter.join(values)[None].astype(np.float64) + 1.0
 
 
 def of_halves(run: Runner) -> float:
-    """What attention's factors of float16 allow, as a share of the largest value, if it has such.
+    """The tolerance for attention with float16 factors, relative to the largest value.
 
-    On matrix units each is off by half of its last place at most, 2⁻¹¹ of itself, either way: sums
-    of products of two, by 2⁻¹⁰ of what such sums are.
+    On matrix units each factor is off by at most half a unit in the last place, 2⁻¹¹ of itself, and
+    so sums of products of two by 2⁻¹⁰ of their size.
     """
     halved = any(launch.constants.get("HALF") is True for launch in run.graph.launches)
     return 2.0**-10 * halved
@@ -109,12 +107,11 @@ Formula = Callable[..., Any]
 
 
 def of_names(parts: Mapping[str, Array], name: str) -> list[Array]:
-    """A module's parts of an adapter: A, B and, with DoRA, the magnitudes."""
     return [part for own, part in parts.items() if name in own]
 
 
 class Exact(NamedTuple):
-    """An input of float32, not an operand."""
+    """A float32 input instead of an operand."""
 
     array: Array
 
@@ -136,28 +133,26 @@ def compare_op(
     inner_ys: Sequence[Array] = (),
     inner_dxs: Sequence[float | Array] = (),
 ) -> list[Array]:
-    """Compares an op and the gradients of its inputs with a formula and its own.
+    """Compares an op and its gradients with a formula and its gradients; returns the results.
 
     Args:
-        run: Where it runs.
-        op: Takes the graph, the inputs, which are operands, and the rest; gives one result or more.
+        run: Runs it.
+        op: Takes the graph, the inputs as operands, and the rest; returns one result or more.
         formula: Takes the same arrays, without a graph, and with an adapter its ``parts`` by name.
-        inputs: What gets gradients.
-        *rest: What gets none: arrays are of float32, other things are as they are.
-        exact: Of each result, whether its gradient is float32, not an operand; None gives none.
-        dy: That gradient; normal numbers by default.
-        adapter: What op applies besides; its flat gradient was one before.
-        by_row: Whether each row is measured by its own largest value.
-        stores: Whether gradients follow from the result as it was stored, as attention's do, whose
-            factors may be of float16.
-        copies: Whether results have every bit.
-        casts: Whether the first gradient is read as an operand, too.
-        inner: What intermediates' roundings allow, as a share of the largest value.
-        inner_ys: The same of each result's elements.
-        inner_dxs: The same of each gradient.
-
-    Returns:
-        The results.
+        inputs: The inputs with gradients.
+        *rest: The inputs without: arrays become float32, others are passed unchanged.
+        exact: For each result, whether its gradient is float32 instead of an operand; None for no
+            gradient.
+        dy: The gradient of the results; normal numbers by default.
+        adapter: An adapter that op applies; its flat gradient starts with ones.
+        by_row: Whether errors are relative to each row's largest value.
+        stores: Whether gradients are those of the stored result, as in attention, whose factors
+            may be float16.
+        copies: Whether results must be bit-exact.
+        casts: Whether the first gradient is also read as an operand.
+        inner: The tolerance for roundings of intermediates, relative to the largest value.
+        inner_ys: The same for each result's elements.
+        inner_dxs: The same for each gradient.
     """
     values = [array.array if isinstance(array, Exact) else array for array in inputs]
     tensors = [

@@ -1,4 +1,4 @@
-"""Gated delta nets: their convolutions, gates and rule."""
+"""Gated delta nets: convolutions, gates and the delta rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qlora_wgpu.reference import delta_net as formulas
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner, rounded
 
-# A whole row, and samples that are packed, of which the first has the number of the one before it.
+# A whole row, and packed samples, of which the first has the same number as the one before it.
 _PACKED = np.array([[1] * 19, [1] * 5 + [0] + [7] * 2 + [9] * 7 + [0] * 4])
 
 
@@ -24,7 +24,7 @@ _CONVOLUTIONS = ((4, True, True), (3, False, True), (11, True, False), (4, False
 
 @each(*_CONVOLUTIONS)
 def check_short_conv(run: Runner, taps: int, has_bias: bool, exact_gradient: bool) -> None:
-    """y and dx of samples in two rows, with a gradient of each type."""
+    """y and dx of samples in two rows, with gradients of both types."""
     _compare(run, (short_conv, formulas.short_conv), 3, taps, has_bias, exact_gradient)
 
 
@@ -48,7 +48,7 @@ def _compare(
 
 @each((True, True), (True, False), (False, True))
 def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) -> None:
-    """Decay, beta and what passes back through one of them or both, of operands and float32."""
+    """Decay, beta, and gradients through either or both, for operands and float32."""
     heads, exact = 11, wants_decay
     a, b = 3 * normal("a", ROWS, heads), 3 * normal("b", ROWS, heads)
     a.flat[:6] = b.flat[:6] = -90.0, 90.0, 0.0, -0.0, -12.0, 12.0
@@ -59,15 +59,15 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
     decay, _ = compare_op(run, op, formula, inputs, a_log, dt_bias, exact=kinds)
     ta, tb = (rounded(x, "float32" if exact else run.dtype) for x in (a, b))
     exact_decay, _ = formula(ta, tb, a_log, dt_bias)
-    run.compare(np.log(-decay + 1e-30), np.log(-exact_decay + 1e-30))  # the small ones, too
+    run.compare(np.log(-decay + 1e-30), np.log(-exact_decay + 1e-30))  # including small ones
 
 
 @each((True,), (False,))
 def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
-    """o and what passes back through it, over three chunks, two samples, and padding behind them.
+    """o and its gradients, over three chunks, two samples, and padding after them.
 
-    The middle chunk begins with a state and hands on its gradient; every other head forgets so
-    little that what is left of the one counts in the other.
+    The middle chunk starts with a state and passes its gradient on; every other head decays so
+    slowly that chunks influence each other.
     """
     rows, heads = 135, formulas.Heads(keys=2, values=6, key_dim=24, value_dim=40)
     q, k, v = 3 * normal("q", rows, 48), 3 * normal("k", rows, 48), normal("v", rows, 240)

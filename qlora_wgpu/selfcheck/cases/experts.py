@@ -1,4 +1,4 @@
-"""Mixtures of experts: their layers, the choice of experts, and few tokens."""
+"""Mixtures of experts: layers, routing, and few tokens."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _NAMES = ("gate_proj", "up_proj")
 
 
 def _logits(rows: int) -> Array:
-    """Router's outputs: of one row, or so that experts have whole tiles, one row more, or none.
+    """Router logits for one row, or with which experts have whole tiles, one row more, or none.
 
-    Some of the chosen are equal, and some are equal to the best that is not chosen. Of some rows
-    all are below the zeros that pad a row.
+    Some of the selected are equal, and some are equal to the best not selected. In some rows all
+    are below the zeros of the padding.
     """
     chosen = np.repeat([2, 0, 3, 4, 5], [128, 65, 64, 42, 1]).reshape(2, _MANY)[:, -rows:]
     logits = 0.5 * normal("logits", rows, _EXPERTS)
@@ -70,7 +70,7 @@ def _logits(rows: int) -> Array:
 
 @dataclass(frozen=True)
 class Experts:
-    """Layers of all experts that are added up, and what their formula takes."""
+    """Layers of all experts, whose outputs are summed, with the inputs of their formula."""
 
     layers: list[ExpertLinear]
     held: list[Array]  # (experts, out, in) of each
@@ -87,7 +87,7 @@ class Experts:
         *,
         has_bias: bool = False,
     ) -> Experts:
-        """Layers by their names; without adapters if r is 0."""
+        """Layers by name; without adapters if r is 0."""
         stacks = [
             ExpertSpec("mlp.experts", name, w.experts, w.rows, w.columns)
             for name, (w, _) in weights.items()
@@ -108,7 +108,6 @@ class Experts:
     def op(
         self, g: Graph, x: Tensor, routing: Routing, batch: BatchBuffers, residual: Tensor
     ) -> Tensor:
-        """Adds what they make of x to the residual."""
         permuted = permute(g, x, routing)
         for layer in self.layers:
             made = expert_linear(g, permuted, layer, routing, batch)
@@ -118,7 +117,7 @@ class Experts:
     def formula(
         self, x: Array, ids: Any, weights: Array, residual: Array, parts: Mapping[str, Array]
     ) -> Array:
-        """The same in float64, by the parts of their adapter."""
+        """The same in float64, given the parts of their adapter."""
         for layer, w, bias in zip(self.layers, self.held, self.biases, strict=True):
             if self.adapter and layer.lora:
                 own = sorted(n for n in parts if layer.name in n)
@@ -133,7 +132,7 @@ class Experts:
 def dense_experts(
     run: Runner, w: Array, cuts: Sequence[int] = (0, 2)
 ) -> tuple[ExpertMatrix, Array]:
-    """Experts in shards that begin at some of them, and their weights as they are held."""
+    """Experts in shards that start at ``cuts``, and their weights as stored."""
     experts, outer, inner = w.shape
     shards = tuple(
         (first, end - first, run.weight(w[first:end].reshape(-1, inner)))
@@ -143,7 +142,7 @@ def dense_experts(
 
 
 def _held(run: Runner, w: Array, storage: str) -> tuple[ExpertMatrix, Array]:
-    """Experts as operands, or of 4 bits, two at a time; and their weights as they are held."""
+    """Experts as operands, or in 4 bits, two at a time; and their weights as stored."""
     if storage == "dense":
         return dense_experts(run, w)
     stored = [quantize_nf4(part.astype(np.float32), 64, storage == "double") for part in w]
@@ -176,9 +175,9 @@ def check_experts(
     rows: int = _MANY,
     has_bias: bool = False,
 ) -> None:
-    """Two layers of all experts, added up: y, dx, and the gradients of router and adapter.
+    """Two layers of all experts, summed: y, dx, and the gradients of router and adapter.
 
-    Slots past an expert's own may be harmless in one memory and not in another.
+    Errors in slots beyond an expert's own may only show in one kind of memory.
     """
     weights = {n: _held(run, normal(f"w of {n}", _EXPERTS, outer, inner), storage) for n in _NAMES}
     experts = Experts.of(run, weights, 11 * has_adapter, 1, has_bias=has_bias)
@@ -194,7 +193,7 @@ def compare_experts(
     normalized: bool,
     batch: BatchBuffers | None = None,
 ) -> None:
-    """Compares a mixture by its input, the router's logits and what it is added to."""
+    """Compares a mixture by its input, the router's logits and the residual."""
     x, logits, skip = inputs
     batch = batch or run.batch(np.ones((1, len(x)), np.int64))
     tile = NEW_TOKENS_TILE if batch.decodes else EXPERT_TILE
@@ -210,7 +209,7 @@ def compare_experts(
         y = experts.formula(x, ids, chosen, skip, parts or {})
         return y, slots.astype(np.float64), ends.ravel().astype(np.float64)
 
-    # What experts make, and what comes back to them, are operands.
+    # The experts' outputs and their gradients are operands.
     compare_op(
         run, op, formula, [x, Exact(logits), Exact(skip)], adapter=experts.adapter,
         exact=None if batch.decodes else (True, None, None), inner=ROUNDING[run.dtype],
@@ -219,7 +218,7 @@ def compare_experts(
 
 @each((True,), (False,))
 def check_factors(run: Runner, exact_gradient: bool) -> None:
-    """Weights times factors of experts, with a gradient of each type."""
+    """Weights times factors of experts, with gradients of both types."""
 
     def op(g: Graph, logits: Tensor, factors: Tensor) -> Tensor:
         return with_factors(g, route(g, logits, _TOP_K, normalized=True), factors).weights
@@ -233,16 +232,16 @@ def check_factors(run: Runner, exact_gradient: bool) -> None:
 
 
 _ROWS, _EXPERTS_SCORES, _TOP_K_SCORES = 150, 12, 3
-_INNER = 4e-6  # exp is good to 1e-6
+_INNER = 4e-6  # exp is accurate to 1e-6
 
 
 def _logits_scores() -> Array:
-    """Router's outputs, far enough apart for float32; some are equal, some are far from zero."""
+    """Router logits, distinct in float32; some are equal, some are far from zero."""
     order = np.argsort(normal("order", _ROWS, _EXPERTS_SCORES), axis=1)
     logits = 0.4 * order + 0.03 * normal("logits", _ROWS, _EXPERTS_SCORES) - 2.0
     logits[1::5, 7] = logits[1::5, 3]
     logits[::7] *= 6.0
-    logits[3] = 0.25  # all alike: the first ones are chosen
+    logits[3] = 0.25  # all equal: the first ones are selected
     exact: Array = logits.astype(np.float32).astype(np.float64)
     return exact
 
@@ -255,7 +254,7 @@ def _logits_scores() -> Array:
     (Scoring(False, False, groups=3, top_groups=1, scale=2.0),),
 )
 def check_expert_scores(run: Runner, scoring: Scoring) -> None:
-    """Slots, weights and the gradient of the logits; with corrections and without."""
+    """Slots, weights and the gradient of the logits, with and without corrections."""
     corrections = (0.3 * normal("bias", _EXPERTS_SCORES)).astype(np.float32).astype(np.float64)
     bias = [corrections] * scoring.normalized
 
@@ -288,7 +287,7 @@ def check_scaled_weights(run: Runner, normalized: bool) -> None:
 
 @each((True,), (False,))
 def check_balance_of_experts(run: Runner, weighted: bool) -> None:
-    """The loss of two layers' choices, some rows of padding, and the gradients of their logits."""
+    """The loss of two layers' routing, with padding, and the gradients of their logits."""
     g, coefficient, count = run.graph, 0.4, 9
     weights = np.abs(normal("weights", 1, _ROWS)).astype(np.float32) if weighted else None
     labels = float(count) if weights is None else float(weights[0, :count].sum())
@@ -325,7 +324,7 @@ def check_balance_of_experts(run: Runner, weighted: bool) -> None:
 def check_experts_of_new_tokens(
     run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool
 ) -> None:
-    """Some tokens meet three of six experts each; which there are of a form is in one range."""
+    """A few tokens with three of six experts each; those of one format are in one range."""
     outer = 44
     if form == "dense":
         weight = dense_experts(run, normal("w", _EXPERTS, outer, inner))

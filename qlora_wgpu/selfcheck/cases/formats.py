@@ -1,4 +1,4 @@
-"""Quantized weights of every form that the kernels decode."""
+"""Quantized weights of all formats that the kernels decode."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ FORMS = {
 
 
 def random_weight(form: WeightFormat, shape: tuple[int, int]) -> QuantizedWeight:
-    """Codes of all kinds and scales of many sizes, the same for the same arguments."""
+    """All codes and scales of many magnitudes, deterministic in the arguments."""
     random = np.random.default_rng([*form.name.encode(), *shape])
     pair = (2,) if form.has_minima else ()
     blocks, nested, scale_map = form.block_count(*shape), None, None
-    # Of few binary digits, as files have them: whether drivers fuse products and sums is the same.
+    # With few binary digits, as in files, so that fused multiply-adds make no difference.
     scales: Any = _numbers(random, (blocks, *pair))
     if form.nested_blocksize is not None:
         nested = _numbers(random, (-(-blocks // form.nested_blocksize), *pair))
@@ -73,20 +73,20 @@ def random_weight(form: WeightFormat, shape: tuple[int, int]) -> QuantizedWeight
 
 
 def _numbers(random: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Numbers of either sign and ten binary digits."""
+    """Numbers of both signs with ten binary digits."""
     digits = random.integers(256, 1024, shape) * random.choice([-1, 1], shape)
     numbers: npt.NDArray[np.float32] = np.ldexp(digits, -9).astype(np.float32)
     return numbers
 
 
 def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Eleven binary digits, the larger where two are as near, as ``common/float16.wgsl`` rounds."""
+    """Eleven binary digits, ties rounded up, as in ``common/float16.wgsl``."""
     bits = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
     return np.clip(bits.view(np.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16)
 
 
 @each(
-    ("Q4_1", (37, 160)),  # of 32 rows more than one tile of dequantize/forward_shared.wgsl
+    ("Q4_1", (37, 160)),  # 32 rows are more than one tile of dequantize/forward_shared.wgsl
     ("Q4_K", (9, 256)),
     ("Q5_K", (35, 256)),
     ("Q5_K", (9, 256)),
@@ -106,7 +106,7 @@ def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
     ("INT8 with zeros", (37, 72)),
 )
 def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
-    """Weights as their files have them, to the bit, in several shards."""
+    """Weights as in their files, bit-exact, in several shards."""
     weight = random_weight(FORMS[name], shape)
     matrix = quantized_matrix("w", weight, textures=run.graph.profile.textures)
     run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
@@ -115,7 +115,7 @@ def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
 
 @each(("Q4_0",), ("Q4_1",))
 def check_large_weights(run: Runner, name: str) -> None:
-    """Some beyond float16's end, in some blocks of each of several tiles."""
+    """Some beyond float16's range, in some blocks of each of several tiles."""
     weight = random_weight(FORMS[name], (300, 64))
     scales = weight.absmax.astype(np.float32)
     scales[5::150] *= np.float32(2**14)
@@ -127,7 +127,7 @@ def check_large_weights(run: Runner, name: str) -> None:
 def experts_of(
     run: Runner, stored: list[QuantizedWeight], whole: Storage | None = None
 ) -> QuantizedMatrix:
-    """Experts of one form, their parts in one storage if one is given."""
+    """Experts of one format, with their parts in ``whole`` if given."""
     form, shape = stored[0].format, stored[0].shape
     is_words = whole is None and run.graph.profile.textures and fits_words(form, shape[1])
 
@@ -146,7 +146,7 @@ def experts_of(
 
 @each(("Q6_K", (12, 72)), ("FP8", (12, 40)), ("GPTQ", (12, 72)), ("Q4_K", (12, 96)))
 def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> None:
-    """Three experts of a form, two at a time: each has codes, scales and maps of its own."""
+    """Three experts of a format, two at a time, each with its own codes, scales and maps."""
     first = random_weight(FORMS[name], shape)
     stored = [replace(first, codes=np.roll(first.codes, i)) for i in range(3)]
     matrix = experts_of(run, stored)
@@ -158,7 +158,7 @@ def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> N
 def stored_weight(
     form: str, rows: int, columns: int, number: int = 0, blocksize: int = 64
 ) -> QuantizedWeight:
-    """A weight of a form, another one for each number."""
+    """A weight of a format, a different one for each number."""
     if form in FORMS:
         first = random_weight(FORMS[form], (rows, columns))
         return replace(first, codes=np.roll(first.codes, number))
@@ -167,7 +167,7 @@ def stored_weight(
 
 
 def in_one_range(weights: list[QuantizedWeight], whole: Storage) -> list[QuantizedMatrix]:
-    """Matrices whose parts lie in one storage, as those of a layer do."""
+    """Matrices whose parts are in one storage, as in a layer."""
     matrices = []
     for weight in weights:
         matrix, storages = lay_out("w", weight.shape, weight.format, 1, whole.part, None)
@@ -180,7 +180,7 @@ def in_one_range(weights: list[QuantizedWeight], whole: Storage) -> list[Quantiz
 
 @each(("double", 72, 3), ("NF4", 72, 2), ("Q6_K", 72, 2), ("Q4_K", 96, 3), ("GPTQ", 72, 3))
 def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
-    """Matrices of one input at once, the parts of all in one range of a storage."""
+    """Matrices of one input together, with all parts in one range of a storage."""
     rows = (72, 8, 60)[:count]
     weights = [stored_weight(name, own, columns, n, 32) for n, own in enumerate(rows)]
     matrices = in_one_range(weights, Storage("group", "check", 256))

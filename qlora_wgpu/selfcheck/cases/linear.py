@@ -1,4 +1,4 @@
-"""Products and layers: alone, of one input, with LoRA, DoRA and dropout."""
+"""Products and layers: single, grouped, with LoRA, DoRA and dropout."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NAMES = ("q_proj", "up_proj")
 
 @each(*((shape, double) for shape in ((37, 20), (90, 96), (5, 7)) for double in (True, False)))
 def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> None:
-    """NF4 codes, singly and doubly quantized, whole words and not, in several shards."""
+    """NF4 codes with and without double quantization, whole words and not, in several shards."""
     weights = normal("w", *shape) * np.geomspace(0.1, 10, shape[0])[:, None]
     quantized = quantize_nf4(weights.astype(np.float32), 64, double)
     weight = quantized_matrix("w", quantized, textures=run.graph.profile.textures)
@@ -72,15 +72,15 @@ def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> N
 def check_factors_of_gradients(
     run: Runner, shape: tuple[int, ...], part: int, row0: int, counted: tuple[int, int] | None
 ) -> None:
-    """Gradients as f16, by a power of two of each tile's rows and of each part's columns.
+    """Gradients as f16, scaled by a power of two per tile of rows and part of columns.
 
-    NaN and infinity have no size and stay what they are. ``counted`` says which label row is the
-    first and how many there are from it on.
+    NaN and infinity are ignored and unchanged. ``counted`` is the first label row and their number
+    from there on.
     """
     tile, (rows, *widths) = 16, shape
     depth = sum(widths)
-    # The first rows are larger than the last tile's, later columns than earlier, and one of what a
-    # workgroup looks at last is the largest.
+    # The first rows are larger than the last tile's, later columns than earlier ones, and a value
+    # that a workgroup reads last is the largest.
     x = normal("x", rows, row0 + depth) * 10.0 ** ((7 * np.arange(rows) + 1) % 20 - 9)[:, None]
     x[:, row0:] *= 10.0 ** (np.arange(depth) // 64 % 3)
     x[:, row0 + 2047 : row0 + 2048] = 1e3 * np.abs(x).max(axis=1, keepdims=True)
@@ -116,7 +116,7 @@ def check_factors_of_gradients(
 
 
 def check_values_beyond_float16(run: Runner) -> None:
-    """Inputs and 4-bit weights beyond 65,504: exact, or held there and each counted once."""
+    """Inputs and 4-bit weights beyond 65,504: exact, or clamped and counted once each."""
     rows, inner, outer = 150, 72, 200
     x = np.ones((rows, inner))
     x[3, 5], x[140, 71] = 1e5, -3e6
@@ -139,12 +139,12 @@ def check_values_beyond_float16(run: Runner) -> None:
 
 
 Weight = tuple[Matrix, Array]
-"""A matrix, and its numbers as products have them."""
+"""A matrix, and its numbers as used in products."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Linear layers of one input, and what their formula takes."""
+    """Linear layers of one input, with the inputs of their formula."""
 
     linears: list[Linear]
     weights: list[Array]
@@ -163,9 +163,9 @@ class Layers:
         scaling: int = 2,
         **config: Any,
     ) -> Layers:
-        """Layers by their modules' names; without adapters if r is 0.
+        """Layers by module name; without adapters if r is 0.
 
-        ``together`` says that the biases lie in one storage; ``config`` is the adapters'.
+        With ``together``, biases are in one storage; ``config`` is the adapters'.
         """
         specs = [
             LinearSpec(f"model.layers.0.{n}", w.rows, w.columns) for n, (w, _) in weights.items()
@@ -185,7 +185,7 @@ class Layers:
     def formula(
         self, x: Array, parts: Mapping[str, Array] | None = None, masks: Sequence[Array] = ()
     ) -> tuple[Array, ...]:
-        """What they make of x, by the parts of their adapter, with dropout masks if given."""
+        """Their outputs for x, given the parts of their adapter, and dropout masks if any."""
         ys = []
         masks = masks or [np.ones(x.shape)] * len(self.linears)
         for layer, w, bias, mask in zip(
@@ -201,7 +201,7 @@ class Layers:
     def dora(
         self, run: Runner, x: Array, parts: Mapping[str, Array], masks: Sequence[Array]
     ) -> tuple[list[Array], list[Array]]:
-        """The same with DoRA, and of each result what is scaled, which is an operand."""
+        """The same with DoRA, and each result before scaling, which is an operand."""
         ys, scaled = [], []
         for layer, w, bias, mask in zip(
             self.linears, self.weights, self.biases, masks, strict=True
@@ -217,7 +217,6 @@ class Layers:
 
 
 def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, Array]:
-    """A matrix in shards of so many rows."""
     shards = (
         (i, run.weight(w[i : i + (rows or len(w))])) for i in range(0, len(w), rows or len(w))
     )
@@ -225,7 +224,7 @@ def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, 
 
 
 def in_one_storage(arrays: Sequence[Array]) -> list[Tensor]:
-    """Vectors, each where a binding may begin."""
+    """Vectors in one storage, aligned for bindings."""
     begins = np.cumsum([0, *(round_up(len(array), ALIGNMENT // 4) for array in arrays)])
     data = np.zeros(begins[-1], np.float32)
     storage = Storage("biases", "check", data.nbytes, data)
@@ -238,7 +237,7 @@ def in_one_storage(arrays: Sequence[Array]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a layer, its adapter and its shards."""
+    """Sizes of a layer, its adapter and its shards."""
 
     rows: int
     inner: int
@@ -248,19 +247,19 @@ class Sizes:
 
 
 _ODD = Sizes(ROWS, 72, 130, 5)
-_NARROW = Sizes(ROWS, 44, 130, 5)  # the gradient of whose input is a skinny product
-_LARGE = Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
-_WHOLE = Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
-# So deep that GPUs cut the reduction, of the forward or of the backward.
+_NARROW = Sizes(ROWS, 44, 130, 5)  # the input's gradient is a skinny product
+_LARGE = Sizes(150, 530, 530, 37)  # more than one workgroup computes, or sums at once
+_WHOLE = Sizes(150, 200, 264, 8, 264)  # so that workgroups of all kinds have whole tiles
+# So deep that GPUs split the reduction, of the forward or of the backward.
 _DEEP, _WIDE = Sizes(3, 1100, 100, 5, 72), Sizes(3, 100, 1100, 5, 1088)
-# So many rows that a workgroup of GPUs makes more of them in an adapter's thin products.
+# So many rows that GPUs' workgroups compute more of them in an adapter's thin products.
 _LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
-# More rows and columns than a fault of large sizes may spare; shallow, so that it is quick.
+# Enough rows and columns to show errors of large sizes; shallow, so that it is fast.
 _VAST = Sizes(1030, 24, 2100, 0, 2100)
 
 
 def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Any:
-    """Which elements of a layer's input a batch with ``KEY`` keeps, and their factor."""
+    """The dropout mask of a layer's input for a batch with ``KEY``, including its factor."""
     mask = lora.mask if lora and batch.drops else None
     if mask is None:
         return np.ones((batch.rows, columns))
@@ -271,7 +270,6 @@ def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Any:
 def adapted(
     run: Runner, s: Sizes, *names: str, has_bias: bool = False, dropout: float = 0.0, **config: Any
 ) -> Layers:
-    """Layers of one size in shards of rows, by their modules' names."""
     weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in names}
     return Layers.of(run, weights, s.r, has_bias=has_bias, lora_dropout=dropout, **config)
 
@@ -296,7 +294,7 @@ def adapted(
 def check_linear(run: Runner, has_bias: bool, output: str, dropout: float, s: Sizes = _ODD) -> None:
     """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient.
 
-    Dropout is on for the first one only, as it is off in evaluation.
+    Dropout is on only for the first one; the second is as in evaluation.
     """
     layers = adapted(run, s, *_NAMES, has_bias=has_bias, dropout=dropout)
     ones = np.ones((1, s.rows), np.int64)
@@ -315,10 +313,10 @@ def compare_layers(
     multiplier: float = 1.0,
     size: float = 1.0,
 ) -> None:
-    """Compares layers of one input, of a size, each applied with its batch.
+    """Compares layers of one input, scaled by ``size``, each applied with its batch.
 
-    The output is an operand, float32, or float32 with a residual; as a ``group``, those that this
-    says are float32.
+    The output is an operand, float32, or float32 with a residual; a ``group`` lists which results
+    are float32.
     """
     rows, first = batches[0].rows, layers.linears[0]
     skip = [Exact(normal("skip", rows, first.weight.rows))] * (output == "residual")
@@ -363,14 +361,14 @@ def compare_layers(
     (_LONGER, 0.0),
 )
 def check_only_use(run: Runner, s: Sizes, dropout: float) -> None:
-    """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
+    """A layer that is its input's only use: dx in the input's type, and the adapter's gradient."""
     layers = adapted(run, replace(s, shard=s.outer), _NAMES[0], dropout=dropout)
     batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
     compare_layers(run, layers, [batch])
 
 
 def check_long_product(run: Runner) -> None:
-    """A reduction that GPUs cut into parts, and an input whose gradients are added up."""
+    """A reduction that GPUs split, and an input with a sum of gradients."""
     layers = adapted(run, Sizes(3, 20, 2500, 0, 2500), _NAMES[0])
     twice = replace(layers, linears=2 * layers.linears, weights=2 * layers.weights,
                     biases=2 * layers.biases)  # fmt: skip
@@ -379,7 +377,7 @@ def check_long_product(run: Runner) -> None:
 
 @each((True,), (False,))
 def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
-    """A norm of a product that GPUs make in parts, whose gradient comes in parts, too."""
+    """A norm of a product that GPUs split, whose gradient is also split."""
     rows, inner, width, g = 5, 1100, 100, run.graph
     x, skip = normal("x", rows, inner), normal("skip", rows, width) * has_residual
     first, second = normal("first", width, inner), normal("second", inner, width)
@@ -398,7 +396,7 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     run.compare(got_y, norms_reference.rms_norm(exact, weight, 1e-5), y.dtype, by_row=True)
     dy = run.rounded(dz) @ run.rounded_weight(second)
     dh_exact = grad(norms_reference.rms_norm, dy, exact, weight, 1e-5)
-    run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
+    run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, if it is not split
 
 
 @each(
@@ -422,9 +420,10 @@ def check_linear_group(
     has_bias: bool,
     rows: int = ROWS,
 ) -> None:
-    """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
+    """Layers of one input: all y, the sum of dx, and the gradients of all A and B.
 
-    With many rows a workgroup makes more of the adapters' thin products; some results are float32.
+    With many rows, workgroups compute more of the adapters' thin products; some results are
+    float32.
     """
     g = run.graph
     g.profile = replace(g.profile, fused_linears=True)
@@ -448,7 +447,7 @@ def check_linear_group(
 def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -> None:
     """Two layers of one input: y, the sum of dx, and the gradients of A, B and the magnitudes.
 
-    The input is small, so that roundings of the sums are, too, and hide no summand.
+    The input is small, so that rounding errors of the sums are small and hide no summand.
     """
     s, key = Sizes(ROWS, 530, 83, 3, 48), KEY if dropout else None
     layers = adapted(run, s, *_NAMES, has_bias=has_bias, dropout=dropout, use_dora=True)
@@ -458,7 +457,7 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
 
 @each((True,), (False,))
 def check_dora_norms(run: Runner, plain: bool) -> None:
-    """Norms of shards of rows, or one by them; of a row of zeros that is zero."""
+    """Norms of shards of rows, or their reciprocals; for a row of zeros, zero."""
     rows, inner = 300, 530
     w = normal("w", rows, inner)
     layers = Layers.of(run, {_NAMES[0]: dense(run, w)}, 3, use_dora=True)
@@ -474,7 +473,7 @@ def check_dora_norms(run: Runner, plain: bool) -> None:
 
 @each((True,), (False,))
 def check_dropout_parts(run: Runner, in_operands: bool) -> None:
-    """An input in two, and the gradients of both in one."""
+    """An input split in two, and the sum of both gradients."""
     mask = linear_reference.dropout_mask(ROWS, padded(75), 75, 0.3, KEY, 7)
     batch = run.batch(np.ones((1, ROWS), np.int64), dropout_key=KEY)
 

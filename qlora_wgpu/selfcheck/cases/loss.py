@@ -1,4 +1,4 @@
-"""The loss, logits and the embedding."""
+"""Loss, logits and embedding."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from qlora_wgpu.selfcheck.cases.linear import dense, mask_of
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 _VOCAB, _COLUMNS = 1101, 68
-_BATCH = (3, 131)  # more labels than one workgroup adds up at once
+_BATCH = (3, 131)  # more labels than one workgroup sums at once
 
 
 def targets_of(*shape: int) -> np.ndarray:
-    """Labels of all kinds: a third are none, some are at either end of the vocabulary."""
+    """Labels of all kinds: a third are ignored, some are at the ends of the vocabulary."""
     targets = np.random.default_rng(1).integers(0, _VOCAB, shape)
     targets[:, ::3] = IGNORE_INDEX
     targets[:, 1], targets[:, 2] = 0, _VOCAB - 1
@@ -45,7 +45,7 @@ def targets_of(*shape: int) -> np.ndarray:
 
 
 def _head(run: Runner, head: Array, softcap: float | None, bias: Array | None = None) -> Head:
-    """A head in three shards of two blocks, the logits of few rows at once."""
+    """A head in three shards of two blocks, with logits of few rows at a time."""
     g = run.graph
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 112, head_block=256)
     added = None if bias is None else run.float32(bias[None])
@@ -61,8 +61,8 @@ def check_cross_entropy(
 ) -> None:
     """Summed loss through lm_head, and the gradient of the hidden states, in several chunks.
 
-    Of some rows all tokens are as likely: the logarithm is taken of numbers of all sizes. A bias is
-    a further column of the head, which a column of ones meets.
+    In some rows all tokens are equally likely: the logarithm sees numbers of all magnitudes. A bias
+    is an additional column of the head for an input of one.
     """
     bias = normal("bias", _VOCAB) if biased else None
     _compare(run, 1.0, Objective(smoothing, z_loss), softcap, bias)
@@ -70,7 +70,7 @@ def check_cross_entropy(
 
 @each((True, False), (False, True), (True, True))
 def check_weighted_loss(run: Runner, weighted: bool, confidence: bool) -> None:
-    """Rows of the loss that have weights: of the data, of the model's own confidence, of both."""
+    """Weighted rows of the loss: by the data, by the model's confidence, by both."""
     _compare(run, 0.3, Objective(weighted=weighted, confidence=confidence))
 
 
@@ -81,7 +81,7 @@ def _compare(
     softcap: float | None = None,
     bias: Array | None = None,
 ) -> None:
-    """Compares a loss and its gradient, of hidden states of which half are of another size."""
+    """Compares a loss and its gradient; half of the hidden states have another magnitude."""
     rows = math.prod(_BATCH)
     hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
     hidden *= np.array([0.05, size])[np.arange(rows) % 2, None]
@@ -107,8 +107,8 @@ def compare_loss(
 ) -> None:
     """Compares a loss's sums, its gradients, and the logits of some label rows.
 
-    d hidden is added to what was there ``before``; an adapter's gradient was one. ``logits`` are
-    the first row's number and how many there are.
+    d hidden is added to ``before``; an adapter's gradient starts with ones. ``logits`` is the first
+    row and the number of rows.
     """
     g, lora, (layout, parts) = run.graph, module.lora, adapter or (None, {})
     given = np.random.default_rng(3).uniform(0.0, 2.0, targets.shape).astype(np.float32)
@@ -160,10 +160,10 @@ def compare_loss(
 
 @each((None,), (5.0,))
 def check_logits(run: Runner, softcap: float | None) -> None:
-    """Logits of the rows that have a label, capped, and the loss without a gradient.
+    """Logits of label rows, with a softcap, and the loss without a gradient.
 
-    It is small, as every label is the likeliest: an error of the logarithm shows. No logit is so
-    large that the cap makes it as large as others: the first of those would be the likeliest.
+    The loss is small, since every label is the most likely token, so that errors of the logarithm
+    show. No logit is so large that the softcap makes it equal to another one.
     """
     hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
     sizes = [0.3, 3.0] if softcap is None else [0.1, 0.3]
@@ -173,12 +173,12 @@ def check_logits(run: Runner, softcap: float | None) -> None:
     targets = np.where(targets_of(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
     count = int((targets != IGNORE_INDEX).sum())
     start, module = (0.5, 7.0, 3.0, 4.0, 0.0), _head(run, head, softcap)
-    some = 5, count - 2  # some before, and three that are none
+    some = 5, count - 2  # some before, and three that are not label rows
     compare_loss(run, module, hidden, head, targets, PLAIN, start, gradient=False, logits=some)
 
 
 def check_softcap(run: Runner) -> None:
-    """Logits of all sizes: of each, what the cap takes away, which is little of small ones."""
+    """The softcap's change of logits of all magnitudes, which is small for small ones."""
     cap = 5.0
     y = np.geomspace(0.2, 40.0, 8 * ROWS).reshape(ROWS, 8) * np.sign(normal("signs", ROWS, 8))
     y = y.astype(np.float32).astype(np.float64)
@@ -190,7 +190,7 @@ def check_softcap(run: Runner) -> None:
 
 @each((0.0, None), (5.0, KEY), (5.0, None), (0.0, None, True), (5.0, KEY, True))
 def check_embedding(run: Runner, noise: float, key: int | None, tied: bool = False) -> None:
-    """Looked-up rows, in two shards, and their noise; tied ones are a product's weights, too."""
+    """Lookups in two shards, and noise; tied ones are also a product's weights."""
     rows, columns = 83, 21
     weight = normal("weight", rows, columns)
     ids = np.random.default_rng(2).permutation(rows)[None]

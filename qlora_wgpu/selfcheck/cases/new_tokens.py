@@ -1,4 +1,4 @@
-"""Products of few rows, as of new tokens: with weights, with packed weights, and fused."""
+"""Products of few rows, as in decoding: with weights, with packed weights, and fused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _QKV = {"q_proj": 136, "k_proj": 24, "v_proj": 40}
 
 
 def cached_batch(cache: KVCache, mask: npt.NDArray[np.int64], **where: Any) -> BatchBuffers:
-    """A batch with a cache: a text's prompt, or new tokens behind those that came before."""
+    """A batch with a cache: a prefill, or new tokens after earlier ones."""
     texts, tokens = mask.shape
     batch = make_batch_buffers(texts, tokens, CacheView(cache))
     batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, **where)
@@ -43,19 +43,19 @@ def cached_batch(cache: KVCache, mask: npt.NDArray[np.int64], **where: Any) -> B
 
 
 def new_tokens(count: int, past: int = 0) -> BatchBuffers:
-    """A batch of so many texts' next tokens, at most four of each with those that came before."""
+    """A decoding batch of ``count`` sequences, each of at most four tokens in total."""
     places = np.arange(count)[:, None]
     return cached_batch(KVCache(4, count), np.ones_like(places), past=past, places=places)
 
 
 def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
-    """A quantized matrix as products with packed weights have it."""
+    """A quantized matrix as used in products with packed weights."""
     w = stored.dequantize().astype(np.float64)
     return run.rounded_weight(w) if dense and run.graph.profile.textures else w
 
 
 def packed(run: Runner, matrices: list[QuantizedMatrix], *, dense: bool) -> PackedWeightCache:
-    """Matrices of one input packed, as codes or as numbers."""
+    """Matrices of one input, packed as codes or dequantized."""
     store = PackedWeightCache(dense=dense)
     store.of_quantized(run.graph, matrices)
     store.fill(run.graph)
@@ -63,7 +63,7 @@ def packed(run: Runner, matrices: list[QuantizedMatrix], *, dense: bool) -> Pack
 
 
 def reading(count: int, store: PackedWeightCache) -> BatchBuffers:
-    """A batch of so many texts' next tokens, which read packed weights."""
+    """A decoding batch of ``count`` sequences with packed weights."""
     return _reads(new_tokens(count), store)
 
 
@@ -84,7 +84,7 @@ def _stored_layers(
     dense: bool | None = None,
     scaling: int = 2,
 ) -> tuple[Layers, PackedWeightCache]:
-    """Layers whose matrices lie in one range of a storage, packed unless ``dense`` is None."""
+    """Layers whose matrices are in one range of a storage, packed unless ``dense`` is None."""
     stored = [stored_weight(form, rows, inner, n) for n, rows in enumerate(outer.values())]
     matrices = in_one_range(stored, Storage("group", "check", 256))
     store = PackedWeightCache()
@@ -111,14 +111,14 @@ def _stored_layers(
 def check_few_rows(
     run: Runner, form: str, inner: int, rows: int, r: int, output: str, has_bias: bool
 ) -> None:
-    """A layer of few rows: with an adapter if r is not 0."""
+    """A layer with few rows, with an adapter unless r is 0."""
     outer = {"q_proj": 141}
     if form == "dense":
         w = dense(run, normal("w", 141, inner), 64)
         layers = Layers.of(run, {"q_proj": w}, r, has_bias=has_bias)
     else:
         layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=has_bias)
-    if inner % 8:  # decoded before
+    if inner % 8:  # dequantized first
         layers = replace(layers, weights=[run.rounded_weight(w) for w in layers.weights])
     compare_layers(run, layers, [new_tokens(rows)], output, exact=None)
 
@@ -132,7 +132,7 @@ def check_few_rows(
 def check_few_rows_of_a_group(
     run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool, exact: tuple[bool, ...]
 ) -> None:
-    """Layers of one input as one product, their matrices in one range of a storage."""
+    """Layers of one input as one product, with matrices in one range of a storage."""
     count = len(exact)
     outer = dict(list(_QKV.items())[:count])
     layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=has_bias)
@@ -141,7 +141,7 @@ def check_few_rows_of_a_group(
 
 @each((72, 3, 5, False), (1200, 1, 16, False), (40, 2, 8, True))
 def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: bool) -> None:
-    """The norm of a layer's input, with the adapter's u of it: rows of unlike sizes."""
+    """The norm of a layer's input and the adapter's u: rows of different magnitudes."""
     h, weight = uneven("h", rows, inner), rounded(1 + 0.1 * normal("norm", inner), "float32")
     given, h = (run.operand(h), run.rounded(h)) if of_operand else (run.float32(h), h)
     layers = Layers.of(run, {"q_proj": dense(run, normal("w", 24, inner))}, r)
@@ -155,7 +155,7 @@ def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: 
 
 
 def check_logits_of_a_prompt(run: Runner) -> None:
-    """The logits of one row of a prompt's hidden states."""
+    """The logits of one row of a prefill's hidden states."""
     rows = np.array([4])
     batch = cached_batch(KVCache(8), np.ones((1, 6), np.int64), rows=rows)
     _compare_logits(run, dense(run, normal("w", 141, 72)), batch, rows)
@@ -184,7 +184,7 @@ def _compare_logits(
 def check_packed_weights(
     run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool, of_numbers: bool
 ) -> None:
-    """A quantized layer with a residual, of codes or of numbers."""
+    """A quantized layer with a residual, packed as codes or dequantized."""
     layers, store = _stored_layers(
         run, form, {"q_proj": 141}, inner, r, has_bias=has_bias, dense=of_numbers
     )
@@ -200,7 +200,7 @@ def check_packed_weights(
 def check_packed_weights_of_a_group(
     run: Runner, of_numbers: bool, r: int, letters: str, exact_type: bool
 ) -> None:
-    """Two or three layers of one input, one below the other; with biases where in float32."""
+    """Two or three stacked layers of one input; float32 ones have biases."""
     letters = letters[: most_layers(run.graph, with_bias=exact_type, with_lora=r > 0)]
     rows = (136, 24, 40)[-len(letters) :]
     outer = {f"{name}_proj": own for name, own in zip(letters, rows, strict=True)}
@@ -221,7 +221,7 @@ def check_packed_weights_of_a_group(
 def check_glu_of_packed_weights(
     run: Runner, activation: str, outer: int, rows: int, r: int, of_numbers: bool
 ) -> None:
-    """A gated unit of two layers of one input, which do not begin at whole strips."""
+    """A gated unit of two layers of one input, which do not start at whole strips."""
     sizes = {"gate_proj": outer, "up_proj": outer}
     layers, store = _stored_layers(run, "double", sizes, 64, r, dense=of_numbers, scaling=1)
     x = 0.1 * normal("x", rows, 64)
@@ -229,7 +229,7 @@ def check_glu_of_packed_weights(
     y = glu(run.graph, gate, up, activation)
     (got,) = run.run(y)
     gates, ups = layers.formula(run.rounded(x), layers.adapter and layers.adapter[1])
-    # Sums of float32 may be rounded to the neighbours of what exact ones are.
+    # float32 sums may be rounded to neighbours of the exact results.
     dgates, dups = grads(pointwise_reference.glu, np.ones_like(got), gates, ups, activation, of=2)
     off = np.abs(dgates * gates) + np.abs(dups * ups)
     expected = pointwise_reference.glu(run.rounded(gates), run.rounded(ups), activation)
@@ -246,7 +246,7 @@ def check_logits_of_packed_weights(run: Runner, inner: int, rows: int) -> None:
     _compare_logits(run, head, reading(rows, store), np.arange(rows))
 
 
-_CAPACITY = 5  # tokens of a text
+_CAPACITY = 5  # tokens per sequence
 
 
 def compare_rotated(
@@ -262,11 +262,11 @@ def compare_rotated(
     by_rows: bool,
     alone: bool = False,
 ) -> None:
-    """Compares queries and keys of texts at these places, rotated, and what a cache keeps.
+    """Compares rotated queries and keys of sequences at these places, and the cache's contents.
 
-    Nothing is kept of tokens past its capacity. ``make`` gives queries, keys and values that are
-    ``exact`` but for some share of each element; they are rotated by angles of their positions, or
-    ``by_rows`` of others, together or ``alone``.
+    Tokens beyond its capacity are not stored. ``make`` returns queries, keys and values that are
+    ``exact`` within a relative tolerance; they are rotated by their positions, or ``by_rows`` by
+    other angles, together or ``alone``.
     """
     g, texts = run.graph, len(past)
     batch = cached_batch(cache, np.ones_like(past), past=past, places=places)
@@ -286,7 +286,7 @@ def compare_rotated(
     turned = [run.rounded(y) for y in exact]
     for n in range(2):
         turned[n] = attention_reference.rope(turned[n], rows, table, *dims)
-        both = (np.abs(table) * signs for signs in ([1.0, 1.0], [1.0, -1.0]))  # of a pair
+        both = (np.abs(table) * signs for signs in ([1.0, 1.0], [1.0, -1.0]))  # for a pair
         off[n] = np.maximum(*(attention_reference.rope(off[n], rows, own, *dims) for own in both))
     run.compare(got_q, turned[0], run.dtype, by_row=True, inner=off[0])
     is_kept = (past < cache.capacity).ravel()
@@ -315,7 +315,7 @@ def check_rotated_product(
     has_bias: bool,
     by_rows: bool,
 ) -> None:
-    """Texts at unlike places, one of them past its capacity, of which nothing is kept."""
+    """Sequences at different places, one beyond its capacity, which is not stored."""
     outer = {f"{name}_proj": head_dim * heads[name != "q"] for name in "qkv"}
     layers, store = _stored_layers(
         run, "double", outer, 64, r, has_bias=has_bias, dense=of_numbers, scaling=1
@@ -328,6 +328,6 @@ def check_rotated_product(
     exact = layers.formula(run.rounded(x), layers.adapter and layers.adapter[1])
     past = (3 + 2 * np.arange(texts)[:, None]) % (_CAPACITY + 1)
     where = KVCache(_CAPACITY, texts), past, np.arange(texts)[::-1, None]
-    # What is rounded may be the neighbour of what exact sums are rounded to.
+    # Results may be rounded to neighbours of the exact sums' rounding.
     near = [2.0 * ROUNDING[run.dtype]] * 3
     compare_rotated(run, *where, (head_dim, head_dim), make, exact, near, by_rows=by_rows)

@@ -13,16 +13,16 @@ from qlora_wgpu.reference import norms as formulas
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal, uneven
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
-_HELD = 250  # no more than any subgroup holds of a row, where its invocations hold one
-_WIDE = 2100  # more than any subgroup holds, and than a row's threads take at once
+_HELD = 250  # fits any subgroup that holds a row in its invocations
+_WIDE = 2100  # more than any subgroup holds, and than a row's threads read at once
 _ROWS = 171
 
 
 @each((True, _HELD), (False, _HELD), (True, _WIDE), (False, _WIDE))
 def check_rms_norm(run: Runner, rounded_first: bool, columns: int) -> None:
-    """y, and dx of two uses, each with a gradient of its own type; one adds to a residual.
+    """y, and dx of two uses, with gradients of different types; one adds to a residual.
 
-    dx as an operand comes from the launch that adds to it.
+    dx as an operand is written by the launch that adds to it.
     """
     x, skip = uneven("x", ROWS, columns), normal("skip", ROWS, columns)
     run.graph.recomputation = CheckpointPolicy(remakes=True)
@@ -42,7 +42,7 @@ def check_rms_norm(run: Runner, rounded_first: bool, columns: int) -> None:
 
 
 def check_only_norm(run: Runner) -> None:
-    """RMSNorm of an operand that goes nowhere else: dx is made in its type."""
+    """RMSNorm as the only use of an operand: dx has its type."""
     run.graph.recomputation = CheckpointPolicy(remakes=True)
 
     def op(g: Graph, x: Tensor, weight: Tensor) -> list[Tensor]:
@@ -59,9 +59,9 @@ def check_only_norm(run: Runner) -> None:
 
 @each((True, True), (False, True), (True, False), (False, False))
 def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
-    """y and dx of two uses, each with a gradient of its own type; dx as an operand, too."""
+    """y and dx of two uses, with gradients of different types; dx also as an operand."""
     x, bias = uneven("x", ROWS, _WIDE), [normal("bias", _WIDE)] * has_bias
-    x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
+    x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to subtract
 
     def op(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
         return [layer_norm(g, x, weight, bias, 1e-5) for _ in range(2)]
@@ -75,7 +75,6 @@ def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
 
 @each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False), (3, 6, True), (2, 64, False))
 def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
-    """y and dx of each head."""
     x, weight = uneven("x", _ROWS, heads * head_dim), normal("weight", head_dim)
     compare_op(run, qk_norm, formulas.qk_norm, [x], weight, 1e-5, exact=exact_gradient, by_row=True)
 
@@ -87,12 +86,12 @@ def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) 
 def check_qk_layer_norm(
     run: Runner, heads: int, head_dim: int, exact_gradient: bool, biases: int = 0
 ) -> None:
-    """y and dx of heads with weights of their own, or with one weight and one bias."""
+    """y and dx of heads with separate weights, or with one weight and one bias."""
     x, bias = (
         uneven("x", _ROWS, heads * head_dim),
         [normal("bias", biases, head_dim)] * (biases > 0),
     )
-    x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
+    x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to subtract
     rest = normal("weight", biases or heads, head_dim), 1e-5, *bias
     compare_op(
         run, qk_layer_norm, formulas.qk_layer_norm, [x], *rest, exact=exact_gradient, by_row=True
@@ -101,7 +100,7 @@ def check_qk_layer_norm(
 
 @each((3, 24, True), (3, 24, False), (1, 8, False), (2, 128, True))
 def check_gated_rms_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
-    """y, dx and dz of heads of rows of several sizes, with a gradient of each type."""
+    """y, dx and dz of heads, with rows of different magnitudes and gradients of both types."""
     x, z = uneven("x", ROWS, heads * head_dim), normal("z", ROWS, heads * head_dim)
     z.flat[:4] = -90.0, 90.0, 0.0, -0.0
     rest, exact = (normal("weight", head_dim), 1e-5), exact_gradient

@@ -1,4 +1,4 @@
-"""Updates of AdamW, with 8-bit moments, and of Lion; gradients in bfloat16 and in shards."""
+"""Updates of AdamW, also with 8-bit moments, and Lion; gradients in bfloat16 and in shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qlora_wgpu.selfcheck.runner import Array, Runner
 
 
 def _flat(values: npt.NDArray[Any], dtype: str = "float32") -> Tensor:
-    """A vector of numbers in a type, or of words as they are."""
+    """A vector of numbers in a type, or of raw words."""
     data = values if values.dtype == np.uint32 else stored_bits(values.astype(np.float32), dtype)
     dtype = "uint32" if data is values else dtype
     return vector("flat", values.size, dtype, Storage("flat", "check", data.nbytes, data))
@@ -31,7 +31,7 @@ def _flat(values: npt.NDArray[Any], dtype: str = "float32") -> Tensor:
 def _by_rates(
     step: Callable[..., Any], state: Any, gradient: Array, tokens: float, split: int
 ) -> tuple[Any, Any]:
-    """A state after a step with one rate before, and another behind, the split; what step says."""
+    """The state after a step with different learning rates before and after the split."""
     parts = [replace(state), replace(state)]
     told = [
         step(part, gradient, int(tokens), lr=rate)
@@ -44,7 +44,7 @@ def _by_rates(
 @each((1.0, 17.0, 1.0), (0.0, 17.0, 1.0), (1e4, 17.0, 1.0), (1.0, 0.0, 1.0), (1.0, 17.0, np.nan),
       (1.0, 17.0, np.inf), (1.0, 17.0, -np.inf), (1.0, 17.0, 1e19))  # fmt: skip
 def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) -> None:
-    """Two steps of AdamW: clipped or not, without labels, and refused for their norm."""
+    """Two steps of AdamW: clipped or not, without labels, and skipped for their norm."""
     length, split = 1216, 500
     state = optimizers_reference.AdamW(
         normal("p", length), 0.1 * normal("m", length), 0.1 * normal("v", length) ** 2
@@ -81,7 +81,7 @@ def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) 
 
 
 def _halves(values: Array) -> Array:
-    """The numbers without what bfloat16 does not hold."""
+    """The numbers truncated to bfloat16."""
     cut = values.astype(np.float32).view(np.uint32) & 0xFFFF0000
     return cut.view(np.float32).astype(np.float64)
 
@@ -89,13 +89,13 @@ def _halves(values: Array) -> Array:
 @each(("float32", 1.0, 1.0), ("float32", 0.0, 1.0), ("bfloat16", 1.0, 1.0),
       ("float32", 1.0, np.nan), ("bfloat16", 1.0, np.inf))  # fmt: skip
 def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
-    """Two steps: clipped or not, from a gradient of either type, and refused for their norm."""
+    """Two steps: clipped or not, from gradients of both types, and skipped for their norm."""
     length, split, tokens = 1216, 500, 17
     state = optimizers_reference.Lion(normal("p", length), 0.1 * normal("m", length))
     config = OptimizerConfig(adam_beta2=0.99, weight_decay=0.1, max_grad_norm=max_norm)
     for t in (1, 2):
         gradient = _halves(3 * normal(f"gradient {t}", length))
-        gradient[:64] = 0.0  # no direction, where there is no moment
+        gradient[:64] = 0.0  # no direction without a moment
         state.m[:64] = 0.0
         gradient[1111] *= factor
         given = (state.p, state.m, np.array([1e-2, 7.0, 7.0, 3e-2]), np.array([9.0, 17.0, 7, 7]))
@@ -111,7 +111,7 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
         how: Any = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "max_norm": max_norm}
         step_of = partial(optimizers_reference.lion, **how)
         exact, (_, between) = _by_rates(step_of, state, gradient, tokens, split)
-        # Float32 may take a number next to zero for zero, or for its negative.
+        # In float32 a number next to zero may become zero or change its sign.
         certain = (np.abs(between) > 1e-6) | (gradient == 0)
         run.compare(got_p[certain], exact.p[certain])
         run.compare(got_m, exact.m)
@@ -126,10 +126,10 @@ _LENGTH = 5632
 
 
 def check_optimizer_8bit(run: Runner) -> None:
-    """Three steps of AdamW with 8-bit moments: tensors in codes, of odd rows, and in float32.
+    """Three steps of AdamW with 8-bit moments: tensors in codes, with odd rows, and in float32.
 
-    A code may be its neighbour where float32 decides between the two, so that what codes stand for
-    is compared, and the largest of each block.
+    A code may be a neighbour of the exact one, since float32 decides between them, so the values of
+    codes and the largest of each block are compared.
     """
     blocks, length, rate = BlockTable(_SPANS, MOMENT_VALUES), 5120 + 5 * 88, 1e-2
     kept = [np.zeros(blocks.words, np.uint32) for _ in range(2)]
@@ -196,10 +196,10 @@ def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Any:
 
 
 def check_rounded_sums(run: Runner) -> None:
-    """A part of a vector, added up in float32 and rounded to nearest even, ties among them."""
+    """A part of a vector, summed in float32 and rounded to nearest even, including ties."""
     before, added = normal("before", _LENGTH), normal("added", 37, 131)
     before[64 : 64 + 136 * 4] = 1.0
-    added[:2] = 2.0**-8  # half of the last place: to even
+    added[:2] = 2.0**-8  # half a unit in the last place: to even
     added[2:4] = 3.0 * 2.0**-8
     total = _flat(before, "bfloat16")
     expected = as_held(before, "bfloat16")
@@ -217,7 +217,7 @@ def check_rounded_sums(run: Runner) -> None:
 
 @each((False,), (True,))
 def check_update_from_halves(run: Runner, in_codes: bool) -> None:
-    """The very update that the same numbers make in float32."""
+    """The update is bit-identical to that of the same numbers in float32."""
     gradient = as_held(_values("gradient", _SPANS, _LENGTH), "bfloat16").astype(np.float64)
     zeros, results = np.zeros(_LENGTH), []
     for dtype in ("float32", "bfloat16"):
@@ -259,7 +259,7 @@ def _compare_bits(run: Runner, one: list[Array], other: list[Array]) -> None:
 
 
 def as_held(values: Array, dtype: str) -> np.ndarray:
-    """What a type holds of numbers."""
+    """The numbers rounded to a type."""
     return stored_floats(stored_bits(values.astype(np.float32), dtype).tobytes(), dtype).copy()
 
 
@@ -269,7 +269,7 @@ _CUTS, _LENGTH_CUT = [5056, 9344], 9344 + 5 * 88
 
 @each((False,), (True,))
 def check_update_in_shards(run: Runner, in_codes: bool) -> None:
-    """Two gradients are summed, and clipped: neither sums nor updates depend on the cuts."""
+    """Two gradients are summed and clipped: neither sums nor updates depend on the shards."""
     results = []
     for cuts in ([], _CUTS):
         spans, length = _SPANS_CUT, _LENGTH_CUT
@@ -282,7 +282,7 @@ def check_update_in_shards(run: Runner, in_codes: bool) -> None:
 
 
 def _values(name: str, spans: Sequence[Span], length: int) -> Array:
-    """Normal numbers in tensors of these spans, with zeros between them."""
+    """Normal numbers in tensors at these spans, with zeros between them."""
     flat = np.zeros(length)
     for span in spans:
         rows = flat[span.offset :][: span.rows * span.stride].reshape(span.rows, -1)

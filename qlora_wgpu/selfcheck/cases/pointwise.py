@@ -1,4 +1,4 @@
-"""Gates, activations, and whatever takes elements or rows by themselves."""
+"""Gates, activations, and other element-wise or row-wise ops."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from qlora_wgpu.reference import pointwise as formulas
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
-_WIDE = 2100  # more than any subgroup holds, and than a row's threads take at once
+_WIDE = 2100  # more than any subgroup holds, and than a row's threads read at once
 _ACTIVATIONS = ("gelu", "silu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2")
 
 
 def _slopes(name: str) -> Array:
-    """Inputs of an activation: normal ones, and those from where it is flat on both sides."""
+    """Inputs of an activation: normal numbers, and a range up to where it is flat on both sides."""
     x = 3 * normal(name, ROWS, 52)
     x[:, ::5] = np.linspace(-30, 30, x[:, ::5].size).reshape(ROWS, -1)
     x.flat[:6] = (
@@ -40,13 +40,13 @@ def _slopes(name: str) -> Array:
         -0.0,
         2.83,
         -2.82,
-    )  # where exp overflows, and two forms of erf meet
+    )  # where exp overflows, and erf switches its formula
     return x
 
 
 @each(*((name, exact) for name in _ACTIVATIONS[:-1] for exact in (True, False)))
 def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
-    """SwiGLU and GeGLU with their gradients, given one of each type."""
+    """SwiGLU and GeGLU with their gradients, with dy of both types."""
     inputs = [_slopes("gate"), normal("up", ROWS, 52)]
     compare_op(run, glu, formulas.glu, inputs, name, exact=exact_gradient)
 
@@ -59,16 +59,16 @@ def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
 
 @each((True,), (False,))
 def check_clip(run: Runner, exact_gradient: bool) -> None:
-    """y and dx, with a gradient of each type; the limit is a number of either type, and met."""
+    """y and dx, with gradients of both types; the limit is exact in both and reached."""
     x = normal("x", ROWS, 52)
-    near = 0.75 * np.linspace(0.99, 1.01, 26)  # bfloat16 has five numbers in it
+    near = 0.75 * np.linspace(0.99, 1.01, 26)  # a range with five bfloat16 numbers
     x[0], x[1] = np.concatenate([near, -near]), np.tile([0.75, -0.75, 0.0, 90.0], 13)
     compare_op(run, clip, formulas.clip, [x], 0.75, exact=exact_gradient)
 
 
 @each((True,), (False,))
 def check_xielu(run: Runner, exact_gradient: bool) -> None:
-    """y and dx, with a gradient of each type; ε is large, so that it shows."""
+    """y and dx, with gradients of both types; ε is large enough to matter."""
     x, scalars = _slopes("x"), np.array([[0.7], [-0.4], [0.45], [-0.03]])
     x[:, 1::5] = np.linspace(-1.5, 0.1, x[:, 1::5].size).reshape(ROWS, -1)
     compare_op(run, _xielu, _xielu_formula, [x], *scalars, exact=exact_gradient)
@@ -83,7 +83,7 @@ def _xielu_formula(x: Array, p: Array, n: Array, beta: Array, eps: Array) -> Any
 
 
 def check_xielu_near_zero(run: Runner) -> None:
-    """Where exp(x) - 1 - x is of the size of x², row by row, without the slope that hides it."""
+    """exp(x) - 1 - x for small x, row by row, without the linear term that hides it."""
     x = -np.geomspace(1e-4, 1.0, ROWS)[:, None] * np.linspace(0.5, 1.0, 16)
     scalars, ones = np.array([[0.7], [30.0], [0.0], [-1e-6]]), np.ones_like(x)
     compare_op(run, _xielu, _xielu_formula, [x], *scalars, exact=True, dy=ones, by_row=True)
@@ -91,10 +91,10 @@ def check_xielu_near_zero(run: Runner) -> None:
 
 @each((True,), (False,))
 def check_clamped_glu(run: Runner, exact_gradient: bool) -> None:
-    """gpt-oss's gated unit, within its limits and beyond, with a gradient of each type."""
+    """gpt-oss's gated unit, within its limits and beyond, with gradients of both types."""
     gate, up = 2 * normal("gate", 70, 52), 2 * normal("up", 70, 52)
     gate[:, ::5] = np.linspace(-90, 90, gate[:, ::5].size).reshape(70, -1)
-    gate[:3, 1], up[:3, 1], up[3:6, 1] = 2.0, 2.0, -2.0  # at the limits themselves
+    gate[:3, 1], up[:3, 1], up[3:6, 1] = 2.0, 2.0, -2.0  # exactly at the limits
 
     def op(g: Graph, gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
         return clamped_glu(g, gate, up, ClampedGLU(swiglu_limit=limit, swiglu_alpha=alpha))
@@ -116,7 +116,7 @@ def check_sigmoid_gate(run: Runner, exact_gradient: bool) -> None:
 
 @each((True,), (False,))
 def check_row_gate(run: Runner, rounded_first: bool) -> None:
-    """y, and the gradients of x, of its gate and of what it is added to."""
+    """y, and the gradients of x, gate and residual."""
     x, skip = normal("x", ROWS, _WIDE), [Exact(normal("skip", ROWS, _WIDE))] * (not rounded_first)
     gate = 4.0 * normal("gate", ROWS, 1)
     gate[:2] = [[-95.0], [95.0]]  # where exp is far from one
@@ -131,7 +131,7 @@ def check_row_gate(run: Runner, rounded_first: bool) -> None:
 
 @each((True,), (False,))
 def check_scaling(run: Runner, exact_gradient: bool) -> None:
-    """A matrix of each type times a stored number, and a sum; with gradients of each type."""
+    """Matrices of both types times a stored scalar, and a sum, with gradients of both types."""
     x, z = normal("x", ROWS, 52), normal("z", ROWS, 52)
     z = run.rounded(z) if exact_gradient else np.asarray(z, np.float32).astype(np.float64)
     tz = (run.operand if exact_gradient else run.float32)(z)

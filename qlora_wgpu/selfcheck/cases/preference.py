@@ -15,12 +15,12 @@ from qlora_wgpu.selfcheck.cases.common import each
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _BETA, _SMOOTHING = 0.3, 0.1
-_LENGTHS = (150, 90, 3, 4, 11, 60, 2, 2, 33, 12, 70, 65, 9, 8)  # of samples, two rows of them
+_LENGTHS = (150, 90, 3, 4, 11, 60, 2, 2, 33, 12, 70, 65, 9, 8)  # of samples in two rows
 _START = np.arange(STATS_LENGTH, dtype=np.float64)
 
 
 class _Answers:
-    """Samples of a batch, the losses of their rows, and what follows of them in float64."""
+    """Samples of a batch, the losses of their rows, and the results in float64."""
 
     def __init__(self, run: Runner, *, prompts: bool = False) -> None:
         rng = np.random.default_rng(5)
@@ -63,12 +63,12 @@ class _Answers:
 
     @property
     def of_chosen(self) -> Array:
-        """How many labels of chosen answers are hits, and how many there are."""
+        """The number of correct labels of chosen answers, and of all."""
         chosen = self.is_answer & (self.of_rows % 2 == 0)
         return np.array([self.hits[chosen].sum(), chosen.sum()])
 
     def factors(self, slopes: Array) -> Array:
-        """What an answer's slopes by its log probability are as factors of its rows' losses."""
+        """The factors of rows' losses, from the derivatives by the answers' log probabilities."""
         return np.where(self.is_answer, -slopes[self.of_rows], 0.0)
 
 
@@ -84,11 +84,11 @@ def _compare(
 
 @each(*((name,) for name in PAIR_LOSSES))
 def check_pairs(run: Runner, loss_type: str) -> None:
-    """DPO's losses over pairs of answers, short and long, far apart and near."""
+    """DPO's losses over pairs of answers, short and long, with large and small margins."""
     answers = _Answers(run)
     given = Preference("dpo", loss_type, _BETA, _SMOOTHING)
     a, b, counts = answers.ratios[::2], answers.ratios[1::2], answers.counts
-    counts = counts + answers.numbers  # of those without a prompt one token has no label
+    counts = counts + answers.numbers  # without a prompt, one token has no label
     given_pairs = a, b, loss_type, (counts[::2], counts[1::2]), _BETA, _SMOOTHING
     losses = preference_reference.pairs(*given_pairs)
     slopes = np.stack(grads(preference_reference.pairs, 1.0, *given_pairs, of=2), axis=1).ravel()
@@ -105,7 +105,7 @@ def check_pairs(run: Runner, loss_type: str) -> None:
 
 
 def check_odds(run: Runner) -> None:
-    """ORPO: the ratio of two answers' odds, and the likelihood of the chosen with its prompt."""
+    """ORPO: the odds ratio of two answers, and the likelihood of the chosen with its prompt."""
     answers = _Answers(run, prompts=True)
     means = answers.logps / answers.counts
     a, b = means[::2], means[1::2]
@@ -125,7 +125,7 @@ def check_odds(run: Runner) -> None:
 
 @each(("kto",), ("apo_zero_unpaired",))
 def check_singles(run: Runner, loss_type: str) -> None:
-    """KTO: answers that are desirable or not, from a point of reference in the sums."""
+    """KTO: desirable and undesirable answers, with a KL term from the sums."""
     answers = _Answers(run)
     weights = (1.5, 0.5)
     given = Preference("kto", loss_type, _BETA, 0.0, *weights)
@@ -143,7 +143,7 @@ def check_singles(run: Runner, loss_type: str) -> None:
 
 
 def check_divergence(run: Runner) -> None:
-    """How far answers' log probabilities are from the reference's."""
+    """The divergence of answers' log probabilities from the reference's."""
     answers = _Answers(run)
     stats = run.float32(_START[None])
     divergence(run.graph, answers.given, answers.batch, stats)

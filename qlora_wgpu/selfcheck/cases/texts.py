@@ -1,4 +1,4 @@
-"""New tokens behind those that a cache keeps, and the choice of the next."""
+"""Decoding with a cache, and sampling."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _compare_steps(
     prompt: int,
     padding: int = 3,
 ) -> None:
-    """Compares what an op makes of a prompt with padding behind it, then of two tokens after it.
+    """Compares an op on a prompt with padding after it, then on two further tokens.
 
-    It takes the inputs and a batch, the formula their arrays and segments.
+    The op takes the inputs and a batch, the formula their arrays and segments.
     """
     cache, outputs = KVCache(prompt + 5), []
     for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
@@ -64,7 +64,7 @@ def _compare_steps(
 
 @each((True, 6), (False, 2))
 def check_short_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
-    """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
+    """A prompt with more or fewer tokens than taps, padding after it, then two further tokens."""
     _compare_conv(run, (short_conv, delta_net_reference.short_conv), 3, has_bias, prompt)
 
 
@@ -94,7 +94,7 @@ def _compare_conv(
 
 @each((24, 40), (8, 8))
 def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
-    """A prompt with padding behind it, then two tokens after it."""
+    """A prompt with padding after it, then two further tokens."""
     total, sizes = 68, (1, 2, key_dim, value_dim)
     q, k = normal("q", total, key_dim), normal("k", total, key_dim)
     v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
@@ -126,7 +126,7 @@ def check_cached_attention(
     softcap: float | None,
     has_sinks: bool,
 ) -> None:
-    """A prompt, then two tokens after it: with a window, a softcap, sinks and grouped heads."""
+    """A prompt, then two further tokens: with window, softcap, sinks and grouped heads."""
     total, how = prompt + 2, (head_dim, 1 / np.sqrt(head_dim), window, softcap)
     q = 2 * normal("q", total, 4 * head_dim)
     k, v = normal("k", total, 2 * head_dim), normal("v", total, 2 * head_dim)
@@ -152,7 +152,7 @@ def check_cached_attention(
 def check_rotated_append(
     run: Runner, head_dim: int, rotary_dim: int, has_norms: bool, by_rows: bool, alone: bool
 ) -> None:
-    """Queries and keys of three texts at unlike places, rotated, and what is kept of them."""
+    """Rotated queries and keys of three sequences at different places, and the cache's contents."""
     v, xs = normal("v", 3, 2 * head_dim), {"q": uneven("q", 3, 6 * head_dim)}
     xs["k"] = uneven("k", 3, 2 * head_dim)
     weights = {n: rounded(normal(f"{n} weight", head_dim), "float32") for n in xs}
@@ -168,7 +168,7 @@ def check_rotated_append(
     if has_norms:
         pairs = zip(exact, weights.values(), strict=True)
         exact = [norms_reference.qk_norm(x, weight, 1e-5) for x, weight in pairs]
-    # A norm that is off by float32's sums may be rounded to its neighbour.
+    # A norm within float32's error may be rounded to a neighbour.
     near = [2.0 * ROUNDING[run.dtype] * has_norms] * 2
     where = KVCache(5, 4), np.array([[3], [0], [4]]), np.array([[1], [3], [0]])
     how: Any = {"by_rows": by_rows, "alone": alone}
@@ -177,7 +177,7 @@ def check_rotated_append(
 
 @dataclass(frozen=True)
 class Row:
-    """A text's settings."""
+    """A sequence's sampling settings."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -187,7 +187,7 @@ class Row:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
 
-# Neighbours among them, more of some invocations than of others.
+# Including neighbours, more for some invocations than for others.
 _BIASES = {token: (-1.0) ** token * (token % 7) for token in (*range(1, 1000, 13), 0, 2, 3, 999)}
 ROWS = (
     Row(0.0),
@@ -202,22 +202,22 @@ ROWS = (
     Row(1.1, top_p=0.9, logit_bias=_BIASES),
     Row(1.0, logit_bias={3: 1.0}),
 )
-# Of tokens as likely the first is taken; others are the same invocation's, or of one before it.
+# Of equally likely tokens the first wins; others belong to the same invocation or an earlier one.
 _FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 
 @each((1000,), (49_155,))
 def check_choice(run: Runner, vocab: int) -> None:
-    """Rows with settings of all kinds, the last with a logit that is none.
+    """Rows with settings of all kinds, the last with a NaN logit.
 
-    They are the last tokens that there is room for; the batch becomes that of the next ones.
+    They are the last tokens that fit; the batch becomes that of the next ones.
     """
     count, past = len(ROWS), 3
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
     logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
     logits[-1, vocab // 2] = np.nan
     for row, settings in enumerate(ROWS):
-        logits[row, list(settings.logit_bias)] += 12.0  # what is biased is among the likeliest
+        logits[row, list(settings.logit_bias)] += 12.0  # biased tokens are among the most likely
     seen = normal("seen", count, vocab) > 0.5
     seeds = [index * 0x1234567890 for index in range(count)]
     steps = [7 * index for index in range(count)]
@@ -241,7 +241,6 @@ def check_choice(run: Runner, vocab: int) -> None:
 def _choices(
     rows: Sequence[Row], seen: Sequence[Any], vocab: int, seeds: list[int], steps: list[int]
 ) -> SamplerState:
-    """The settings of rows, and the words of texts, as the host writes them."""
     bits = make_seen(len(seen), vocab)
     choices = make_choices(len(rows), bits)
     assert bits.storage is not None and choices.settings.storage is not None
@@ -253,7 +252,6 @@ def _choices(
 def _compare_choice(
     run: Runner, logits: Any, seen: Any, settings: Row, seed: int, step: int, token: int
 ) -> None:
-    """Compares a token's score with the largest."""
     scores = sampling_reference.scores(
         logits.astype(np.float64), seen, biases=settings.logit_bias,
         temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
@@ -265,7 +263,7 @@ def _compare_choice(
 
 @each((Row(0.0),), (Row(0.9, top_k=40, top_p=0.8, min_p=0.1, repetition_penalty=1.3),))
 def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
-    """The first token of the second of two texts, whose prompt has two tokens."""
+    """The first token of the second of two sequences, whose prompt has two tokens."""
     vocab, seed, step, place = 1000, 0x1234567890, 7, 1
     logits = 3 * normal("logits", 1, vocab).astype(np.float32)
     seen = normal("seen", vocab) > 0.5

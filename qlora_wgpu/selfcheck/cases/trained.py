@@ -1,4 +1,4 @@
-"""Ends of a model that are trained: whole matrices, rows of tokens, and LoRA on both."""
+"""Trained embeddings and heads: whole matrices, rows of tokens, and LoRA on both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SCALE, _HEAD_SCALE, _SOFTCAP, _SCALING = 2.0, 0.7, 5.0, 2.0
 
 
 def _ids(*some: int) -> np.ndarray:
-    """Tokens of which every third is one of some, so that each of these comes several times."""
+    """Tokens of which every third is one of ``some``, so that each of these occurs repeatedly."""
     random = np.random.default_rng(3)
     ids = random.integers(0, _VOCAB, _BATCH)
     ids[ids == _UNSEEN] = _UNSEEN + 1
@@ -57,10 +57,10 @@ def _compare_both_ends(
     own: Array,
     confidence: bool,
 ) -> None:
-    """Compares lookups, the hidden states' gradient, and that of what is trained of a matrix.
+    """Compares lookups, the hidden states' gradient, and that of the trained part of a matrix.
 
-    ``held`` is the matrix by what is trained, which is ``own``; ``gradient`` gives what was one
-    before.
+    ``held`` computes the matrix from the trained part ``own``; ``gradient`` returns the gradient,
+    which starts with ones.
     """
     g = run.graph
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
@@ -90,14 +90,14 @@ def _compare_both_ends(
 
 
 def _parts(whole: Tensor) -> tuple[tuple[int, Tensor], ...]:
-    """Two parts, which are cut elsewhere than the matrix's own pieces."""
+    """Two parts, split at another place than the matrix's own pieces."""
     first, rest = rows_from(whole, 0, _CUT), rows_from(whole, _CUT, _VOCAB - _CUT)
     return (0, first), (_CUT, rest)
 
 
 @each((False,), (True,))
 def check_trained_matrix(run: Runner, confidence: bool) -> None:
-    """Lookups, the hidden states' gradient and the matrix's own, which was one before."""
+    """Lookups, the hidden states' gradient and the matrix's own, which starts with ones."""
     rows, ids = no_ties("rows", _VOCAB, _COLUMNS), _ids(17, 0, _VOCAB - 1, _PADDING, _CUT - 1, _CUT)
     gradient = run.float32(np.ones_like(rows))
     trained = SavedModule("embed", _parts(run.float32(rows)), _parts(gradient), _PADDING)
@@ -109,7 +109,7 @@ def check_trained_matrix(run: Runner, confidence: bool) -> None:
 
 
 def check_trained_matrix_alone(run: Runner) -> None:
-    """An embedding that is no head is written as operands have it, not as weights."""
+    """An embedding that is not the head is written in the operands' type, not the weights'."""
     rows = no_ties("rows", _VOCAB, _COLUMNS)
     trained = SavedModule("embed", _parts(run.float32(rows)), (), _PADDING)
     piece = run.operand(np.zeros_like(rows))
@@ -118,18 +118,17 @@ def check_trained_matrix_alone(run: Runner) -> None:
     run.compare_exactly(got, run.rounded(rows))
 
 
-_COLUMNS_TOKENS = 21  # no whole unit
-# Both ends of the vocabulary, and of its shards; a token that never comes, and that of padding.
+_COLUMNS_TOKENS = 21  # not a multiple of a unit
+# Both ends of the vocabulary and of its shards; a token that never occurs, and the padding token.
 _TOKENS = np.array([17, 0, _VOCAB - 1, _UNSEEN, _PADDING, 511, 512])
 
 
 def _ids_tokens() -> np.ndarray:
-    """All but one of them several times."""
+    """All but one of them repeatedly."""
     return _ids(*_TOKENS[_TOKENS != _UNSEEN])
 
 
 def _trained(run: Runner, rows: Array) -> TrainableTokens:
-    """The rows, with a gradient that was one before."""
     gradient = run.float32(np.ones_like(rows))
     names = tuple(map(int, _TOKENS))
     return TrainableTokens("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
@@ -137,7 +136,7 @@ def _trained(run: Runner, rows: Array) -> TrainableTokens:
 
 @each((False,), (True,))
 def check_trained_rows(run: Runner, confidence: bool) -> None:
-    """Rows that both ends share: lookups, the hidden states' gradient, and the rows' own."""
+    """Rows shared by embedding and head: lookups, gradients of hidden states and of the rows."""
     g, trained = run.graph, _trained(run, rows := no_ties("rows", len(_TOKENS), _COLUMNS_TOKENS))
     matrix, weight = dense(run, normal("weight", _VOCAB, _COLUMNS_TOKENS), 512)
     overwrite(g, trained, matrix.resident)
@@ -154,7 +153,7 @@ def check_trained_rows(run: Runner, confidence: bool) -> None:
 
 
 def check_trained_rows_of_an_embedding(run: Runner) -> None:
-    """Rows of a matrix that no product reads, which is of the operands' type."""
+    """Rows of a matrix that no product reads, in the operands' type."""
     g, ids, rows = run.graph, _ids_tokens(), normal("rows", len(_TOKENS), _COLUMNS_TOKENS)
     weight, trained = normal("weight", _VOCAB, _COLUMNS_TOKENS), _trained(run, rows)
     pieces = tuple((i, run.operand(weight[i : i + 512])) for i in (0, 512, 1024))
@@ -167,7 +166,7 @@ def check_trained_rows_of_an_embedding(run: Runner) -> None:
 
 @each((False, False), (True, True))
 def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> None:
-    """Rows of a matrix in host memory, the head's if tied, and the gradient of an embedding."""
+    """Rows of a matrix in host memory, the head if tied, and the gradient of an embedding."""
     g, ids, rows = run.graph, _ids_tokens(), normal("rows", len(_TOKENS), _COLUMNS_TOKENS)
     weight, dy = (
         normal("weight", _VOCAB, _COLUMNS_TOKENS),
@@ -201,7 +200,7 @@ _SCALE_EMBEDDING = 3.0
 
 @each((5, None, False), (5, _PADDING, True), (80, _PADDING, False))
 def check_embedding_pair(run: Runner, r: int, padding: int | None, rounded: bool) -> None:
-    """Ranks beside units and workgroups, gradients of either type added to what was there."""
+    """Ranks that do not fill units and workgroups; gradients of both types are accumulated."""
     ids = _ids(0, _VOCAB - 1, _PADDING, 511, 512)
     config = LoraConfig(r=r, lora_alpha=_SCALING * r, target_modules=["embed"])
     ends = Vocabulary("embed", "head", _VOCAB, _COLUMNS, tied=True)
@@ -224,9 +223,9 @@ _NAME, _R = "lm_head", 5
 
 @each((0.0, False), (0.3, False), (0.3, True))
 def check_head_pair(run: Runner, dropout: float, weighted: bool) -> None:
-    """In several chunks of rows and blocks of the vocabulary; rows with weights are known late.
+    """Several chunks of rows and blocks of the vocabulary; weights of rows are known late.
 
-    Hidden states are small, so that no logit is as large as another where the cap ends.
+    Hidden states are small, so that no logits become equal at the softcap.
     """
     g, rows = run.graph, math.prod(_BATCH)
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)

@@ -58,7 +58,7 @@ function show() {
   $('load').disabled = !page.site || page.loaded || !free;
   $('rank').disabled = !page.site || page.loaded || !free;
   for (const id of ['train', 'anew']) $(id).disabled = !page.loaded || !page.data || !free;
-  $('train').textContent = page.resumes ? 'Go on' : page.trained ? 'Train anew' : 'Train';
+  $('train').textContent = page.resumes ? 'Resume' : page.trained ? 'Train again' : 'Train';
   $('anew').hidden = !page.resumes;
   $('stop').hidden = !page.training;
   $('keeping').hidden = !page.keeps;
@@ -84,7 +84,7 @@ function heard(news) {
 
 function showLoading(share) {
   $('loading').value = share;
-  if (!page.loaded) $('gpu').textContent = share < 1 ? 'Loading…' : 'Loaded; the GPU\'s driver compiles…';
+  if (!page.loaded) $('gpu').textContent = share < 1 ? 'Loading…' : 'Loaded; compiling…';
 }
 
 function showStep({ step, total, loss, rate, perSecond, left }) {
@@ -105,14 +105,14 @@ const say = (text) => ($('said').textContent = text);
 
 async function open() {
   if (!isSecureContext) {
-    throw new Error('This page came over plain http, for which browsers switch WebGPU off: open it over https, or serve it on this machine (127.0.0.1).');
+    throw new Error('This page was loaded over plain HTTP, for which browsers disable WebGPU: use HTTPS, or serve it on this machine (127.0.0.1).');
   }
   const { site, kept, earlier } = await requests.ask('open', { base: new URL('.', location.href).href });
   Object.assign(page, { site, kept, keeps: Boolean(kept) || earlier });
   const name = site.model.name.split('/').filter(Boolean).pop();
   $('title').textContent = document.title = page.title = `Train ${name} in this tab`;
   $('base').textContent = name;
-  $('subtitle').textContent = `${bytes(site.bytes)} of weights are loaded once and stay as they are; what learns is a small adapter.`;
+  $('subtitle').textContent = `${bytes(site.bytes)} of weights are loaded once and stay frozen; only a small adapter is trained.`;
   for (const { rank } of site.variants) $('rank').add(new Option(rank, rank));
   showSettings(site.training);
   $('passes').hidden = site.training.max_steps > 0; // which count in their place
@@ -145,14 +145,14 @@ async function load() {
     Object.assign(page, { loaded: true, kept, keeps: page.keeps || Boolean(kept) }); // another tab may have kept something meanwhile
     $('gpu').textContent = `Loaded onto the GPU${adapter && ` (${adapter})`}.`;
     if (restored) await goOn(page.kept);
-    else if (page.kept) $('rows').textContent = `What is kept from before has rank ${page.kept.rank}: reload the page and choose it to go on. New training takes its place.`;
+    else if (page.kept) $('rows').textContent = `The saved training has rank ${page.kept.rank}: reload the page and select that rank to resume it. New training replaces it.`;
   } finally {
     $('loading').hidden = true;
     if (!page.loaded) $('gpu').textContent = '';
   }
 }
 
-/** Takes up what an earlier visit left. */
+/** Restores the training of an earlier visit. */
 async function goOn({ data, text, settings, step, total }) {
   $('figures').textContent = ofProgress({ step, total });
   page.trained = true;
@@ -164,15 +164,15 @@ async function goOn({ data, text, settings, step, total }) {
   const same = step === total || (await requests.ask('isSame', {}));
   Object.assign(page, { resumes: step < total && same, trained: true, began: settings });
   showSettings(settings);
-  if (!same) throw new Error(`This page makes other rows or steps of ${data}. ${ofOtherPage(data)}`);
+  if (!same) throw new Error(`This page prepares ${data} differently. ${ofOtherPage(data)}`);
 }
 
-/** Removes what is kept: others use this machine, too. */
+/** Deletes the saved training: others may use this machine, too. */
 async function forget() {
   await requests.ask('forget', {});
   Object.assign(page, { kept: null, keeps: false });
   if (!page.data) $('rows').textContent = '';
-  say('Nothing is kept in this browser any more.');
+  say('Deleted from this browser.');
 }
 
 // -- 2. data ---------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ async function take(name, content) {
 }
 
 function takeFiles([file, ...others]) {
-  if (page.busy) return tell(`The page is at work: take ${file.name} when it has ended.`);
+  if (page.busy) return tell(`The page is busy: drop ${file.name} again when it has finished.`);
   return doing(() => {
-    if (others.length) throw new Error(`${others.length + 1} files at once: training takes one, so put their rows into one file.`);
+    if (others.length) throw new Error(`Expected one file, got ${others.length + 1}: put all rows into one file.`);
     return take(file.name, file);
   });
 }
@@ -212,9 +212,9 @@ async function takeSample() {
     response = await fetch(encodeURIComponent(sample));
     if (response.ok) return await take(sample, await response.blob());
   } catch (error) {
-    throw response ? error : new Error(`${sample} cannot be fetched (${error.message}): is the server still there?`);
+    throw response ? error : new Error(`${sample} cannot be downloaded (${error.message}): check that the server is running.`);
   }
-  throw new Error(`${sample} cannot be fetched (${response.status}): copy the site again.`);
+  throw new Error(`${sample} cannot be downloaded (${response.status}): copy the site again.`);
 }
 
 // -- 3. training -----------------------------------------------------------------------------
@@ -223,8 +223,8 @@ async function train({ anew = false } = {}) {
   const resume = page.resumes && !anew;
   if (resume) showSettings(page.began);
   const settings = { epochs: $('epochs').valueAsNumber, learning_rate: $('rate').valueAsNumber }; // NaN where there is no number
-  if (!(settings.epochs > 0)) throw new Error('Passes over the data must be more than 0.');
-  if (!(settings.learning_rate >= 0 && settings.learning_rate <= 1)) throw new Error('The learning rate must be from 0 to 1.');
+  if (!(settings.epochs > 0)) throw new Error('Epochs must be positive.');
+  if (!(settings.learning_rate >= 0 && settings.learning_rate <= 1)) throw new Error('The learning rate must be between 0 and 1.');
   const messages = [{ role: 'user', content: page.data.prompt }];
   const asked = { messages, most: SAMPLE, temperature: 0 };
   $('asked').textContent = page.data.prompt;
@@ -233,7 +233,7 @@ async function train({ anew = false } = {}) {
   show();
   if (unplaced()) $('stop').focus();
   for (const id of ['progress', 'chart']) $(id).hidden = false;
-  $('figures').textContent = 'Beginning: the first step takes longest, since the GPU\'s driver compiles.';
+  $('figures').textContent = 'Starting: the first step is slow, since kernels are compiled.';
   try {
     if (!resume) await requests.ask('total', { settings }); // which may be refused
     Object.assign(page, { resumes: resume, began: settings });
@@ -252,14 +252,14 @@ async function train({ anew = false } = {}) {
     $('figures').textContent = ofEnd(result);
     say(ofEnd(result));
   } catch (error) {
-    $('figures').textContent = page.resumes ? 'Training was cut off: it goes on from where it was last kept.' : '';
+    $('figures').textContent = page.resumes ? 'Training was interrupted; it can be resumed from the last snapshot.' : '';
     $('compared').hidden = true;
     throw error;
   } finally {
     page.training = false;
     awake.off();
     $('stop').disabled = false;
-    $('stop').textContent = 'Stop and keep';
+    $('stop').textContent = 'Stop and save';
     document.title = page.title;
   }
   if (page.data.prompt) $('after').textContent = ofAnswer(await requests.ask('write', asked));

@@ -1,4 +1,4 @@
-/** The one form of conversations, whatever form they came in, and what templates want of it; as data/messages.py and data/rendering.py. */
+/** The one form of conversations, whatever form they came in, and what templates want of it; as data/messages.py and data/conversations.py. */
 
 import { Told } from './device.mjs';
 import { isObject, isSome, OddNumber, parseJson, withValues } from './json.mjs';
@@ -32,18 +32,18 @@ export function withoutNulls(value) {
 export function canonicalMessage(given, name) {
   if (!isObject(given)) throw new Told(`${name} must be an object, got ${kindOf(given)}`);
   const { tool_calls: listed, function_call: plain, ...message } = withoutNulls(given);
-  if (typeof message.role !== 'string' || !message.role) throw new Told(`${name} needs a 'role' such as 'user' or 'assistant'`);
+  if (typeof message.role !== 'string' || !message.role) throw new Told(`${name} must have a 'role' such as 'user' or 'assistant'`);
   let calls = fromJson(listed);
   const isPlain = !(plain === undefined || plain === '' || (isObject(plain) && !isSome(plain)));
   if (isNothing(calls) && isPlain) calls = [fromJson(plain, '{')];
   if (!isNothing(calls)) {
-    if (!Array.isArray(calls)) throw new Told(`${name} needs 'tool_calls' as a list, got ${kindOf(calls)}`);
+    if (!Array.isArray(calls)) throw new Told(`${name}: 'tool_calls' must be a list, got ${kindOf(calls)}`);
     message.tool_calls = calls.map((call) => canonicalCall(call, name));
   }
   if (!('content' in message)) {
     if (isNothing(calls) && !REASONING.some((key) => isSome(message[key]))) {
-      if ('content' in given) throw new EmptyRow(`${name} has nothing as its content`);
-      throw new Told(`${name} needs 'content' as text, got nothing`);
+      if ('content' in given) throw new EmptyRow(`${name} has no content`);
+      throw new Told(`${name}: 'content' is missing`);
     }
     message.content = '';
   }
@@ -53,7 +53,7 @@ export function canonicalMessage(given, name) {
 
 function canonicalCall(call, name) {
   const called = isObject(call) && Object.hasOwn(call, 'function') ? call.function : call;
-  if (!isObject(called) || typeof called.name !== 'string') throw new Told(`${name} has a tool call that is no object with the 'name' of a function`);
+  if (!isObject(called) || typeof called.name !== 'string') throw new Told(`${name} has a tool call without the 'name' of a function`);
   const { parameters, ...known } = called;
   const { function: _, ...own } = called === call ? {} : call;
   if (called === call) { // the function's keys and the call's in one
@@ -82,9 +82,9 @@ function objectOf(given) {
 
 function checkContent(content, name) {
   if (typeof content === 'string') return;
-  if (!Array.isArray(content) || !content.every(isObject)) throw new Told(`${name} needs 'content' as text, got ${kindOf(content)}`);
+  if (!Array.isArray(content) || !content.every(isObject)) throw new Told(`${name}: 'content' must be text, got ${kindOf(content)}`);
   if (!content.every((part) => part.type === 'text' && typeof part.text === 'string')) {
-    throw new Told(`${name} holds a part that is no text: only text is read`);
+    throw new Told(`${name} has a part that is not supported (supported: text)`);
   }
 }
 
@@ -107,14 +107,14 @@ export function canonicalOptions(value) {
   if ((options ?? null) === null || options === '') return {};
   if (!isObject(options)) throw new Told(`'chat_template_kwargs' must be an object, got ${kindOf(options)}`);
   const taken = NO_OPTIONS.find((key) => Object.hasOwn(options, key));
-  if (taken) throw new Told(`'chat_template_kwargs' has '${taken}', which is not the chat template's to read here: leave it out`);
+  if (taken) throw new Told(`'chat_template_kwargs' must not have '${taken}', which is set for every conversation: remove it`);
   return withoutNulls(options);
 }
 
 /** A list, or an object, that a table keeps as text. */
 export function fromJson(value, opener = '[') {
   if (typeof value !== 'string' || !strip(value).startsWith(opener)) return value;
-  return parsedAs(value, `${opener === '[' ? 'a list' : 'an object'} kept as text is`);
+  return parsedAs(value, `${opener === '[' ? 'a list' : 'an object'} stored as text is`);
 }
 
 /** The value of a text; what is wrong with it is told behind some words. */
@@ -131,7 +131,7 @@ export function kindOf(value) {
   if ((value ?? null) === null) return 'nothing';
   if (Array.isArray(value)) return 'a list';
   if (value instanceof OddNumber) return 'a number';
-  return { object: 'an object', boolean: 'a truth value', number: 'a number' }[typeof value] ?? 'text';
+  return { object: 'an object', boolean: 'a boolean', number: 'a number' }[typeof value] ?? 'text';
 }
 
 /** A content as text, that of its parts one after the other. */

@@ -62,7 +62,7 @@ export class ChatTemplate {
       throw new Kind(`the chat template cannot render this conversation: ${error.message}`);
     }
     if (marked.includes(NUMBER)) {
-      throw new NotHere('the chat template writes a number out that Python writes in its own way, such as 1.0 or one beyond 2^53: write it as text');
+      throw new NotHere('the chat template prints a number that Python formats differently, such as 1.0 or one beyond 2^53: store it as text');
     }
     const { text, spans } = takeMarks(marked);
     return { text, spans: this.marks ? spans : null };
@@ -105,7 +105,7 @@ function plain(value) {
   if (Array.isArray(value)) return value.map(plain);
   if (value instanceof OddNumber) return NUMBER;
   if (value && typeof value === 'object') {
-    if (value[REORDERED]) throw new NotHere(`the keys ${Object.keys(value).slice(0, 4).join(', ')} of an object would get another order in the browser: begin them with a letter`);
+    if (value[REORDERED]) throw new NotHere(`the keys ${Object.keys(value).slice(0, 4).join(', ')} of an object would have another order in the browser: start them with a letter`);
     return Object.fromEntries(Object.entries(value).map(([k, v]) => [plain(k), plain(v)]));
   }
   return value;

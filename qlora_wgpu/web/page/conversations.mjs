@@ -58,7 +58,7 @@ export function formatOf(row, wanted = 'auto', columns = {}) {
   }
   const open = wanted === 'auto' ? Object.values(FORMATS) : [FORMATS[wanted]];
   const needs = open.map((needed) => needed.map(quoted).join(' and ')).join('; or ');
-  throw new Told(`a row needs the key ${needs}; its keys are ${keys.slice(0, 8).map(quoted).join(', ') || 'none'}${hintOf(row, open)}`);
+  throw new Told(`a row must have ${needs}; its keys are ${keys.slice(0, 8).map(quoted).join(', ') || 'none'}${hintOf(row, open)}`);
 }
 
 const quoted = (key) => `'${key.length > SHOWN ? `${key.slice(0, SHOWN)}…` : key}'`;
@@ -69,7 +69,7 @@ function hintOf(row, formats) {
     const columns = needed.map((key) => [columnFor(key, row), key]);
     if (columns.every(([column]) => column !== undefined)) {
       const renamed = columns.filter(([column, key]) => column !== key);
-      return `: if so they are meant, rename ${renamed.map(([column, key]) => `${quoted(column)} to '${key}'`).join(' and ')}`;
+      return `: rename ${renamed.map(([column, key]) => `${quoted(column)} to '${key}'`).join(' and ')}`;
     }
   }
   return hintOfList(row);
@@ -78,7 +78,7 @@ function hintOf(row, formats) {
 /** What to do where an object has its rows in a list. */
 export function hintOfList(value) {
   const list = isObject(value) && Object.keys(value).find((key) => Array.isArray(value[key]) && isObject(value[key][0]));
-  return list ? `: if ${quoted(list)} holds the rows, save that list by itself as a .json file` : '';
+  return list ? `: if ${quoted(list)} has the rows, save only that list as a .json file` : '';
 }
 
 function columnFor(key, row) {
@@ -101,14 +101,14 @@ export function conversationOf(key, row, checks = false) {
     const parts = ['prompt', 'completion'].map((each) => messagesOf(each, row[each], checks));
     messages = parts.flat();
     prompt = parts[0].length;
-    if (!messages.length) throw new EmptyRow("'prompt' and 'completion' hold no message");
+    if (!messages.length) throw new EmptyRow("'prompt' and 'completion' have no messages");
   } else if ('role' in first || (key === 'messages' && !('from' in first))) {
     messages = checkedMessages(turns, key);
   } else {
     [messages, name] = [fromShareGPT(turns), 'turn'];
   }
   if (checks && key !== CHAT_PAIR) messages.forEach((message, index) => checkMarks(message, `${name} ${index + 1}`));
-  if (!messages.some(saysAnything)) throw new EmptyRow('the messages hold no text at all');
+  if (!messages.some(saysAnything)) throw new EmptyRow('the messages have no text');
   if (typeof row.system === 'string' && !isBlank(row.system) && !SYSTEMS.includes(messages[0].role)) {
     messages = [{ role: 'system', content: row.system }, ...messages];
     if (key === CHAT_PAIR) prompt++;
@@ -117,25 +117,25 @@ export function conversationOf(key, row, checks = false) {
 }
 
 function messagesOf(key, value, checks) {
-  if (!Array.isArray(value)) throw new Told(`'${key}' must be a list of messages, as the other of 'prompt' and 'completion' is`);
+  if (!Array.isArray(value)) throw new Told(`'${key}' must be a list of messages, like the other of 'prompt' and 'completion'`);
   const messages = value.length ? checkedMessages(value, key) : [];
   if (checks) messages.forEach((message, index) => checkMarks(message, `message ${index + 1} of '${key}'`));
   return messages;
 }
 
 function checkedMessages(value, key) {
-  const messages = listOf(value, `'${key}' must be a list of messages that is not empty`);
+  const messages = listOf(value, `'${key}' must be a non-empty list of messages`);
   return messages.map((message, index) => canonicalMessage(message, `message ${index + 1}`));
 }
 
 function fromShareGPT(turns) {
-  return listOf(turns, "'conversations' must be a list of turns that is not empty").map((turn, index) => {
+  return listOf(turns, "'conversations' must be a non-empty list of turns").map((turn, index) => {
     const number = index + 1;
-    if (!isObject(turn) || !('from' in turn) || !('value' in turn)) throw new Told(`turn ${number} needs 'from' and 'value'`);
+    if (!isObject(turn) || !('from' in turn) || !('value' in turn)) throw new Told(`turn ${number} must have 'from' and 'value'`);
     const role = ROLES[String(turn.from).toLowerCase()];
-    if (!role && turn.from !== CALL) throw new Told(`turn ${number} is from '${turn.from}', which is none of ${[...Object.keys(ROLES), CALL].sort().join(', ')}`);
+    if (!role && turn.from !== CALL) throw new Told(`turn ${number}: unknown 'from' '${turn.from}' (supported: ${[...Object.keys(ROLES), CALL].sort().join(', ')})`);
     const { value } = turn;
-    if (value !== null && typeof value !== 'string') throw new Told(`turn ${number} needs 'value' as text, got ${kindOf(value)}`);
+    if (value !== null && typeof value !== 'string') throw new Told(`turn ${number}: 'value' must be text, got ${kindOf(value)}`);
     const isSaid = role || value === null;
     const said = isSaid ? { role: role ?? 'assistant', content: value } : { role: 'assistant', content: '', tool_calls: toolCalls(value, number) };
     return canonicalMessage({ ...said, ...marksOf(turn) }, `turn ${number}`);
@@ -143,7 +143,7 @@ function fromShareGPT(turns) {
 }
 
 function toolCalls(text, number) {
-  const value = parsedAs(text, `turn ${number} is from '${CALL}', and its value is`);
+  const value = parsedAs(text, `turn ${number} is from '${CALL}', but its value is`);
   const calls = Array.isArray(value) ? value : [value];
   if (!calls.length || !calls.every((call) => isObject(call) && 'name' in call)) {
     throw new Told(`turn ${number} is from '${CALL}': its value must be JSON with 'name' and 'arguments'`);

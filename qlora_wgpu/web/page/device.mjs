@@ -7,20 +7,20 @@ export class Told extends Error {}
 export class NoGpu extends Told {}
 
 const SWITCHES = [
-  [/Firefox/, 'Firefox: open about:config and set dom.webgpu.enabled to true'],
-  [/Edg\//, 'Edge: open the page edge:flags and enable "Unsafe WebGPU Support"'],
-  [/Chrom/, 'Chrome: open the page chrome:flags and enable "Unsafe WebGPU Support"; on Linux, "Vulkan" too'],
-  [/Safari/, 'Safari: version 26 and later have it; in earlier ones see Settings, Feature Flags, WebGPU'],
+  [/Firefox/, 'In Firefox, open about:config and set dom.webgpu.enabled to true'],
+  [/Edg\//, 'In Edge, open edge:flags and enable "Unsafe WebGPU Support"'],
+  [/Chrom/, 'In Chrome, open chrome:flags and enable "Unsafe WebGPU Support", and on Linux also "Vulkan"'],
+  [/Safari/, 'Use Safari 26 or later, or enable WebGPU in Settings, Feature Flags'],
 ];
 
 /** What to do in this browser to get WebGPU. */
 export function remedy(userAgent) {
   const found = SWITCHES.find(([pattern]) => pattern.test(userAgent));
-  return found ? found[1] : 'use a current Chrome, Edge, Firefox or Safari';
+  return found ? found[1] : 'Use a current Chrome, Edge, Firefox or Safari';
 }
 
 /**
- * The variants of a site whose kernels are cut for a vendor's GPUs; those for all others if it has none.
+ * The variants of a site that are tiled for a vendor's GPUs; those for all others if there are none.
  *
  * @template {{vendors: string[]}} V
  * @param {V[]} variants
@@ -42,16 +42,16 @@ export function cutFor(variants, vendor) {
  * @throws {Told} If there is none.
  */
 export async function openDevice(gpu, needs, userAgent = '') {
-  if (!gpu) throw new Told(`This browser offers no WebGPU. ${remedy(userAgent)}.`);
+  if (!gpu) throw new Told(`This browser does not support WebGPU. ${remedy(userAgent)}.`);
   const adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
   if (!adapter) {
-    throw new NoGpu(`This browser finds no GPU that it would use. ${remedy(userAgent)}, and update the GPU's driver.`);
+    throw new NoGpu(`This browser found no usable GPU. ${remedy(userAgent)}, and update the GPU driver.`);
   }
   const requiredLimits = {};
   for (const [name, value] of Object.entries(needs)) {
     if (value > adapter.limits[name]) {
-      throw new Told(`This model needs ${name} = ${value.toLocaleString('en')}, and this GPU allows ` +
-        `${adapter.limits[name].toLocaleString('en')}: take a smaller model, or another machine.`);
+      throw new Told(`This model needs ${name} = ${value.toLocaleString('en')}, but this GPU allows ` +
+        `${adapter.limits[name].toLocaleString('en')}: use a smaller model, or another machine.`);
     }
     // Less than the default is an error in no browser, but says nothing either.
     requiredLimits[name] = value;
@@ -60,6 +60,6 @@ export async function openDevice(gpu, needs, userAgent = '') {
     const device = await adapter.requestDevice({ requiredLimits }); // no kernel of a page needs a feature
     return { device, vendor: adapter.info?.vendor ?? '' };
   } catch (error) {
-    throw new NoGpu(`The GPU could not be opened: ${error.message}`);
+    throw new NoGpu(`Failed to open the GPU: ${error.message}`);
   }
 }

@@ -11,7 +11,7 @@ import { isBlank, strip } from './strip.mjs';
 import { checkSize } from './tokens.mjs';
 
 const IGNORED = -100;
-const UNASKED = 'no turn to learn without weight 0 or train false';
+const UNASKED = 'no turn to train on without weight 0 or train: false';
 const MOST_ROLES = 8; // in a message
 const UNREAD = ['image', 'images', 'video', 'videos', 'audio', 'audios']; // as TRL has them
 const MASKS = // what other trainers call a number for each token; as data/columns.py
@@ -50,13 +50,13 @@ export class RowEncoder {
     rows.forEach(({ where, row: given }, index) => {
       if (index % 100 === 0) progress(index);
       try {
-        if (Object.values(given).every((value) => value === null)) throw new EmptyRow('the row has no value');
+        if (Object.values(given).every((value) => value === null)) throw new EmptyRow('all values of the row are null');
         refuseMasks(given);
         const row = this.named(given);
         const own = formatOf(row, this.how.format, this.how.columns);
         format ??= own;
         if (own !== format) {
-          throw new Told(`a row of the format '${own}' stands among rows of '${format}': give each format its own file`);
+          throw new Told(`its format is '${own}', but that of the rows before it is '${format}': use a separate file for each format`);
         }
         for (const column of UNREAD.filter((each) => isSome(given[each] ?? null))) unread.set(column, (unread.get(column) ?? 0) + 1);
         const whole = this.encode(row, own);
@@ -105,7 +105,7 @@ export class RowEncoder {
   /** A document, cut into pieces of the longest length; the last one holds the rest, a token by itself nothing to learn. */
   _windows({ where, row: { text } }, progress) {
     const { max_length: limit } = this.how;
-    if (isBlank(text)) throw new Told(`${where} holds no text.`);
+    if (isBlank(text)) throw new Told(`${where} has no text.`);
     const examples = [];
     let ids = [];
     for (const { ids: more, done } of documentIds(this.tokenizer, text)) {
@@ -116,7 +116,7 @@ export class RowEncoder {
       progress(done / text.length); // of one row
     }
     if (ids.length > 1) examples.push(ids);
-    if (!examples.length) throw new Told(`${where} holds fewer than two tokens: there is nothing to learn.`);
+    if (!examples.length) throw new Told(`${where} has fewer than two tokens: nothing to train on.`);
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
@@ -127,7 +127,7 @@ export class RowEncoder {
   named(row) {
     const renamed = { ...row };
     for (const [key, column] of Object.entries(this.how.columns)) {
-      if (!(column in row)) throw new Told(`the column '${column}' is to be its '${key}', but it has none such`);
+      if (!(column in row)) throw new Told(`the column '${column}', which data.columns maps to '${key}', is missing`);
       renamed[key] = row[column];
     }
     return renamed;
@@ -144,7 +144,7 @@ export class RowEncoder {
 
   /** Ids and labels of a row. */
   encode(row, format) {
-    if (keysOf(format).every((key) => row[key] === null)) throw new EmptyRow('the row has nothing of its format');
+    if (keysOf(format).every((key) => row[key] === null)) throw new EmptyRow('all keys of its format are null');
     if (CHATS.includes(format)) return this._chat(format, row);
     if (format === 'prompt/completion') return this._answer(textOf(row, 'prompt'), textOf(row, 'completion'));
     if (format === 'instruction/output') return this._instruction(row);
@@ -154,7 +154,7 @@ export class RowEncoder {
   _chat(key, row) {
     const { train_on: wanted } = this.how;
     const conversation = conversationOf(key, row, this.template !== null && heedsMarks(this.template, wanted));
-    if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
+    if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: build it with data.chat_template');
     const template = this.template.suited(conversation);
     const { text, spans, spared, turns } = learntTurns(template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
     if (!this.finders.has(template)) this.finders.set(template, new LeftOut(template));
@@ -175,7 +175,7 @@ export class RowEncoder {
   }
 
   _text(row) {
-    if (!['auto', 'all'].includes(this.how.train_on)) throw new Told("a 'text' has no turns: write the site with data.train_on set to all");
+    if (!['auto', 'all'].includes(this.how.train_on)) throw new Told("a 'text' has no turns: build the site with data.train_on set to all");
     const text = textOf(row, 'text');
     requireText(text);
     checkSize(text, MOST_OF_A_ROW);
@@ -230,7 +230,7 @@ export function refuseMasks(row) {
   for (const key of Object.keys(row).filter((each) => MASKS.test(each)).sort()) {
     const numbers = numbersOf(row[key]);
     if (!numbers.length || (key === 'labels' && !numbers.some((each) => Number(each) === IGNORED))) continue;
-    throw new Told(`the column '${key}' says which tokens are learnt, which is not read beside a text: give what is learnt as a 'completion', or turns that are not a train: false, or leave the column out`);
+    throw new Told(`the column '${key}' is a loss mask, which is not supported for rows of text: put what to train on into 'completion', set train: false in the other turns, or remove the column`);
   }
 }
 
@@ -249,14 +249,14 @@ function historyOf(row) {
   const given = fromJson(row.history ?? null);
   const turns = isSome(given) ? given : [];
   if (!Array.isArray(turns) || !turns.every((turn) => Array.isArray(turn) && turn.length === 2)) {
-    throw new Told("'history' must be a list of pairs of an instruction and its answer");
+    throw new Told("'history' must be a list of pairs of an instruction and an answer");
   }
-  if (!turns.flat().every((text) => typeof text === 'string')) throw new Told("'history' must hold text alone");
+  if (!turns.flat().every((text) => typeof text === 'string')) throw new Told("'history' must contain only text");
   return turns;
 }
 
 function requireText(text) {
-  if (isBlank(text)) throw new EmptyRow('the row has no text at all');
+  if (isBlank(text)) throw new EmptyRow('the row has no text');
 }
 
 /** Whether a row says of itself that it is bad; a 0 may be the label of anything. */
@@ -278,13 +278,13 @@ function countSilent(messages, silent) {
 function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, spared, silent, { max_length: limit }) {
   const of = (count, one, several) => count > 0 && (rows === 1 ? `it ${one}` : `${count} ${count === 1 ? one : several}`);
   const roles = [...silent.roles].sort().slice(0, MOST_ROLES).map((role) => `'${role}'`).join(', ');
-  const advice = [...silent.roles].every((role) => USUAL_ROLES.includes(role)) ? '' : "; call the one who answers 'assistant'";
-  const unsaid = `no turn of the assistant, which is what is learnt: roles are ${roles}${advice}`;
+  const advice = [...silent.roles].every((role) => USUAL_ROLES.includes(role)) ? '' : "; rename the role that answers to 'assistant'";
+  const unsaid = `no assistant turn to train on (roles: ${roles})${advice}`;
   const why = [
-    of(empty, 'holds nothing', 'hold nothing'), of(dropped, `has more than ${limit} tokens`, `have more than ${limit} tokens`),
-    of(spared, `has ${UNASKED}`, `have ${UNASKED}`), of(unlearnt - unreached - spared - silent.rows, 'has nothing to learn', 'have nothing to learn'),
-    of(unreached, `has nothing left to learn in the ${limit} tokens that it is cut to`, `have nothing left to learn in the ${limit} tokens that they are cut to`),
-    of(silent.rows, `holds ${unsaid}`, `hold ${unsaid}`),
+    of(empty, 'is empty', 'are empty'), of(dropped, `has more than ${limit} tokens`, `have more than ${limit} tokens`),
+    of(spared, `has ${UNASKED}`, `have ${UNASKED}`), of(unlearnt - unreached - spared - silent.rows, 'has nothing to train on', 'have nothing to train on'),
+    of(unreached, `has nothing to train on within ${limit} tokens`, `have nothing to train on within ${limit} tokens`),
+    of(silent.rows, `has ${unsaid}`, `have ${unsaid}`),
   ].filter(Boolean);
   return `${rows === 1 ? 'The only row cannot' : `None of the ${rows} rows can`} be trained on: ${why.join(', ')}.`;
 }

@@ -26,7 +26,7 @@ const kindOf = (name) => name.split('.').pop().toLowerCase();
 export async function textOf(name, file) {
   checkKind(name);
   const mib = Math.ceil(file.size / 2 ** 20);
-  if (mib > MOST_MIB) throw new Told(`${name} has ${mib.toLocaleString('en')} MiB, and a page reads ${MOST_MIB} at most: take a part of it.`);
+  if (mib > MOST_MIB) throw new Told(`${name} has ${mib.toLocaleString('en')} MiB, but a page reads at most ${MOST_MIB}: use a part of it.`);
   let content;
   try {
     content = await file.arrayBuffer();
@@ -39,7 +39,7 @@ export async function textOf(name, file) {
   try {
     return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(content);
   } catch {
-    throw new Told(`${name} is no text in UTF-8: save it in that encoding.`);
+    throw new Told(`${name} is not UTF-8 text: save it as UTF-8.`);
   }
 }
 
@@ -49,13 +49,13 @@ function begins(content, sign) {
   return bytes.length === sign.length && bytes.every((byte, i) => byte === sign.charCodeAt(i));
 }
 
-const ofParquet = (name) => `${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`;
+const ofParquet = (name) => `${name}: Parquet is not supported in a browser: save it as .jsonl or .csv.`;
 
 function checkKind(name) {
   const kind = kindOf(name);
   if (PACKED.includes(kind)) throw new Told(`${name} is compressed: unpack it first.`);
   if (kind === 'parquet') throw new Told(ofParquet(name));
-  if (!KINDS.includes(kind)) throw new Told(`${name} is of no known kind: use .jsonl, .json, .csv or .txt.`);
+  if (!KINDS.includes(kind)) throw new Told(`${name} is not supported (supported: .jsonl, .json, .csv, .txt).`);
 }
 
 /**
@@ -85,7 +85,7 @@ function jsonRows(name, content) {
       reader.peek();
       const begin = reader.at;
       values.push(reader.value());
-      if (isLonger(content.slice(begin, reader.at))) throw new Told(`row ${values.length} is longer than ${MOST_ROW_MIB} MiB: cut it into several`);
+      if (isLonger(content.slice(begin, reader.at))) throw new Told(`row ${values.length} is longer than ${MOST_ROW_MIB} MiB: split it`);
     };
     if (isList(content)) {
       reader.items(']', take);
@@ -95,7 +95,7 @@ function jsonRows(name, content) {
     }
   });
   if (!isList(content) && (!isObject(values[0]) || (values.length < 2 && wrapsRows(values[0])))) {
-    throw new Told(`${name} must hold a list of rows, or one object per line${hintOfList(values[0])}.`);
+    throw new Told(`${name} must contain a list of rows, or one object per line${hintOfList(values[0])}.`);
   }
   return checked(values.map((row, index) => ({ where: `${name} row ${index + 1}`, row })), name);
 }
@@ -109,11 +109,11 @@ function wrapsRows(object) {
 
 function jsonLines(name, content) {
   const rows = [];
-  if (isList(content)) throw new Told(`${name} holds one list: a file that is one must end in .json.`);
+  if (isList(content)) throw new Told(`${name} contains a list: rename it to .json.`);
   content.split('\n').forEach((line, index, lines) => {
     const where = `${name} line ${index + 1}`;
     if (bytesOf(line) + (index < lines.length - 1) > MOST_OF_A_ROW) {
-      throw new Told(`${where} is longer than ${MOST_ROW_MIB} MiB: cut it into several rows, or put a long document into a .txt file.`);
+      throw new Told(`${where} is longer than ${MOST_ROW_MIB} MiB: split it into several rows, or put a long document into a .txt file.`);
     }
     if (!isBlank(line)) rows.push({ where, row: within(where, () => parseJson(line)) });
   });
@@ -156,12 +156,12 @@ function csvRows(name, content) {
   const names = records.shift()?.cells ?? [];
   if (names.length > MOST_KEYS) throw new Told(`${name}: it has ${number(names.length)} columns, more than ${number(MOST_KEYS)}.`);
   if (new Set(names).size < names.length || !names.every(Boolean)) {
-    throw new Told(`${name}: the first line must name the columns, each once.`);
+    throw new Told(`${name}: the first line must name every column exactly once.`);
   }
   const rows = records.filter(({ cells }) => cells.length).map(({ cells, line }) => {
     const where = `${name} line ${line}`;
     if (cells.length !== names.length) {
-      throw new Told(`${where}: it has ${counted(cells.length, 'cell')}, but the first line names ${counted(names.length, 'column')}.`);
+      throw new Told(`${where}: expected ${counted(names.length, 'cell')} as in the first line, got ${number(cells.length)}.`);
     }
     return { where, row: Object.fromEntries(names.map((column, i) => [column, cells[i]])) };
   });
@@ -179,7 +179,7 @@ function csvRecords(name, content, delimiter) {
     [cell, state] = ['', 'begin'];
   };
   const endRecord = (end) => {
-    if (isLonger(content.slice(begin, end))) throw new Told(`${name}: the row that begins in line ${first} is longer than ${MOST_ROW_MIB} MiB: is a quote left open?`);
+    if (isLonger(content.slice(begin, end))) throw new Told(`${name}: the row that begins in line ${first} is longer than ${MOST_ROW_MIB} MiB: is a closing quote missing?`);
     if (cells.length || state !== 'begin') endCell();
     records.push({ cells, line });
     [cells, begin, first] = [[], end, line + 1];
@@ -198,7 +198,7 @@ function csvRecords(name, content, delimiter) {
     } else if (c === delimiter) {
       endCell();
     } else if (state === 'closed') {
-      throw new Told(`${name} line ${line}: not valid CSV ('${delimiter}' is expected behind a closing quotation mark).`);
+      throw new Told(`${name} line ${line}: not valid CSV ('${delimiter}' is expected after a closing quote).`);
     } else if (c === '"' && state === 'begin') {
       state = 'quoted';
     } else {
@@ -206,7 +206,7 @@ function csvRecords(name, content, delimiter) {
     }
     if (c === '\n' || (c === '\r' && content[i + 1] !== '\n')) line++;
   }
-  if (state === 'quoted') throw new Told(`${name}: a quotation mark is not closed.`);
+  if (state === 'quoted') throw new Told(`${name}: a quote is not closed.`);
   if (cells.length || state !== 'begin') endRecord(content.length);
   return records;
 }

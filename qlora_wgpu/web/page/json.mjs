@@ -98,7 +98,7 @@ export class JsonReader {
     this.items('}', () => {
       if (this.peek() !== '"') throw this.wrong('Expecting property name enclosed in double quotes');
       const key = this._string();
-      if (found.has(key)) throw new Told(`the key '${key.slice(0, SHOWN)}' stands twice in one object`);
+      if (found.has(key)) throw new Told(`the key '${key.slice(0, SHOWN)}' occurs twice in one object`);
       this.expect(':');
       found.set(key, this.value(depth + 1));
     });
@@ -133,7 +133,7 @@ export class JsonReader {
     } catch {
       throw this.wrong('Invalid control character or escape in the text that begins');
     }
-    if (!value.isWellFormed()) throw new Told('a text holds a lone surrogate (half a character, such as \\ud83d)');
+    if (!value.isWellFormed()) throw new Told('a string has a lone surrogate (half a character, such as \\ud83d)');
     this.at = end + 1;
     return value;
   }

@@ -5,8 +5,8 @@ const ROWS = {
   messages: { messages: [{ role: 'user', content: 'A question' }, { role: 'assistant', content: 'Its answer' }] },
   conversations: { conversations: [{ from: 'human', value: 'A question' }, { from: 'gpt', value: 'Its answer' }] },
   'prompt/completion': { prompt: 'A question', completion: ' Its answer' },
-  'instruction/output': { instruction: 'What is to be done', input: 'With what', output: 'How it comes out' },
-  text: { text: 'A text that is learnt as a whole' },
+  'instruction/output': { instruction: 'A task', input: 'Its input', output: 'Its output' },
+  text: { text: 'A document to train on' },
 };
 
 /**

@@ -36,8 +36,8 @@ export class LeftOut {
       const own = [...parts.values()].filter(({ message }) => message === number);
       if (own.length && own.every((part) => leftOut.has(nameOf(part)))) {
         const kinds = own.map(({ kind }) => ({ thought: 'thought', call: 'tool call' })[kind] ?? 'content').sort().join(' and ');
-        throw new Told(`message ${number + 1} is learnt, but the chat template leaves its ${kinds} out, and nothing else is in it: ` +
-          'write the site with another data.chat_template');
+        throw new Told(`message ${number + 1} is trained on, but the chat template omits its ${kinds}, and it has no other content: ` +
+          'build the site with another data.chat_template');
       }
     }
     return new Set([...leftOut.values()].map((part) => inWords(part, messages)));

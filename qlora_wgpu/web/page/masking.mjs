@@ -10,8 +10,8 @@ import { isBlank, SPACES, strip } from './strip.mjs';
 const WHOLE = new RegExp(`^.*[${SPACES}>\\]]`, 's'); // up to where no special token is cut in two
 const FEW_TURNS = 16;
 const ASKED = { role: 'user', content: '?' };
-const UNMARKED = 'in the rendered chat: write the site with a chat template that has {% generation %} blocks (data.chat_template)';
-const ANOTHER = 'in the rendered chat: write the site with another chat template (data.chat_template)';
+const UNMARKED = 'in the rendered chat: build the site with a chat template that has {% generation %} blocks (data.chat_template)';
+const ANOTHER = 'in the rendered chat: build the site with another chat template (data.chat_template)';
 const bareEnd = (text) => strip(text, null, { left: false });
 const withoutEnd = (text, end) => (end && text.endsWith(end) ? text.slice(0, -end.length) : text);
 
@@ -40,7 +40,7 @@ export class RenderedTurns {
     if (this.marked) return this._markedOf(turns);
     const found = this._spans([...turns].sort((a, b) => a - b));
     const flat = [...found].flatMap(([turn, spans]) => {
-      if (!spans.length) throw new Told(`the assistant's turn in message ${turn + 1} cannot be told apart ${UNMARKED}`);
+      if (!spans.length) throw new Told(`cannot locate the assistant's turn in message ${turn + 1} ${UNMARKED}`);
       return spans.map((span) => ({ span, turn }));
     }).sort(({ span: a }, { span: b }) => a[0] - b[0] || a[1] - b[1]);
     flat.forEach(({ span, turn }, i) => {
@@ -56,7 +56,7 @@ export class RenderedTurns {
   turnsOfAnyone(turns) {
     return [...this._spans(turns)].flatMap(([turn, spans]) => {
       if (!spans.length && !this._mayBeLeftOut(turn)) {
-        throw new Told(`the turn in message ${turn + 1}, which says of itself whether it is learnt, cannot be told apart ${ANOTHER}`);
+        throw new Told(`cannot locate the turn in message ${turn + 1}, which has a flag such as train, ${ANOTHER}`);
       }
       return spans;
     });
@@ -94,7 +94,7 @@ export class RenderedTurns {
       const isOne = new Set(owners.map((owner) => turns.has(owner))).size === 1;
       if (!isOne) {
         const which = turns.size === 1 && turns.has(own.at(-1)) ? 'last turn' : 'turns';
-        throw new Told(`the assistant's ${which} cannot be told apart in the rendered chat: write the site with ` +
+        throw new Told(`cannot locate the assistant's ${which} in the rendered chat: build the site with ` +
           'data.train_on set to assistant, or with another chat template (data.chat_template)');
       }
       return turns.has(owners[0]);

@@ -27,7 +27,7 @@ export class Memory {
     const buffer = this.device.createBuffer({ label, size: bufferBytes(bytes), usage: USAGE() });
     const error = await this.device.popErrorScope();
     if (error) {
-      throw new Told(`The GPU has no memory for ${label} (${bytes.toLocaleString('en')} bytes, after ` +
+      throw new Told(`Not enough GPU memory for ${label} (${bytes.toLocaleString('en')} bytes, after ` +
         `${this.bytes.toLocaleString('en')}): close other tabs and programs, or train on shorter rows.`);
     }
     this.bytes += bufferBytes(bytes);

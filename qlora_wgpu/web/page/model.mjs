@@ -11,9 +11,9 @@ const VECTORS = ['parameters', 'gradient', 'first_moment', 'second_moment'];
 /** What a device says that nobody asked. */
 function refusal(error) {
   if (error instanceof GPUOutOfMemoryError) {
-    return `The GPU has no memory left (${error.message}): close other tabs and programs, or train on shorter rows.`;
+    return `The GPU ran out of memory (${error.message}): close other tabs and programs, or train on shorter rows.`;
   }
-  return `The GPU refuses what the page asks: ${error.message}`;
+  return `The GPU reported an error: ${error.message}`;
 }
 
 export class Model {

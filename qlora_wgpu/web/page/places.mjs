@@ -197,7 +197,7 @@ function matches(units, at, own, from, space) {
 }
 
 function changed(text) {
-  return new Told(`the tokenizer changes this text ("${text.slice(0, 40)}…"), so what is learnt cannot be told in the browser`);
+  return new Told(`the tokenizer changes this text ("${text.slice(0, 40)}…"), so the loss mask cannot be computed in the browser`);
 }
 
 /** GPT-2's characters for bytes: printable ones stand for themselves, the others follow from 256 on. */

@@ -33,7 +33,7 @@ export class Pipelines {
       return await this.device.createComputePipelineAsync({ label, layout: 'auto', compute: { module, entryPoint: 'main' } });
     } catch (error) {
       const notes = (await module.getCompilationInfo()).messages.map((m) => `${m.lineNum}: ${m.message}`).join('; ');
-      throw new Told(`The GPU's driver does not compile ${label.split('(')[0]}: ${error.message} ${notes}`);
+      throw new Told(`The GPU driver failed to compile ${label.split('(')[0]}: ${error.message} ${notes}`);
     }
   }
 }

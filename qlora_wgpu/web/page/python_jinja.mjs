@@ -26,7 +26,7 @@ Interpreter.prototype.evaluateBlock = function (statements, environment) {
       const value = this.evaluate(statement, environment);
       if (!STATEMENTS.includes(statement.type)) written.value += inPython(value);
     } catch (error) {
-      if (written.value && LEAVES_A_LOOP.includes(error.constructor.name)) throw new NotHere('it leaves a loop after it has written something there');
+      if (written.value && LEAVES_A_LOOP.includes(error.constructor.name)) throw new NotHere('it leaves a loop after printing something in it');
       throw error;
     }
   }
@@ -38,7 +38,7 @@ function inPython(value) {
   if (value.type === 'NullValue') return 'None';
   if (value.type === 'BooleanValue') return value.value ? 'True' : 'False';
   const size = value.value?.length ?? value.value?.size;
-  if (!isText(value) && size > 0) throw new Notation('it writes out a list or an object, for which Python has a notation of its own');
+  if (!isText(value) && size > 0) throw new Notation('it prints a list or an object, which Python formats differently');
   return value.toString();
 }
 
@@ -52,7 +52,7 @@ const escaped = ({ isSafe, value }) => (isSafe ? value : value.replace(/[&<>'"]/
 Interpreter.prototype.evaluateBinaryExpression = function (node, environment) {
   if (node.operator.value === '+') {
     const [left, right] = [this.evaluate(node.left, environment), this.evaluate(node.right, environment)];
-    if (isText(left) !== isText(right)) throw new Error('only a text can be added to a text');
+    if (isText(left) !== isText(right)) throw new Error('only a string can be added to a string');
     if (left.isSafe || right.isSafe) return safe(new left.constructor(escaped(left) + escaped(right)));
     if (isText(left)) return new left.constructor(left.value + right.value);
   }
@@ -72,7 +72,7 @@ Interpreter.prototype.evaluateCallExpression = function (node, environment) {
   } catch (error) {
     if (callee.type === 'MemberExpression' && !callee.computed) {
       const object = this.evaluate(callee.object, environment);
-      if (isText(object) && !object.builtins.has(callee.property.value)) throw new NotHere(`it asks a text for ${callee.property.value}, which the page does not know`);
+      if (isText(object) && !object.builtins.has(callee.property.value)) throw new NotHere(`it uses the string method ${callee.property.value}, which the page does not support`);
     }
     throw error;
   }
@@ -80,14 +80,14 @@ Interpreter.prototype.evaluateCallExpression = function (node, environment) {
 
 Interpreter.prototype.applyFilter = function (operand, node, environment) {
   if (isText(operand) && node.value === 'safe') return safe(new operand.constructor(operand.value));
-  if (operand.isSafe) throw new NotHere('it filters a text that is safe, which Python escapes otherwise');
+  if (operand.isSafe) throw new NotHere('it filters a string that is marked safe, which Python escapes differently');
   if (node.type === 'Identifier' && node.value === 'trim' && isText(operand)) return new operand.constructor(strip(operand.value));
   // As JSON, which has nothing that is not there.
-  if ((node.value ?? node.callee?.value) === 'tojson' && operand.type === 'UndefinedValue') throw new Error('what is not there cannot be written as JSON');
+  if ((node.value ?? node.callee?.value) === 'tojson' && operand.type === 'UndefinedValue') throw new Error('an undefined value cannot be written as JSON');
   try {
     return applyFilter.call(this, operand, node, environment);
   } catch (error) {
-    if (operand.type !== 'ArrayValue' && UNKNOWN.test(error.message)) throw new NotHere(`${error.message}, which the page does not know`);
+    if (operand.type !== 'ArrayValue' && UNKNOWN.test(error.message)) throw new NotHere(`${error.message}, which the page does not support`);
     throw error;
   }
 };

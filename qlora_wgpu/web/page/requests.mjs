@@ -17,11 +17,11 @@ export class Requests {
       this.waiting.delete(data.id);
       return data.error ? reject(new Error(data.error)) : resolve(data.answer);
     };
-    worker.onerror = (event) => this._end(event.message || 'this browser does not run it');
+    worker.onerror = (event) => this._end(event.message || 'not supported by this browser');
   }
 
   _end(why) {
-    this.ended = new Error(`The page's worker does not run (${why}): reload the page, or copy the site again.`);
+    this.ended = new Error(`The page's worker failed (${why}): reload the page, or copy the site again.`);
     for (const { reject } of this.waiting.values()) reject(this.ended);
     this.waiting.clear();
   }

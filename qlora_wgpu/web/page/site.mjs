@@ -18,10 +18,10 @@ export class SiteFiles {
     try {
       this.site = await response.json();
     } catch {
-      throw new Told('site.json is damaged: write the site anew with qlora-wgpu web.');
+      throw new Told('site.json is damaged: build the site again with qlora-wgpu web.');
     }
     if (this.site.format !== FORMAT) {
-      throw new Told(`This site is of format ${this.site.format}, and the page reads ${FORMAT}: write it anew with qlora-wgpu web.`);
+      throw new Told(`This site has format ${this.site.format}, but the page supports ${FORMAT}: build it again with qlora-wgpu web.`);
     }
     return this.site;
   }
@@ -48,7 +48,7 @@ export class SiteFiles {
     try {
       return await response.arrayBuffer();
     } catch (error) {
-      throw new Told(`${name} has not come whole (${error.message}): try again when the network is there.`);
+      throw new Told(`The download of ${name} is incomplete (${error.message}): check the network, and try again.`);
     }
   }
 
@@ -56,8 +56,8 @@ export class SiteFiles {
   async _damage(name, content) {
     const known = this.site.files[name];
     if (content.byteLength !== known.bytes) {
-      return `${name} has ${content.byteLength.toLocaleString('en')} bytes in place of ${known.bytes.toLocaleString('en')}: ` +
-        'it has not come whole; try again, or copy the site again.';
+      return `${name} has ${content.byteLength.toLocaleString('en')} bytes instead of ${known.bytes.toLocaleString('en')}: ` +
+        'try again, or copy the site again.';
     }
     return (await sha256(content)) === known.sha256 ? null : `${name} is damaged: copy the site again.`;
   }
@@ -73,9 +73,9 @@ export class SiteFiles {
     try {
       response = await this._get(name, cache);
     } catch (error) {
-      throw new Told(`${name} cannot be fetched (${error.message}): is the server still there?`);
+      throw new Told(`${name} cannot be downloaded (${error.message}): check that the server is running.`);
     }
-    if (!response.ok) throw new Told(`${name} cannot be fetched (${response.status}): copy the site again.`);
+    if (!response.ok) throw new Told(`${name} cannot be downloaded (${response.status}): copy the site again.`);
     return response;
   }
 }

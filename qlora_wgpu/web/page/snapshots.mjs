@@ -1,4 +1,4 @@
-/** Where training was, kept in the browser's own storage: a reload or a lost device loses nothing. */
+/** Snapshots of the training in the browser's private storage, for after a reload or a lost GPU. */
 
 import { Told } from './device.mjs';
 import { sha256 } from './digest.mjs';
@@ -45,7 +45,7 @@ export class Snapshots {
   async keep(snapshot, { text, ...about }) {
     try {
       if (!(await this._own())) {
-        throw new Told('Another tab of this page keeps its training in this browser: training goes on here, but a reload loses what is new.');
+        throw new Told('Another tab of this page saves its training in this browser: this tab continues, but a reload loses its progress.');
       }
       const folder = await this._folder(true);
       const [latest] = await this._abouts(folder);
@@ -60,9 +60,9 @@ export class Snapshots {
     } catch (error) {
       if (error instanceof Told) throw error;
       if (error.name === 'QuotaExceededError') {
-        throw new Told('The browser has no room for a snapshot: training goes on, but a reload loses what is new. Free some disk space.');
+        throw new Told('The browser has no space for a snapshot: training continues, but a reload loses its progress. Free some disk space.');
       }
-      throw new Told(`The snapshot could not be kept (${error.message}): training goes on, but a reload loses what is new.`);
+      throw new Told(`The snapshot could not be saved (${error.message}): training continues, but a reload loses its progress.`);
     }
   }
 
@@ -105,13 +105,13 @@ export class Snapshots {
 
   /** Removes all that the site keeps. */
   async forget() {
-    if (!(await this._own())) throw new Told('Another tab of this page keeps its training in this browser: close it first.');
+    if (!(await this._own())) throw new Told('Another tab of this page saves its training in this browser: close it first.');
     this.text = null;
     try {
       await this._remove(this.name);
       await this._removeEarlier();
     } catch (error) {
-      throw new Told(`What is kept could not be removed (${error.message}): clear this page's data in the browser's settings.`);
+      throw new Told(`The saved training could not be deleted (${error.message}): clear this page's data in the browser's settings.`);
     }
   }
 

@@ -18,7 +18,7 @@ export class Tokenizer {
     try {
       this.library = new Library(saved, {});
     } catch (error) {
-      throw new Told(`tokenizer.json is not understood in the browser: ${error.message}`);
+      throw new Told(`tokenizer.json is not supported in the browser: ${error.message}`);
     }
     mend(this.library.pre_tokenizer, file.pre_tokenizer);
     this.specialTokens = known.special_tokens;
@@ -98,7 +98,7 @@ export class Tokenizer {
   /** Tokens with their places, and around them those that the tokenizer adds: before them alone, where a text is open. */
   _placed(text, special, open = false) {
     checkSize(text, MOST_AT_ONCE);
-    if (!text.isWellFormed()) throw new Told('a text with a lone surrogate (half a character) has no tokens');
+    if (!text.isWellFormed()) throw new Told('text with a lone surrogate (half a character) cannot be tokenized');
     const found = this.places.of(text);
     const { post_processor: around } = this.library;
     if (!around) return found;
@@ -120,12 +120,12 @@ export class Tokenizer {
  */
 export function checkSize(text, most) {
   const size = sizeOf(text);
-  if (size > most) throw new Told(`its text has ${size.toLocaleString('en')} bytes, more than ${most.toLocaleString('en')}: cut it into several rows, or put a document into a .txt file`);
+  if (size > most) throw new Told(`its text has ${size.toLocaleString('en')} bytes, more than ${most.toLocaleString('en')}: split it into several rows, or put a document into a .txt file`);
 }
 
 /** Where a text's tokens begin among all. */
 function firstPlace(all, found) {
   const last = all.length - found.length;
   for (let first = 0; first <= last; first++) if (found.every(({ token }, i) => all[first + i] === token)) return first;
-  throw new Told('the tokenizer changes tokens after it made them, which is not understood in the browser');
+  throw new Told('the tokenizer post-processes tokens, which is not supported in the browser');
 }

@@ -17,7 +17,7 @@ export class Training {
     Object.assign(this, { model, examples, settings, step: 0, tokens: 0, stopped: false });
     this.plan = new BatchPlan(examples.map((e) => e.ids.length), settings, model.site.buckets.at(-1));
     this.total = this.plan.totalSteps;
-    if (this.total > MOST_STEPS) throw new Told(`Training would take ${number(this.total)} steps, more than ${number(MOST_STEPS)}: take fewer passes over the data.`);
+    if (this.total > MOST_STEPS) throw new Told(`Training would take ${number(this.total)} steps, more than ${number(MOST_STEPS)}: set fewer epochs.`);
   }
 
   /** Begins with the adapter as the site has it, and no moments. */
@@ -29,7 +29,7 @@ export class Training {
     this.model.zeroStats();
   }
 
-  /** Goes on from what `snapshot` gave. */
+  /** Resumes from a snapshot. */
   resume({ step, tokens, parameters, first_moment: first, second_moment: second }) {
     this.begin();
     Object.assign(this, { step, tokens });
@@ -96,6 +96,6 @@ export class Training {
 }
 
 function notFinite(step) {
-  if (step > 1) return `The loss or its gradient is no longer finite at step ${step}: train anew with a lower learning rate.`;
-  return 'The loss or its gradient is not finite at step 1, before anything is learnt: the model computes numbers that are too large.';
+  if (step > 1) return `The loss or its gradient is no longer finite at step ${step}: train again with a lower learning rate.`;
+  return 'The loss or its gradient is not finite at step 1: the values in the model are too large.';
 }

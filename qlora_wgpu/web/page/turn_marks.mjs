@@ -30,12 +30,12 @@ export function checkMarks(message, name) {
     const value = message[mark] ?? null;
     if (value === null || says(value, 0) || says(value, 1)) continue;
     const given = JSON.stringify(value instanceof OddNumber ? value.value : value).slice(0, 40);
-    if (mark === WEIGHT) throw new Told(`${name} has the weight ${given}, but a turn is learnt (1) or not (0)`);
+    if (mark === WEIGHT) throw new Told(`${name} has the weight ${given}, but the weight of a turn must be 0 or 1`);
     throw new Told(`${name} has ${mark}: ${given}, which must be true or false`);
   }
   const parts = PARTS.find((key) => isSome(message[key]));
   if (parts && !isSpared(message)) {
-    throw new Told(`${name} has ${parts}, but passages of a turn cannot be chosen: give the turn train: true or false in its place`);
+    throw new Told(`${name} has ${parts}, which is not supported: set train: true or false for the whole turn`);
   }
 }
 

@@ -244,13 +244,13 @@ async function train(kept) {
       const step = snapshot?.step ?? 0;
       [lost, reached] = [step > reached ? 1 : lost + 1, step];
       if (lost > RETRIES) throw error;
-      news({ kind: 'told', text: `${lostSentence()} Training goes on from step ${step}.` });
+      news({ kind: 'told', text: `${lostSentence()} Training resumes from step ${step}.` });
       await reopen();
     }
   }
 }
 
-/** Tells of training too short for its warm-up: a single step has a rate of 0, and changes nothing. */
+/** Warns if training is too short for its warm-up: a single step has a rate of 0, and changes nothing. */
 function tellOfWarmup() {
   const { total } = new Training(state.model, state.data.examples, state.settings);
   if (total > warmupSteps(state.settings, total)) return;
@@ -279,7 +279,7 @@ function pace(training, begun) {
   return { perSecond: (training.tokens - begun.tokens) / seconds, left: steps ? (seconds / steps) * (training.total - training.step) : null };
 }
 
-/** Tokens as people read them, and which of them are learnt: neighbours together. */
+/** Tokens as text, in runs with and without labels. */
 function shownExample({ ids, labels }) {
   const parts = [];
   for (let begin = 0; begin < Math.min(ids.length, SHOWN_TOKENS); ) {
@@ -323,7 +323,7 @@ onmessage = async ({ data: { id, do: name, ...given } }) => {
     if (!told) console.error(error);
     let sentence = told ? error.message : `Something went wrong in the page: ${error.message}`;
     if (error.lost || (!told && (await state.model?.isLost()))) {
-      sentence = `${error.lost ? error.message : lostSentence()} Try again: it is opened anew.`;
+      sentence = `${error.lost ? error.message : lostSentence()} Try again: it will be opened again.`;
     }
     postMessage({ id, error: sentence });
   }

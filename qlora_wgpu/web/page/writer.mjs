@@ -27,7 +27,7 @@ export class Writer {
     const { capacity } = await this._plans();
     this.cut = false;
     if (!prompt.length) throw new Told('The prompt is empty.');
-    if (prompt.length >= capacity) throw new Told(`What was said so far has ${prompt.length.toLocaleString('en')} tokens, and this page writes up to ${capacity.toLocaleString('en')}: press Clear, or ask something shorter.`);
+    if (prompt.length >= capacity) throw new Told(`The conversation has ${prompt.length.toLocaleString('en')} tokens, and this page supports ${capacity.toLocaleString('en')}: press Clear, or send a shorter message.`);
     let logits = await this._logits(prompt, 0);
     let length = prompt.length;
     for (let count = 0; count < most && length < capacity && !stopped(); count++) {

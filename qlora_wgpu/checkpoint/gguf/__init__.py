@@ -1,1 +1,0 @@
-"""GGUF files, llama.cpp's format, as bases: read as if they were Hugging Face's folders."""

@@ -1,1 +1,0 @@
-"""What Ollama is told of a model: templates in Go's language, and the Modelfile."""

@@ -1,7 +1,0 @@
-"""Results for other programs: merged models, 4-bit folders, GGUF adapters."""
-
-from qlora_wgpu.export.gguf import export_gguf
-from qlora_wgpu.export.merge import merge
-from qlora_wgpu.export.quantized import quantize_folder
-
-__all__ = ["export_gguf", "merge", "quantize_folder"]
