@@ -2,8 +2,8 @@
 
 usage: python tests/references/record_policy.py
 
-Needs torch, transformers, peft and trl. Writes tests/references/policy.npz: of the recorded Llama with
-its seeded adapter (record.py), three steps of AdamW over the same completions, whose log
+Needs torch, transformers, peft and trl. Writes tests/references/policy.npz: of the recorded Llama
+with its seeded adapter (record.py), three steps of AdamW over the same completions, whose log
 probabilities are those before the first; by case losses, metrics, and of each gradient and of the
 last adapter its norm and projections (``projections.py``).
 """
@@ -68,7 +68,8 @@ def trainer(case):
         current_gradient_accumulation_steps=1,
         _metrics={"train": defaultdict(list)},
         args=SimpleNamespace(
-            delta=options["delta"], use_bias_correction_kl=options["use_bias_correction_kl"], steps_per_generation=1,
+            delta=options["delta"], steps_per_generation=1,
+            use_bias_correction_kl=options["use_bias_correction_kl"],
             sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
         ),
     )  # fmt: skip

@@ -101,12 +101,13 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
     sums[:2] += total(logps), shares.sum()
     at = STATS_METRICS
     sums[at : at + 6] += (
-        ((np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)).sum(), low_clipped.sum(), high_clipped.sum(),
-        (low_clipped | high_clipped).sum(), len(rows), len(lengths),
+        ((np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)).sum(),
+        low_clipped.sum(), high_clipped.sum(), (low_clipped | high_clipped).sum(), len(rows),
+        len(lengths),
     )  # fmt: skip
     if sequence_level:
         own = np.array([means @ low_clipped, means @ high_clipped])
-        sums[at + 1 : at + 4] = _START[at + 1 : at + 4] + (*own.sum(axis=1), own.sum())
+        sums[at + 1 : at + 4] = _START[at + 1 : at + 4] + np.array([*own.sum(axis=1), own.sum()])
     sums[at + 6] = min(sums[at + 6], (means @ low_clipped).min())
     sums[at + 7] = max(sums[at + 7], (means @ high_clipped).max())
     run.compare_each(got_stats[0], sums)
