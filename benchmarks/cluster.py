@@ -1,10 +1,10 @@
 """What a step costs that is shared among machines, and how many of them pay.
 
 usage: python benchmarks/cluster.py measure FILE [--repeats N]   over loopback and slower cables
-       python benchmarks/cluster.py reckon FILE                  tables from what was measured
+       python benchmarks/cluster.py tables FILE                  tables from what was measured
 
 `measure` takes root: owner and worker are in network namespaces, tc (tbf) limits the speed of the
-cable between them, and delay_line.py its length. `reckon` needs neither.
+cable between them, and delay_line.py its length. `tables` needs neither.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def efficiency(shape: Shape, way: Way, workers: int, gigabytes: float, latency: 
     return compute / (compute + down + up * way.blocks - hidden + 2 * latency)
 
 
-def reckon(rows: list[dict[str, Any]]) -> None:
+def show_tables(rows: list[dict[str, Any]]) -> None:
     """Prints Markdown: what was measured, and efficiencies by it."""
     print("| cable | TLS | " + " | ".join(f"{size} MB" for size in SIZES) + " | MB/s |")
     print("|---|---|" + "---|" * (len(SIZES) + 1))
@@ -221,7 +221,7 @@ def reckon(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["measure", "reckon"])
+    parser.add_argument("what", choices=["measure", "tables"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
@@ -229,7 +229,7 @@ def main() -> None:
         options.file.write_text(
             json.dumps(measure(options.repeats), indent=1) + "\n", encoding="utf-8"
         )
-    reckon(json.loads(options.file.read_text(encoding="utf-8")))
+    show_tables(json.loads(options.file.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The commands as functions of the package."""
+"""Commands as functions of the package: init, train, merge, export, quantize and push."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,12 @@ from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
 from qlora_wgpu.training import Observer, TrainerCallback, TrainResult
 from qlora_wgpu.training.callbacks import check_callbacks
 from qlora_wgpu.training.observers import Unwatched
+
+_ARGUMENTS = ("callbacks", "overwrite", "resume", "overrides", "quiet")
+_OTHER_ARGUMENTS = {
+    "observer": "callbacks", "observers": "callbacks", "peft_config": "lora",
+    "resume_from_checkpoint": "resume", "overwrite_output_dir": "overwrite", "verbose": "quiet",
+}  # fmt: skip
 
 FilePath = str | PathLike[str]
 Scheme = Literal["nf4", "none"]
@@ -67,7 +74,11 @@ def init(
         ConfigError: If an argument is missing or invalid, or the file exists.
         DataError: If the data cannot be read.
     """
-    paths = [data] if isinstance(data, str | PathLike) else data
+    paths = [data] if isinstance(data, str | PathLike) else data or ()
+    if not isinstance(columns, Mapping | None):
+        raise ConfigError(
+            f"columns must be a mapping such as {{'prompt': 'question'}}, got {columns!r}"
+        )
     return write_run_file(
         str(out),
         model=None if model is None else str(model),
@@ -127,6 +138,7 @@ def train(
         CallbackError: If a callback failed; the run is saved.
     """
     check_callbacks(callbacks)
+    _refuse_other_arguments(settings)
     values = as_config(as_config(config, overrides) if overrides else config, settings)
     named = (*overrides, *(f"{section}.{key}=" for section, key in located_settings(settings)))
     require_own_peers(config, values, named)
@@ -140,6 +152,14 @@ def train(
     result = shown_run(console, values, *observers, **options)
     show_result(console, result, again="resume=True")
     return result
+
+
+def _refuse_other_arguments(settings: Mapping[str, Any]) -> None:
+    """Refuses misspelled arguments of ``train``, which would be taken for settings."""
+    for name in settings:
+        near = get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.8)
+        for meant in filter(None, (_OTHER_ARGUMENTS.get(name), *near)):
+            raise ConfigError(f"unknown argument '{name}': did you mean '{meant}'?")
 
 
 def merge(

@@ -20,11 +20,7 @@ from typing import Any
 ERROR = 2  # exit code of every failure that a sentence explains
 LOST = 75  # exit code of a process whose device was lost
 
-_BRIEF = reprlib.Repr()
-_BRIEF.maxlevel = 2
-_BRIEF.maxstring = _BRIEF.maxother = 120
-_BRIEF.maxlong = 40
-_BRIEF.maxlist = _BRIEF.maxtuple = _BRIEF.maxdict = 6
+# ---- exceptions ----------------------------------------------------------------------------------
 
 
 class QLoRAError(Exception):
@@ -90,6 +86,14 @@ class CallbackError(TrainingError):
 class ClusterError(QLoRAError):
     """Workers, their scheduler, or the connection to them failed."""
 
+
+# ---- parts of messages ---------------------------------------------------------------------------
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+_BRIEF.maxstring = _BRIEF.maxother = 120
+_BRIEF.maxlong = 40
+_BRIEF.maxlist = _BRIEF.maxtuple = _BRIEF.maxdict = 6
 
 _command: ContextVar[str] = ContextVar("command", default="")
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.safetensors_file import HeaderError, nearest
-from qlora_wgpu.errors import CheckpointError, brief
+from qlora_wgpu.errors import CheckpointError, brief, reason
 from qlora_wgpu.files import LFS_PREFIX, is_there, open_file
 from qlora_wgpu.limits import (
     GGUF_HEADER_BYTES,
@@ -279,7 +279,6 @@ def _places(entries: list[_Entry], begin: int, alignment: int, size: int) -> dic
 
 # ---- the file ------------------------------------------------------------------------------------
 
-
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
@@ -401,7 +400,7 @@ def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
     except HeaderError as err:
         raise CheckpointError(f"{path} {err}") from err
     except OSError as err:
-        raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err
+        raise CheckpointError(f"{path} cannot be read: {reason(err)}") from err
 
 
 def _check_parts(paths: list[Path], headers: list[Header]) -> None:

@@ -1,4 +1,4 @@
-"""tokenizer.json and tokenizer_config.json, made from a GGUF file's vocabulary."""
+"""The files of a Hugging Face tokenizer, made from a GGUF file's vocabulary."""
 
 from __future__ import annotations
 
@@ -13,156 +13,7 @@ import numpy as np
 
 from qlora_wgpu.errors import TokenizerError, brief
 
-# ---- BPE models ----------------------------------------------------------------------------------
-
-
-def bpe_model(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
-    """``model`` of tokenizer.json."""
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": bool(more.get("byte_fallback")),
-        "byte_fallback": False,
-        "ignore_merges": False,
-        **more,
-        "vocab": vocab,
-        "merges": merges,
-    }
-
-
-def merge_pair(merge: str) -> tuple[str, str] | None:
-    """The two tokens that a merge joins; the first may begin with a space."""
-    left, space, right = merge[1:].partition(" ")
-    return (merge[:1] + left, right) if space and right else None
-
-
-# ---- pre-tokenizers ------------------------------------------------------------------------------
-
 Part = dict[str, Any]
-
-
-def _byte_level(use_regex: bool) -> Part:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
-
-
-def _split(expression: str) -> Part:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": expression},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-
-
-def _sequence(*parts: Part) -> Part:
-    return {"type": "Sequence", "pretokenizers": list(parts)}
-
-
-@dataclass(frozen=True)
-class PreTokenizer:
-    """How text is split into words."""
-
-    cut: Part  # ``pre_tokenizer`` of tokenizer.json
-    normalizer: Part | None = None  # ``normalizer`` of tokenizer.json
-    ignore_merges: bool = False  # whether a word that is a token is not split by merges
-    adds_bos: bool = False  # the default of add_bos_token
-
-
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_OTHER = r"[^\r\n\p{L}\p{N}]?"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-
-
-def _words(digits: str) -> str:
-    """GPT-4's words, with numbers that match ``digits``."""
-    return rf"{_ENDINGS}|{_OTHER}\p{{L}}+|{digits}|{_SIGNS}|{_SPACES}"
-
-
-_MARKED = (  # GPT-4's, where marks belong to letters
-    rf"{_ENDINGS}|{_OTHER}[\p{{L}}\p{{M}}]+|\p{{N}}|"
-    rf" ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
-)
-_CASED = (  # GPT-4o's, where capitals begin a word
-    rf"{_OTHER}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_OTHER}{_UPPER}+{_LOWER}*{_ENDINGS}?|"
-    rf"\p{{N}}{{1,3}}|{_SLASHED}|{_SPACES}"
-)
-_TEKKEN = rf"{_OTHER}{_UPPER}*{_LOWER}+|{_OTHER}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}|{_SPACES}"
-_SIGNED = (  # DeepSeek-V3's: a sign may begin a word, marks belong to letters
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
-    rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
-)
-_SEED = rf"{_ENDINGS}|{_OTHER}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
-_NFC = {"type": "NFC"}
-
-_GPT2 = PreTokenizer(_byte_level(True))
-_DIGITS = PreTokenizer(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(True)))
-_LLAMA3 = PreTokenizer(
-    _sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)), ignore_merges=True, adds_bos=True
-)
-_PLAIN = PreTokenizer(_sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)))
-_QWEN2 = PreTokenizer(_sequence(_split(_words(r"\p{N}")), _byte_level(False)), _NFC)
-_QWEN35 = PreTokenizer(_sequence(_split(_MARKED), _byte_level(False)), _NFC)
-_GPT4O = PreTokenizer(_sequence(_split(_CASED), _byte_level(False)))
-_MISTRAL = PreTokenizer(
-    _sequence(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, adds_bos=True
-)
-_DEEPSEEK = PreTokenizer(
-    _sequence(
-        _split(r"\p{N}{1,3}"), _split("[一-龥\u3040-ゟ゠-ヿ]+"), _split(_SIGNED), _byte_level(False)
-    )
-)
-
-PRE_TOKENIZERS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "minerva-7b"), _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _PLAIN),
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": PreTokenizer(_QWEN2.cut, adds_bos=True),
-    "qwen35": _QWEN35,
-    "gpt-4o": _GPT4O,
-    "llama4": _GPT4O,
-    "tekken": _MISTRAL,
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
-    "seed-coder": PreTokenizer(_sequence(_split(_SEED), _byte_level(False))),
-    **dict.fromkeys(("command-r", "exaone"), _DIGITS),
-    "exaone4": _GPT2,
-    "lfm2": _LLAMA3,
-    "glm4": PreTokenizer(_PLAIN.cut, ignore_merges=True),
-    "chatglm-bpe": _PLAIN,
-    "hunyuan": PreTokenizer(_QWEN2.cut),
-}
-"""By the value of ``tokenizer.ggml.pre``.
-
-The expressions are those of the families' tokenizer.json, not llama.cpp's versions of them.
-"""
-
-BY_ASCII = ("gpt-4o", "llama4", "tekken")
-"""Pre-tokenizers for which llama.cpp distinguishes upper and lower case in ASCII only."""
-
-
-def with_ascii_capitals(name: str, cut: Part) -> Part:
-    """llama.cpp's version of ``BY_ASCII``, where letters beyond ASCII are both upper and lower."""
-    if name not in BY_ASCII:
-        return cut
-    text = json.dumps(cut)
-    for unicode, excluded in ((_UPPER, "a-z"), (_LOWER, "A-Z")):
-        letters = rf"(?:(?=\p{{L}})[^{excluded}])"
-        text = text.replace(json.dumps(unicode)[1:-1], json.dumps(letters)[1:-1])
-    changed: Part = json.loads(text)
-    return changed
-
 
 # ---- the vocabulary ------------------------------------------------------------------------------
 
@@ -217,7 +68,7 @@ class _Vocabulary:
         added = [self._added(i) for i in range(len(self._tokens)) if self._is_added(i)]
         special = {name: self._special_id(key) for name, key in _ROLES.items()}
         bos, eos = self._added_token("bos", special), self._added_token("eos", special)
-        parts = self._byte_level() if self._pre is not None else self._sentence_piece()
+        parts = self._byte_parts() if self._pre is not None else self._sentence_piece_parts()
         tokenizer = {
             "version": "1.0",
             "truncation": None,
@@ -323,23 +174,20 @@ class _Vocabulary:
             raise self._error(f"has a value in {_PREFIX}merges that is not a pair")
         return pairs
 
-    def _byte_level(self) -> Part:
+    def _byte_parts(self) -> Part:
+        """The parts of tokenizer.json for text as bytes, as in GPT-2."""
         assert self._pre is not None
-        decoder = {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        }
+        decoder = {**_byte_level(True), "add_prefix_space": True}
         return {
             "normalizer": self._pre.normalizer,
-            "pre_tokenizer": self._pre.cut,
+            "pre_tokenizer": self._pre.pre_tokenizer,
             "post_processor": {**decoder, "trim_offsets": False},
             "decoder": decoder,
             "model": bpe_model(self._vocab(), self._pairs(), ignore_merges=self._pre.ignore_merges),
         }
 
-    def _sentence_piece(self) -> Part:
+    def _sentence_piece_parts(self) -> Part:
+        """Its parts for text as characters with ``▁`` for spaces."""
         is_paired = self._model == _PAIRED
         prefix = not is_paired and self._values.get("add_space_prefix", True) is True
         vocab = self._vocab()
@@ -419,3 +267,152 @@ class _Vocabulary:
         if alone is None:
             return template
         return {"type": "Sequence", "processors": [alone, template]}
+
+
+# ---- BPE models ----------------------------------------------------------------------------------
+
+
+def bpe_model(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
+    """``model`` of tokenizer.json."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": bool(more.get("byte_fallback")),
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **more,
+        "vocab": vocab,
+        "merges": merges,
+    }
+
+
+def merge_pair(merge: str) -> tuple[str, str] | None:
+    """The two tokens that a merge joins; the first may begin with a space."""
+    left, space, right = merge[1:].partition(" ")
+    return (merge[:1] + left, right) if space and right else None
+
+
+# ---- pre-tokenizers ------------------------------------------------------------------------------
+
+
+def _byte_level(use_regex: bool) -> Part:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+def _split(expression: str) -> Part:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": expression},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _sequence(*parts: Part) -> Part:
+    return {"type": "Sequence", "pretokenizers": list(parts)}
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How text is split into words."""
+
+    pre_tokenizer: Part  # of tokenizer.json
+    normalizer: Part | None = None  # of tokenizer.json
+    ignore_merges: bool = False  # whether a word that is a token is not split by merges
+    adds_bos: bool = False  # the default of add_bos_token
+
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_OTHER = r"[^\r\n\p{L}\p{N}]?"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+
+def _words(digits: str) -> str:
+    """GPT-4's words, with numbers that match ``digits``."""
+    return rf"{_ENDINGS}|{_OTHER}\p{{L}}+|{digits}|{_SIGNS}|{_SPACES}"
+
+
+_MARKED = (  # GPT-4's, where marks belong to letters
+    rf"{_ENDINGS}|{_OTHER}[\p{{L}}\p{{M}}]+|\p{{N}}|"
+    rf" ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_CASED = (  # GPT-4o's, where capitals begin a word
+    rf"{_OTHER}{_UPPER}*{_LOWER}+{_ENDINGS}?|{_OTHER}{_UPPER}+{_LOWER}*{_ENDINGS}?|"
+    rf"\p{{N}}{{1,3}}|{_SLASHED}|{_SPACES}"
+)
+_TEKKEN = rf"{_OTHER}{_UPPER}*{_LOWER}+|{_OTHER}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}|{_SPACES}"
+_SIGNED = (  # DeepSeek-V3's: a sign may begin a word, marks belong to letters
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_SEED = rf"{_ENDINGS}|{_OTHER}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_NFC = {"type": "NFC"}
+
+_GPT2 = PreTokenizer(_byte_level(True))
+_DIGITS = PreTokenizer(_sequence({"type": "Digits", "individual_digits": True}, _byte_level(True)))
+_LLAMA3 = PreTokenizer(
+    _sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)), ignore_merges=True, adds_bos=True
+)
+_PLAIN = PreTokenizer(_sequence(_split(_words(r"\p{N}{1,3}")), _byte_level(False)))
+_QWEN2 = PreTokenizer(_sequence(_split(_words(r"\p{N}")), _byte_level(False)), _NFC)
+_QWEN35 = PreTokenizer(_sequence(_split(_MARKED), _byte_level(False)), _NFC)
+_GPT4O = PreTokenizer(_sequence(_split(_CASED), _byte_level(False)))
+_MISTRAL = PreTokenizer(
+    _sequence(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, adds_bos=True
+)
+_DEEPSEEK = PreTokenizer(
+    _sequence(
+        _split(r"\p{N}{1,3}"), _split("[一-龥\u3040-ゟ゠-ヿ]+"), _split(_SIGNED), _byte_level(False)
+    )
+)
+
+PRE_TOKENIZERS = {
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "minerva-7b"), _DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _PLAIN),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2.pre_tokenizer, adds_bos=True),
+    "qwen35": _QWEN35,
+    "gpt-4o": _GPT4O,
+    "llama4": _GPT4O,
+    "tekken": _MISTRAL,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
+    "seed-coder": PreTokenizer(_sequence(_split(_SEED), _byte_level(False))),
+    **dict.fromkeys(("command-r", "exaone"), _DIGITS),
+    "exaone4": _GPT2,
+    "lfm2": _LLAMA3,
+    "glm4": PreTokenizer(_PLAIN.pre_tokenizer, ignore_merges=True),
+    "chatglm-bpe": _PLAIN,
+    "hunyuan": PreTokenizer(_QWEN2.pre_tokenizer),
+}
+"""By the value of ``tokenizer.ggml.pre``.
+
+The expressions are those of the families' tokenizer.json, not llama.cpp's versions of them.
+"""
+
+BY_ASCII = ("gpt-4o", "llama4", "tekken")
+"""Pre-tokenizers for which llama.cpp distinguishes upper and lower case in ASCII only."""
+
+
+def with_ascii_capitals(name: str, pre_tokenizer: Part) -> Part:
+    """llama.cpp's version of ``BY_ASCII``, where letters beyond ASCII are both upper and lower."""
+    if name not in BY_ASCII:
+        return pre_tokenizer
+    text = json.dumps(pre_tokenizer)
+    for unicode, excluded in ((_UPPER, "a-z"), (_LOWER, "A-Z")):
+        letters = rf"(?:(?=\p{{L}})[^{excluded}])"
+        text = text.replace(json.dumps(unicode)[1:-1], json.dumps(letters)[1:-1])
+    changed: Part = json.loads(text)
+    return changed

@@ -1,7 +1,7 @@
 """What a folder holds and belongs to: a checkpoint's manifest, and a hash of a model's weights.
 
 ``manifest.json`` is written last and includes its own hash, and each file's size and hash. A folder
-with a damaged, foreign or missing file is refused. Weights are hashed while they are read.
+with a damaged, replaced or missing file is refused. Weights are hashed while they are read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config.yaml import read_json_object
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, reason
 from qlora_wgpu.files import is_file, open_file
 from qlora_wgpu.mapped_files import release_pages, sha256
+
+# ---- a checkpoint's manifest ---------------------------------------------------------------------
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -73,7 +75,7 @@ def _check(path: Path, record: Mapping[str, Any]) -> None:
         if _record(path) != record:
             raise CheckpointError(f"{path} is damaged or was replaced: its hash does not match")
     except OSError as err:
-        raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err
+        raise CheckpointError(f"{path} cannot be read: {reason(err)}") from err
 
 
 # ---- a model's weights ---------------------------------------------------------------------------

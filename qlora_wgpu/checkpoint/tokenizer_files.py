@@ -40,6 +40,14 @@ def copy_tokenizer(source: Path, target: Path, *, templates: bool = True) -> Non
         copy_more_templates(source, target)
 
 
+def copy_prompt_files(source: Path, target: Path) -> None:
+    """Copies everything that a prompt format is read from."""
+    copy_tokenizer(source, target)
+    for name in (GENERATION, PROMPT_FORMAT):
+        if is_there(source / name):
+            write_file(target / name, _content(source / name))
+
+
 def copy_more_templates(source: Path, target: Path) -> None:
     """Copies a model's additional chat templates."""
     for path in sorted((source / MORE_TEMPLATES).glob("*.jinja")):

@@ -1,4 +1,4 @@
-"""The command line: the group of all commands, each imported when it is called, and how one ends.
+"""The command line: the group of all commands, each imported when it is called, and their errors.
 
 ``--help`` imports none of them.
 """
@@ -29,9 +29,9 @@ from qlora_wgpu.visible import visible
 
 # ---- the group -----------------------------------------------------------------------------------
 
-# The first paragraph of each command's help; a test compares them. The list has 62 columns.
+# The first paragraph of each command's help; a test compares them. At 80 columns, the list has 60.
 _COMMANDS = {
-    "bench": "Benchmark training steps of SHAPE, and each of their kernels.",
+    "bench": "Benchmark training steps of SHAPE and each of their kernels.",
     "certificates": "Create the certificate that a cluster shares, in FOLDER.",
     "chat": "Chat with a run's model, or with any model and adapter.",
     "data": "Preview the training examples of CONFIG and their loss mask.",
@@ -43,7 +43,7 @@ _COMMANDS = {
     "init": "Write a commented YAML file for a model and data.",
     "merge": "Merge an adapter into its base model.",
     "push": "Upload a run's adapter to the Hugging Face Hub as NAME.",
-    "quantize": "Quantize a model's linear layers to NF4, as bitsandbytes does.",
+    "quantize": "Quantize a model's linear layers to NF4, like bitsandbytes.",
     "serve": "Serve a run's model through an OpenAI-compatible API.",
     "train": "Fine-tune a model as configured in CONFIG.",
     "watch": "Show the progress of a run in another process.",
@@ -57,7 +57,7 @@ _MODULES = {  # of commands that share one
 _TYPED = f"{__name__}.typed"
 _OPTION_HINTS = {  # by a parameter of the command, where a value was given without its option
     "prompt": "Pass a prompt with --prompt",
-    "data_paths": "Pass model and data with --model and --data",
+    "data_paths": "Pass model and data with --model and --data, or a config with --from",
     "gguf_file": "Pass the output file with --gguf",
     "out": "Pass the output folder with --out",
 }
@@ -127,7 +127,10 @@ def _with_hints() -> Iterator[None]:
     except BrokenPipeError as err:
         raise QLoRAError(f"a connection was closed by the other end: {reason(err)}") from err
     except click.ClickException as err:
-        vars(err).update(message=visible(err.message) + _hint(err))
+        hint = _hint(err)
+        vars(err).update(message=visible(err.message) + hint)
+        if hint and isinstance(err, click.NoSuchOption):
+            vars(err).update(possibilities=None)  # a setting is meant, not a similar option
         raise
 
 

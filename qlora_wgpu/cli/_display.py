@@ -23,7 +23,7 @@ from rich.status import Status
 
 from qlora_wgpu.cli._terminal import Terminal, in_notebook
 from qlora_wgpu.report.page import inline
-from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
+from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerMetrics
 from qlora_wgpu.training.observers import Row, Written
 
 # ---- in a notebook -------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class TrainingDisplay(Display):
         self._task: TaskID | None = None
         self._shown_at = 0
         self._every = 1
-        self._workers: Sequence[WorkerFigures] = ()
+        self._workers: Sequence[WorkerMetrics] = ()
         self._workers_shown_at = -_WORKER_STEPS
 
     def stop(self) -> None:
@@ -225,7 +225,7 @@ class TrainingDisplay(Display):
         """Prints a line."""
         self._console.print(f"resumed from {checkpoint.name}")
 
-    def workers(self, workers: Sequence[WorkerFigures]) -> None:
+    def workers(self, workers: Sequence[WorkerMetrics]) -> None:
         """Keeps them for the next line, which follows at once if one joined or left."""
         names = {worker.name for worker in self._workers}
         if {worker.name for worker in workers} != names:
@@ -283,9 +283,9 @@ class TrainingDisplay(Display):
         for each in texts:
             prompt, text = " ".join(each.prompt.split()), " ".join(each.text.split())
             shown = prompt if len(prompt) <= _PROMPT_WIDTH else f"…{prompt[-_PROMPT_WIDTH:]}"
-            said = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}…"
+            answer = text if len(text) <= _TEXT_WIDTH else f"{text[:_TEXT_WIDTH]}…"
             self._console.print(f"  {shown}", style="dim")
-            self._console.print(f"    {said or '(empty)'}")
+            self._console.print(f"    {answer or '(empty)'}")
 
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""
@@ -300,7 +300,7 @@ def _rewards(row: dict[str, Any], prefix: str = "") -> str:
     return f"  rewards: {', '.join(parts)}" if parts else ""
 
 
-def _workers_line(workers: Sequence[WorkerFigures]) -> str:
+def _workers_line(workers: Sequence[WorkerMetrics]) -> str:
     """Each worker's share of the tokens and its speed."""
     total = sum(worker.tokens for worker in workers)
     parts = []

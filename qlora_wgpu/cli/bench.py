@@ -58,7 +58,7 @@ _INTEGER = ParsedType("N", integer)  # the workload checks ranges
 def bench(
     shape: str, gpu: str, backend: str, tune: bool, json_file: Path | None, **options: Any
 ) -> None:
-    """Benchmark training steps of SHAPE, and each of their kernels.
+    """Benchmark training steps of SHAPE and each of their kernels.
 
     SHAPE is a name (below), a config.json or a model folder. Weights are random unless the folder
     has some; nothing is downloaded. The throughput of kernels is also shown as a percentage of the

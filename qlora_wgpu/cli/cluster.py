@@ -20,7 +20,7 @@ from qlora_wgpu.cluster.serving import PATIENCE, WorkerOptions, serve
     show_default="the machine's name, and --gpu",
     help="The worker's name, unique in the cluster.",
 )
-@click.option("--certificates", help="Folder with ca.pem, cert.pem and key.pem.")
+@click.option("--certificates", metavar="FOLDER", help="Folder with ca.pem, cert.pem and key.pem.")
 @click.option(
     "--model",
     type=FILE_OR_FOLDER,

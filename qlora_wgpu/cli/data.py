@@ -26,7 +26,7 @@ from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.data import preparation, source_figures
+from qlora_wgpu.training.data import preparation, source_shares
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
@@ -76,13 +76,13 @@ def data(
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
     """Examples with a title: the row's number, and which of its answers it is."""
-    said = ANSWER_NAMES.get(settings.train.objective, ("",))
-    rows = len(dataset) // len(said)
+    names = ANSWER_NAMES.get(settings.train.objective, ("",))
+    rows = len(dataset) // len(names)
     for number in range(len(dataset)):
-        row, place = divmod(number, len(said))
+        row, place = divmod(number, len(names))
         example = dataset[number]
         if len(example):  # a row with one answer has an empty second example
-            word = f", {said[place]}" if said[place] else ""
+            word = f", {names[place]}" if names[place] else ""
             yield f"{row + 1:,} of {rows:,}{word}: {len(example):,} tokens", example
 
 
@@ -178,7 +178,7 @@ def _statistics(settings: Config, prepared: runs.PreparedData, *, held_out: bool
     split = dataset.num_others if is_split and isinstance(dataset, Subset) else 0
     held = f", {split:,} held out" if split else ""
     table.add_row("rows", f"{counts.rows:,} read, {dataset.num_rows:,} used{held}")
-    for each in source_figures(dataset):
+    for each in source_shares(dataset):
         share = 100 * each.rows / len(dataset)
         table.add_row("", f"{each.name}: {each.rows:,} of {each.of:,} ({share:.1f} %)")
     table.add_row(

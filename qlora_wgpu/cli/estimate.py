@@ -27,7 +27,13 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
-from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, GpuPlan, several_gpus_hint
+from qlora_wgpu.runs.estimation import (
+    FLOPS,
+    MOST_TOKENS,
+    GpuPlan,
+    is_run_config,
+    several_gpus_hint,
+)
 from qlora_wgpu.runs.settings import as_config
 
 # ---- sizes of GPUs -------------------------------------------------------------------------------
@@ -157,12 +163,12 @@ def estimate(
 ) -> None:
     """Estimate the GPU memory that training needs.
 
-    TARGET is a run's YAML (with overrides, as for train), a config.json, a model's folder or hub
-    name, or a named shape (as for bench). The estimate is the plan that training uses, made from
-    config.json without reading weights or using a GPU.
+    TARGET is a run's YAML or folder (with overrides, as for train), a config.json, a model's folder
+    or hub name, or a named shape (as for bench). The estimate is the plan that training uses, made
+    from config.json without reading weights or using a GPU.
     """
     subject: Config | str = target
-    if Path(target).suffix in (".yaml", ".yml"):
+    if is_run_config(target):
         subject, overrides = as_config(target, overrides), ()
     console = Terminal()
     with console.status("planning"):  # --cards and --budget take up to a minute

@@ -1,4 +1,4 @@
-"""``merge``, ``quantize``, ``export`` and ``push``: trained models for other programs."""
+"""``merge``, ``quantize``, ``export`` and ``push``: models and adapters for other programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -23,13 +22,10 @@ from qlora_wgpu.errors import ConfigError, shell_word
 from qlora_wgpu.exporting import merge as merge_adapter
 from qlora_wgpu.exporting import quantize_folder
 from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
+from qlora_wgpu.exporting.merge import Base
+from qlora_wgpu.quant import BLOCKSIZES
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.exporting import (
-    export_adapter,
-    export_model,
-    merge_drift,
-    modelfile_of,
-)
+from qlora_wgpu.runs.exporting import export_adapter, export_model, merge_drift, modelfile_of
 from qlora_wgpu.runs.hub_upload import UploadBundle
 from qlora_wgpu.runs.hub_upload import push as push_to_hub
 from qlora_wgpu.runs.resolve import base_of
@@ -40,8 +36,8 @@ _base_option = click.option(
     type=click.Choice(["original", "dequantized"]),
     help="Merge into the original weights, or into the dequantized NF4 weights used in training.",
 )
-_BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-Base = Literal["original", "dequantized"]
+
+# ---- merge ---------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -69,16 +65,35 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     out = out or path_in_run(opening.adapter, "merged", "--out")
     with _progress(console, "merging") as progress:
         merge_adapter(
-            opening.model,
-            opening.adapter,
-            out,
-            base=base,
-            quant=settings.quant,
-            progress=progress,
+            opening.model, opening.adapter, out, base=base, quant=settings.quant, progress=progress
         )
     console.print(f"merged into {out}")
     if check:
         console.print(_drift(console, opening, settings, out))
+
+
+def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
+    """How the merged model's predictions differ from those of base and adapter."""
+    source = OpenedModel.open(opening.model)
+    assert opening.adapter is not None
+    with Display(console) as display:
+        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
+    base = _stored(source, settings)
+    return f"drift from base ({base}) and adapter, as trained, {drift}"
+
+
+def _stored(source: OpenedModel, settings: Config) -> str:
+    quant = settings.quant
+    scheme = source.pretrained.scheme(quant)
+    if scheme == "none":
+        return f"not quantized, {settings.train.compute_dtype}"
+    if scheme != "nf4":
+        return f"{scheme}, {settings.train.compute_dtype}"
+    scales = "double" if quant.double_quant else "single"
+    return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
+
+
+# ---- quantize ------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -90,12 +105,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     help="Folder or hub name of the model.",
 )
 @click.option("--out", required=True, type=FILE_OR_FOLDER, help="Output folder.")
-@click.option(
-    "--blocksize",
-    default=64,
-    type=click.Choice(_BLOCKSIZES),
-    help="Weights per scale.",
-)
+@click.option("--blocksize", default=64, type=click.Choice(BLOCKSIZES), help="Weights per scale.")
 @click.option(
     "--double-quant/--no-double-quant", default=True, help="Quantize the scales to 8 bits."
 )
@@ -105,7 +115,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
     help="Quantize experts, too: a quarter of the size, but transformers cannot load it.",
 )
 def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, experts: bool) -> None:
-    """Quantize a model's linear layers to NF4, as bitsandbytes does.
+    """Quantize a model's linear layers to NF4, like bitsandbytes.
 
     Training on the new folder gives the same result and starts faster; transformers with
     bitsandbytes loads it, too. Experts stay in 16 bits, also in training, since transformers cannot
@@ -116,6 +126,9 @@ def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, expe
     with _progress(console, "quantizing") as progress:
         quantize_folder(model_path, out, settings, experts=experts, progress=progress)
     console.print(f"quantized into {out}")
+
+
+# ---- export --------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -144,13 +157,9 @@ def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, expe
     help="Compare the file's logits with those of base and adapter, and delete it if it is wrong.",
 )
 def export(
-    opening: ModelOptions,
-    gguf_file: str | None,
-    type_name: str | None,
-    adapter_only: bool,
-    base: Base,
-    check: bool,
-) -> None:
+    opening: ModelOptions, gguf_file: str | None, type_name: str | None, adapter_only: bool,
+    base: Base, check: bool,
+) -> None:  # fmt: skip
     """Export a run's model as GGUF, for llama.cpp and Ollama.
 
     RUN is the folder of a run, such as runs/first, or of an adapter.
@@ -194,6 +203,9 @@ def export(
         console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
+# ---- push ----------------------------------------------------------------------------------------
+
+
 @click.command()
 @click.argument("run", type=click.Path())
 @click.argument("name")
@@ -205,21 +217,12 @@ def export(
     metavar="FILE",
     help="Upload this GGUF file instead of the adapter.",
 )
-@click.option(
-    "--private/--public",
-    default=True,
-    help="Visibility of a new repository.",
-)
+@click.option("--private/--public", default=True, help="Visibility of a new repository.")
 @click.option("--yes", is_flag=True, help="Upload without asking.")
 def push(
-    run: str,
-    name: str,
-    base: str | None,
-    merged: str | None,
-    gguf: str | None,
-    private: bool,
+    run: str, name: str, base: str | None, merged: str | None, gguf: str | None, private: bool,
     yes: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Upload a run's adapter to the Hugging Face Hub as NAME.
 
     RUN is the folder of a run, such as runs/first, or of an adapter. NAME is OWNER/NAME. A model
@@ -253,6 +256,17 @@ def push(
     console.print(f"uploaded to {page}", soft_wrap=True)
 
 
+def _confirm(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "push asks before it uploads, but stdin is not a terminal: add --yes to upload"
+        )
+    return click.confirm(question)
+
+
+# ---- shared --------------------------------------------------------------------------------------
+
+
 def path_in_run(adapter: str, name: str, option: str) -> str:
     """A path in the folder of the adapter's run."""
     if find_run(adapter) is None:
@@ -267,32 +281,3 @@ def path_in_run(adapter: str, name: str, option: str) -> str:
 def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
     with console.status(verb) as status:
         yield lambda name: status.update(f"{verb} {name}")
-
-
-def _drift(console: Terminal, opening: ModelOptions, settings: Config, out: str) -> str:
-    """How the merged model's predictions differ from those of base and adapter."""
-    source = OpenedModel.open(opening.model)
-    assert opening.adapter is not None
-    with Display(console) as display:
-        drift = merge_drift(source, opening.adapter, Path(out), settings, display)
-    base = _stored(source, settings)
-    return f"drift from base ({base}) and adapter, as trained, {drift}"
-
-
-def _stored(source: OpenedModel, settings: Config) -> str:
-    quant = settings.quant
-    scheme = source.pretrained.scheme(quant)
-    if scheme == "none":
-        return f"not quantized, {settings.train.compute_dtype}"
-    if scheme != "nf4":
-        return f"{scheme}, {settings.train.compute_dtype}"
-    scales = "double" if quant.double_quant else "single"
-    return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
-
-
-def _confirm(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "push asks before it uploads, but stdin is not a terminal: add --yes to upload"
-        )
-    return click.confirm(question)

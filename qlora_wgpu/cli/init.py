@@ -86,7 +86,7 @@ def write_run_file(
         raise ConfigError(f"{_named('out')} {out!r} must end in .yaml")
     if exists(file) and not overwrite:
         raise ConfigError(
-            f"{out} exists already: pass another {_named('out')}, or use {_named('overwrite')}"
+            f"{out} already exists: pass another {_named('out')}, or use {_named('overwrite')}"
         )
     for name, path in (("model", model), ("eval", held_out), *(("data", path) for path in data)):
         _check_text(_named(name), path or "")
@@ -148,6 +148,7 @@ def _column(option: str, text: str) -> tuple[str, str]:
 @click.option(
     "--from",
     "other",
+    metavar="FILE",
     help="Config of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
     "the options above take precedence.",
 )
@@ -179,7 +180,7 @@ def init(
     if written.converted_from is not None:
         others = written.dropped
         console.print(
-            f"{other} is a {written.converted_from} config: {written.converted} settings were "
+            f"{other} is a config of {written.converted_from}: {written.converted} settings were "
             f"converted, {others} {'was' if others == 1 else 'were'} not; comments in the new file "
             "say where each comes from, or why it is left out."
         )

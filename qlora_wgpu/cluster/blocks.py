@@ -32,7 +32,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Asked:
+class BlockRequest:
     """Sent to a worker with each block."""
 
     version: int  # of the parameters to compute with
@@ -128,11 +128,11 @@ class Expected:
     has_metrics: bool = False  # sums of ``METRICS``
     answers: int | None = None  # number of log probabilities, if there are any
 
-    def check(self, asked: Asked, sums: Any) -> BlockResult:
+    def check(self, request: BlockRequest, sums: Any) -> BlockResult:
         """Returns the result if it has this form, else raises ``WrongAnswerError``."""
         if not isinstance(sums, BlockResult):
             raise WrongAnswerError(f"it returned {_kind(sums)} instead of a block's result")
-        if sums.nonce != asked.nonce:
+        if sums.nonce != request.nonce:
             raise WrongAnswerError("it returned the result of another block")
         metrics = len(METRICS) if self.has_metrics else None
         for name, array, length in (
@@ -241,7 +241,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker is to open."""
+    """What a worker opens."""
 
     settings: dict[str, Any]  # the run's, as plain data
     length: int  # tokens of the longest row
@@ -252,9 +252,9 @@ class WorkerSpec:
 
 
 WorkerClass = Callable[[WorkerSpec], Any]
-"""Opens the model in a worker's process; ``runs.worker.Worker`` has its methods.
+"""Opens the model in a worker's process; ``runs.cluster.Worker`` has its methods.
 
-The first argument of each, except ``identity``, ``refused`` and ``write``, is an ``Asked``.
+The first argument of each, except ``identity``, ``refused`` and ``write``, is a ``BlockRequest``.
 """
 
 

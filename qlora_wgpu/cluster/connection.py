@@ -106,7 +106,7 @@ def wait_for_scheduler(
     security: Security,
     *,
     patience: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Returns once a scheduler accepts a connection of this process.
 
@@ -129,7 +129,7 @@ def wait_for_scheduler(
                     "firewall"
                 ) from None
             if not is_reported:
-                tell(f"waiting for a scheduler at {address} ({reason})")
+                report(f"waiting for a scheduler at {address} ({reason})")
                 is_reported = True
             time.sleep(min(_PAUSE, remaining))
 
@@ -294,11 +294,12 @@ class Connection:
 
 
 async def connect(
-    settings: ClusterConfig, processes: int, tell: Callable[[str], None]
+    settings: ClusterConfig, processes: int, report: Callable[[str], None]
 ) -> Connection:
-    """Opens a connection; to be called on the loop that will use it.
+    """Opens a connection; must be called on the loop that will use it.
 
-    With ``local``, ``processes`` workers are started. ``tell`` reports waiting for a scheduler.
+    With ``local``, ``processes`` workers are started. ``report`` gets a sentence if the scheduler
+    cannot be reached yet.
     """
     require_extra("cluster")
     assert settings.scheduler is not None
@@ -309,7 +310,7 @@ async def connect(
         settings.scheduler, settings.certificates, allow_plain_tcp=settings.allow_plain_tcp
     )
     await asyncio.to_thread(
-        wait_for_scheduler, settings.scheduler, security, patience=_REACHED, tell=tell
+        wait_for_scheduler, settings.scheduler, security, patience=_REACHED, report=report
     )
     client = await _client(settings.scheduler, security)
     return Connection(client, settings.scheduler, security)

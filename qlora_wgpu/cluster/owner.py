@@ -1,9 +1,10 @@
 """The owner of a run: computes micro-batches on a cluster's workers, and sums their results.
 
-``Engine`` runs on an asyncio loop. Each worker process has a Dask actor with the model, which is
-called directly, not through Dask's scheduler. ``WorkerRegistry`` (``workers.py``) has the workers,
-and ``Scheduler`` (``scheduler.py``) assigns blocks to them. ``Cluster`` is the interface of
-training; it sums results on the owner's own device.
+``Cluster`` is the interface of training: it makes a block of each micro-batch, and sums the results
+on the owner's own device. Its ``Engine`` runs on an asyncio loop: ``Scheduler`` (``scheduler.py``)
+assigns blocks to the workers of ``WorkerRegistry`` (``workers.py``). A block is sent to a worker's
+``Actor`` (``blocks.py``), directly and not through Dask's scheduler. That calls ``Worker``
+(``runs/cluster.py``), which has the model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qlora_wgpu.cluster.blocks import (
-    Asked,
+    BlockRequest,
     BlockResult,
     Expected,
     FloatArray,
@@ -56,273 +57,7 @@ from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import add_to
 from qlora_wgpu.training.executor import Arrays, Done, MicroBatch
-from qlora_wgpu.training.observers import WorkerFigures
-
-# ---- the engine ----------------------------------------------------------------------------------
-
-_PAUSE = 2.0  # seconds between probes of a worker that does not respond
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """A call of a worker's method."""
-
-    given: tuple[Any, ...]  # arguments of the method, after ``Asked``
-    # Returns a valid answer, else raises ``WrongAnswerError``
-    check: Callable[[Asked, Any], Any]
-
-
-Deliver = Callable[[int, Any], None]
-
-
-@dataclass(eq=False)
-class _Step:
-    method: str  # of the worker, such as ``"gradient"`` or ``"loss"``
-    blocks: Sequence[Block]
-    deliver: Deliver
-    is_question: bool  # a worker that cannot answer may still compute blocks
-    # By block, the worker whose result is not finite; another one computes the block as well
-    doubted: dict[int, WorkerHandle] = field(default_factory=dict)
-    unable: set[WorkerHandle] = field(default_factory=set)  # cannot answer the question
-    failure: Exception | None = None
-
-
-class Engine:
-    """Computes blocks on all available workers. Lives on one asyncio loop."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        worker_class: WorkerClass,  # instantiated in each worker process
-        specify: Callable[[str], WorkerSpec],  # what the named worker opens
-        check: Check,
-        tell: Callable[[str], None],
-        *,
-        fixed: bool,
-        patience: float,
-    ) -> None:
-        self._scheduler = Scheduler(fixed=fixed)
-        self._progress = Progress()
-        self._members = WorkerRegistry(
-            connection, worker_class, specify, check, tell, self._scheduler, self._progress
-        )
-        self._silence = patience
-        self._patience = Watchdog(patience, self._progress, self._members, tell)
-        self._version, self._parameters = -1, np.zeros(0, np.float32)
-
-    async def begin(self, count: int) -> None:
-        """Waits until ``count`` workers have opened the model."""
-        members = self._members
-        self._progress.spawn(members.watch(self._silence))
-        self._progress.advance()
-        while len(members.ready) < count:
-            if members.all_excluded:
-                raise ClusterError(f"all workers are excluded: {members.last_reason}")
-            await self._progress.change()
-            there = f"{len(members.ready)} of {count} workers were ready"
-            self._patience.check(there, count=count)
-
-    async def stop(self) -> None:
-        """Cancels background tasks; to be called before the connection is closed."""
-        await self._progress.stop()
-
-    @property
-    def identities(self) -> dict[str, WorkerInfo]:
-        """All workers that are ready, sorted by name."""
-        return {m.name: m.identity for m in self._members.ready if m.identity is not None}
-
-    async def figures(self) -> tuple[WorkerFigures, ...]:
-        """Each worker's numbers since the last call."""
-        return self._scheduler.figures(time.monotonic())
-
-    def publish(self, parameters: FloatArray) -> None:
-        """Sets the parameters that blocks are computed with."""
-        if not np.array_equal(self._parameters.view(np.uint32), parameters.view(np.uint32)):
-            self._version, self._parameters = self._version + 1, parameters
-
-    async def compute(
-        self, method: str, blocks: Sequence[Block], sizes: Sequence[int], deliver: Deliver,
-        *, is_question: bool = False,
-    ) -> None:  # fmt: skip
-        """Computes all blocks of a step by a worker's method.
-
-        ``sizes`` are each block's tokens, padding included. ``deliver`` is called once for each
-        block, with its index and result, in any order.
-        """
-        step = _Step(method, blocks, deliver, is_question)
-        scheduler = self._scheduler
-        scheduler.begin(sizes, method)
-        self._progress.advance()
-        while not scheduler.is_complete:
-            ready = {member.name: member for member in self._members.ready}
-            for order in scheduler.next(time.monotonic()):
-                self._progress.spawn(self._send(ready[order.worker], order, step))
-            for name in scheduler.silent(time.monotonic()):
-                if not ready[name].is_probed:
-                    ready[name].is_probed = True
-                    self._progress.spawn(self._probe(ready[name]))
-            await self._progress.change()
-            if step.failure is not None:
-                raise step.failure
-            if not scheduler.is_complete:
-                what = (
-                    "no worker has answered" if is_question else "no worker has returned a result"
-                )
-                self._patience.check(what)
-
-    async def ask(self, method: str, *given: Any, check: Callable[[Any], Any]) -> Any:
-        """Calls a method on one worker, or on another one if that fails or takes too long."""
-        answers: list[Any] = []
-        question = Block(given, lambda asked, answer: check(answer))
-
-        def deliver(block: int, answer: Any) -> None:
-            answers.append(answer)
-
-        await self.compute(method, [question], [1], deliver, is_question=True)
-        return answers[0]
-
-    async def _send(self, member: WorkerHandle, order: Assignment, step: _Step) -> None:
-        """Computes a block on a worker; an error ends this assignment, not the step."""
-        scheduler, block = self._scheduler, step.blocks[order.block]
-        try:
-            asked = Asked(await self._update(member), secrets.randbits(62))
-            answer = await self._members.call(member, step.method, asked, *block.given)
-            answer = block.check(asked, answer)
-        except Exception as err:  # a worker may raise anything
-            scheduler.failed(order)
-            self._fail(member, order, step, err)
-        else:
-            seconds = answer.seconds if isinstance(answer, BlockResult) else 0.0
-            if scheduler.done(order, time.monotonic(), seconds):
-                self._progress.advance()
-                self._take(member, order, step, answer)
-        finally:
-            self._progress.notify()
-
-    async def _update(self, member: WorkerHandle) -> int:
-        """Sends a worker the current parameters unless it has them; returns their version."""
-        async with member.writing:
-            version, parameters = self._version, self._parameters
-            if member.version != version:
-                await self._members.call(member, "write", version, parameters)
-                member.version = version
-            return version
-
-    def _take(self, member: WorkerHandle, order: Assignment, step: _Step, answer: Any) -> None:
-        """Delivers a result; one that is not finite only if another worker's is not either."""
-        is_finite = not isinstance(answer, BlockResult) or answer.is_finite
-        first = step.doubted.pop(order.block, None)
-        if first is None and not is_finite:
-            step.doubted[order.block] = member
-            self._scheduler.reject(order)
-            return
-        if is_finite and first not in (None, member):
-            self._members.exclude(
-                first,
-                f"it returned a gradient or loss that is not finite, worker {member.name} a finite "
-                "one for the same block",
-            )
-        step.deliver(order.block, answer)
-
-    def _fail(self, member: WorkerHandle, order: Assignment, step: _Step, error: Exception) -> None:
-        is_expected = isinstance(error, QLoRAError) and not isinstance(error, WrongAnswerError)
-        if isinstance(error, Gone):
-            return
-        if isinstance(error, OSError):
-            self._scheduler.pause(member.name)
-        elif is_expected and isinstance(error, ClusterError):
-            member.version = -1
-        elif is_expected and step.is_question:
-            if member in step.unable:  # no other worker is left
-                step.failure = error
-            step.unable.add(member)  # another worker may have more memory
-            self._scheduler.reject(order)
-        else:
-            self._members.exclude(member, sentence(error))
-
-    async def _probe(self, member: WorkerHandle) -> None:
-        """Waits for a worker to respond, which it does after its current block."""
-        try:
-            await asyncio.sleep(_PAUSE)
-            await self._members.call(member, "identity")
-            self._scheduler.resume(member.name)
-            self._progress.notify()
-        except Exception:  # it is probed again
-            pass
-        finally:
-            member.is_probed = False
-
-
-# ---- the sum on the owner's device ---------------------------------------------------------------
-
-
-def received_gradient(adapter: AdapterLayout) -> ShardedVector:
-    """The vector that workers' gradients are uploaded to."""
-    return ShardedVector.laid_out(
-        "received gradient", "gradients", "float32", adapter.piece_lengths
-    )
-
-
-class GradientSum:
-    """Adds up the blocks' gradients by the same kernel as a single device.
-
-    Attributes:
-        model: The adapter.
-        sums: The step's loss, token counts and metrics so far.
-    """
-
-    def __init__(self, model: AdapterModel) -> None:
-        self.model = model
-        self._received = received_gradient(model.adapter)
-        graph = model.layout.new_graph()
-        add_to(graph, model.adapter.gradient, self._received)
-        self._program = model.programs.from_graph(graph)
-        self.begin()
-
-    def parameters(self) -> FloatArray:
-        """The adapter's parameters; waits for the device."""
-        return self.model.read_flat(self.model.adapter.parameters)
-
-    def begin(self) -> None:
-        """Starts a step."""
-        self.sums = RunningSums()
-
-    def add(self, result: BlockResult) -> None:
-        """Adds a block's gradient and sums."""
-        assert result.gradient is not None
-        self.model.write_flat(self._received, result.gradient)
-        self._program.run()
-        self.sums.add(result)
-
-    def end(self) -> None:
-        """Writes the step's sums to the device, where the update and the log read them."""
-        self.model.write_stats(self.sums.stats, self.sums.saturated)
-
-
-# ---- arguments of a block ------------------------------------------------------------------------
-
-# Workers keep no state of preference objectives: the reference's log probabilities of a
-# micro-batch, and KTO's divergence over a step or an evaluation, are sent with each call. So
-# workers may join and leave at any time.
-
-_AT_ONCE = 256  # maximum number of micro-batches whose tokens are in memory
-
-Arguments = tuple[Any, ...]
-
-
-def _tokens(batch: MicroBatch) -> Arguments:
-    return batch.ids, batch.targets, batch.mask
-
-
-def _samples(batch: MicroBatch) -> PreferenceInputs:
-    assert batch.samples is not None
-    return batch.samples
-
-
-def _training_arguments(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
-    of_answers = () if batch.samples is None else (batch.samples, divergence)
-    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
-
+from qlora_wgpu.training.observers import WorkerMetrics
 
 # ---- the cluster ---------------------------------------------------------------------------------
 
@@ -400,7 +135,7 @@ class Cluster:
     def neutral(self) -> FloatArray:
         """A worker's flat adapter whose output is zero."""
         length = self._sum.model.adapter.length
-        return self._ask("neutral", check=lambda values: check_parameters(values, length))
+        return self._query("neutral", check=lambda values: check_parameters(values, length))
 
     def take(self, model: AdapterModel) -> None:
         """Sets the adapter that is trained; gradients are summed on its device."""
@@ -493,11 +228,11 @@ class Cluster:
         def check(written: Any) -> list[int]:
             return check_text(written, max_new_tokens, vocab_size)
 
-        return self._ask("text", ids, max_new_tokens, stop_ids, longest, check=check)
+        return self._query("text", ids, max_new_tokens, stop_ids, longest, check=check)
 
-    def figures(self) -> tuple[WorkerFigures, ...]:
-        """Each worker's numbers since the last call."""
-        return self._run(self._engine.figures())
+    def worker_metrics(self) -> tuple[WorkerMetrics, ...]:
+        """What each worker has done since the last call."""
+        return self._run(self._engine.worker_metrics())
 
     # -- internals -------------------------------------------------------------------------
 
@@ -505,8 +240,8 @@ class Cluster:
         model = self._sum.model
         return expected(method, given, model.adapter.length, model.options.objective.preference)
 
-    def _ask(self, method: str, *given: Any, check: Callable[[Any], _T]) -> _T:
-        answer: _T = self._run(self._engine.ask(method, *given, check=check))
+    def _query(self, method: str, *given: Any, check: Callable[[Any], _T]) -> _T:
+        answer: _T = self._run(self._engine.query(method, *given, check=check))
         return answer
 
     def _publish(self) -> None:
@@ -558,3 +293,267 @@ async def _ended(engine: Engine, connection: Connection) -> None:
     """Ends both; the engine first, which would report that workers leave."""
     await engine.stop()
     await connection.close()
+
+
+# ---- arguments of a block ------------------------------------------------------------------------
+
+# Workers keep no state of preference objectives: the reference's log probabilities of a
+# micro-batch, and KTO's divergence over a step or an evaluation, are sent with each call. So
+# workers may join and leave at any time.
+
+Arguments = tuple[Any, ...]
+
+_AT_ONCE = 256  # maximum number of micro-batches whose tokens are in memory
+
+
+def _tokens(batch: MicroBatch) -> Arguments:
+    return batch.ids, batch.targets, batch.mask
+
+
+def _samples(batch: MicroBatch) -> PreferenceInputs:
+    assert batch.samples is not None
+    return batch.samples
+
+
+def _training_arguments(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
+    of_answers = () if batch.samples is None else (batch.samples, divergence)
+    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
+
+
+# ---- the sum on the owner's device ---------------------------------------------------------------
+
+
+def received_gradient(adapter: AdapterLayout) -> ShardedVector:
+    """The vector that workers' gradients are uploaded to."""
+    return ShardedVector.laid_out(
+        "received gradient", "gradients", "float32", adapter.piece_lengths
+    )
+
+
+class GradientSum:
+    """Adds up the blocks' gradients by the same kernel as a single device.
+
+    Attributes:
+        model: The adapter.
+        sums: The step's loss, token counts and metrics so far.
+    """
+
+    def __init__(self, model: AdapterModel) -> None:
+        self.model = model
+        self._received = received_gradient(model.adapter)
+        graph = model.layout.new_graph()
+        add_to(graph, model.adapter.gradient, self._received)
+        self._program = model.programs.from_graph(graph)
+        self.begin()
+
+    def parameters(self) -> FloatArray:
+        """The adapter's parameters; waits for the device."""
+        return self.model.read_flat(self.model.adapter.parameters)
+
+    def begin(self) -> None:
+        """Starts a step."""
+        self.sums = RunningSums()
+
+    def add(self, result: BlockResult) -> None:
+        """Adds a block's gradient and sums."""
+        assert result.gradient is not None
+        self.model.write_flat(self._received, result.gradient)
+        self._program.run()
+        self.sums.add(result)
+
+    def end(self) -> None:
+        """Writes the step's sums to the device, where the update and the log read them."""
+        self.model.write_stats(self.sums.stats, self.sums.saturated)
+
+
+# ---- the engine ----------------------------------------------------------------------------------
+
+_PAUSE = 2.0  # seconds between probes of a worker that does not respond
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A call of a worker's method."""
+
+    given: tuple[Any, ...]  # arguments of the method, after ``BlockRequest``
+    # Returns a valid answer, else raises ``WrongAnswerError``
+    check: Callable[[BlockRequest, Any], Any]
+
+
+Deliver = Callable[[int, Any], None]
+
+
+@dataclass(eq=False)
+class _Step:
+    method: str  # of the worker, such as ``"gradient"`` or ``"loss"``
+    blocks: Sequence[Block]
+    deliver: Deliver
+    is_query: bool  # a worker that cannot answer may still compute blocks
+    # By block, the worker whose result is not finite; another one computes the block as well
+    doubted: dict[int, WorkerHandle] = field(default_factory=dict)
+    unable: set[WorkerHandle] = field(default_factory=set)  # cannot answer the query
+    failure: Exception | None = None
+
+
+class Engine:
+    """Computes blocks on all available workers. Lives on one asyncio loop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        worker_class: WorkerClass,  # instantiated in each worker process
+        specify: Callable[[str], WorkerSpec],  # what the named worker opens
+        check: Check,
+        report: Callable[[str], None],
+        *,
+        fixed: bool,
+        patience: float,
+    ) -> None:
+        self._scheduler = Scheduler(fixed=fixed)
+        self._progress = Progress()
+        self._members = WorkerRegistry(
+            connection, worker_class, specify, check, report, self._scheduler, self._progress
+        )
+        self._silence = patience
+        self._patience = Watchdog(patience, self._progress, self._members, report)
+        self._version, self._parameters = -1, np.zeros(0, np.float32)
+
+    async def begin(self, count: int) -> None:
+        """Waits until ``count`` workers have opened the model."""
+        members = self._members
+        self._progress.spawn(members.watch(self._silence))
+        self._progress.advance()
+        while len(members.ready) < count:
+            if members.all_excluded:
+                raise ClusterError(f"all workers are excluded: {members.last_reason}")
+            await self._progress.change()
+            what = f"{len(members.ready)} of {count} workers were ready"
+            self._patience.check(what, count=count)
+
+    async def stop(self) -> None:
+        """Cancels background tasks; must be called before the connection is closed."""
+        await self._progress.stop()
+
+    @property
+    def identities(self) -> dict[str, WorkerInfo]:
+        """All workers that are ready, sorted by name."""
+        return {m.name: m.identity for m in self._members.ready if m.identity is not None}
+
+    async def worker_metrics(self) -> tuple[WorkerMetrics, ...]:
+        """What each worker has done since the last call."""
+        return self._scheduler.worker_metrics(time.monotonic())
+
+    def publish(self, parameters: FloatArray) -> None:
+        """Sets the parameters that blocks are computed with."""
+        if not np.array_equal(self._parameters.view(np.uint32), parameters.view(np.uint32)):
+            self._version, self._parameters = self._version + 1, parameters
+
+    async def compute(
+        self, method: str, blocks: Sequence[Block], sizes: Sequence[int], deliver: Deliver,
+        *, is_query: bool = False,
+    ) -> None:  # fmt: skip
+        """Computes all blocks of a step by a worker's method.
+
+        ``sizes`` are each block's tokens, padding included. ``deliver`` is called once for each
+        block, with its index and result, in any order.
+        """
+        step = _Step(method, blocks, deliver, is_query)
+        scheduler = self._scheduler
+        scheduler.begin(sizes, method)
+        self._progress.advance()
+        while not scheduler.is_complete:
+            ready = {member.name: member for member in self._members.ready}
+            for order in scheduler.next(time.monotonic()):
+                self._progress.spawn(self._send(ready[order.worker], order, step))
+            for name in scheduler.silent(time.monotonic()):
+                if not ready[name].is_probed:
+                    ready[name].is_probed = True
+                    self._progress.spawn(self._probe(ready[name]))
+            await self._progress.change()
+            if step.failure is not None:
+                raise step.failure
+            if not scheduler.is_complete:
+                what = "no worker has answered" if is_query else "no worker has returned a result"
+                self._patience.check(what)
+
+    async def query(self, method: str, *given: Any, check: Callable[[Any], Any]) -> Any:
+        """Calls a method on one worker, or on another one if that fails or takes too long."""
+        answers: list[Any] = []
+        query = Block(given, lambda request, answer: check(answer))
+
+        def deliver(block: int, answer: Any) -> None:
+            answers.append(answer)
+
+        await self.compute(method, [query], [1], deliver, is_query=True)
+        return answers[0]
+
+    async def _send(self, member: WorkerHandle, order: Assignment, step: _Step) -> None:
+        """Computes a block on a worker; an error ends this assignment, not the step."""
+        scheduler, block = self._scheduler, step.blocks[order.block]
+        try:
+            request = BlockRequest(await self._update(member), secrets.randbits(62))
+            answer = await self._members.call(member, step.method, request, *block.given)
+            answer = block.check(request, answer)
+        except Exception as err:  # a worker may raise anything
+            scheduler.failed(order)
+            self._fail(member, order, step, err)
+        else:
+            seconds = answer.seconds if isinstance(answer, BlockResult) else 0.0
+            if scheduler.done(order, time.monotonic(), seconds):
+                self._progress.advance()
+                self._take(member, order, step, answer)
+        finally:
+            self._progress.notify()
+
+    async def _update(self, member: WorkerHandle) -> int:
+        """Sends a worker the current parameters unless it has them; returns their version."""
+        async with member.writing:
+            version, parameters = self._version, self._parameters
+            if member.version != version:
+                await self._members.call(member, "write", version, parameters)
+                member.version = version
+            return version
+
+    def _take(self, member: WorkerHandle, order: Assignment, step: _Step, answer: Any) -> None:
+        """Delivers a result; one that is not finite only if another worker's is not either."""
+        is_finite = not isinstance(answer, BlockResult) or answer.is_finite
+        first = step.doubted.pop(order.block, None)
+        if first is None and not is_finite:
+            step.doubted[order.block] = member
+            self._scheduler.reject(order)
+            return
+        if is_finite and first not in (None, member):
+            self._members.exclude(
+                first,
+                f"it returned a gradient or loss that is not finite, worker {member.name} a finite "
+                "one for the same block",
+            )
+        step.deliver(order.block, answer)
+
+    def _fail(self, member: WorkerHandle, order: Assignment, step: _Step, error: Exception) -> None:
+        is_expected = isinstance(error, QLoRAError) and not isinstance(error, WrongAnswerError)
+        if isinstance(error, Gone):
+            return
+        if isinstance(error, OSError):
+            self._scheduler.pause(member.name)
+        elif is_expected and isinstance(error, ClusterError):
+            member.version = -1
+        elif is_expected and step.is_query:
+            if member in step.unable:  # no other worker is left
+                step.failure = error
+            step.unable.add(member)  # another worker may have more memory
+            self._scheduler.reject(order)
+        else:
+            self._members.exclude(member, sentence(error))
+
+    async def _probe(self, member: WorkerHandle) -> None:
+        """Waits for a worker to respond, which it does after its current block."""
+        try:
+            await asyncio.sleep(_PAUSE)
+            await self._members.call(member, "identity")
+            self._scheduler.resume(member.name)
+            self._progress.notify()
+        except Exception:  # it is probed again
+            pass
+        finally:
+            member.is_probed = False

@@ -1,4 +1,4 @@
-"""Assigns a step's blocks to workers: decisions alone, with no network and no clock of their own.
+"""Assigns a step's blocks to workers: only decisions, without network and clock.
 
 A block is a micro-batch, and its result does not depend on the worker that computes it. Workers
 pull: a worker takes the next block if it can finish it by the time at which all workers together
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qlora_wgpu.training.observers import WorkerFigures
+from qlora_wgpu.training.observers import WorkerMetrics
 
 _NEW = 0.3  # weight of a new measurement
 _MAX_SLOWDOWN = 4.0  # at most how many times the average one measurement counts
@@ -35,7 +35,7 @@ def name_order(name: str) -> tuple[int, int | str]:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A block that a worker is to compute."""
+    """A block that is assigned to a worker."""
 
     ticket: int  # unique
     step: int  # number of the step since the start
@@ -130,16 +130,15 @@ class Scheduler:
         """Names of workers that are paused or have a block that timed out."""
         return [worker.name for worker in self._workers.values() if self._is_silent(worker, now)]
 
-    def figures(self, now: float) -> tuple[WorkerFigures, ...]:
-        """Each worker's numbers for gradients since the last call, sorted by name."""
-        figures = []
+    def worker_metrics(self, now: float) -> tuple[WorkerMetrics, ...]:
+        """What each worker has done for gradients since the last call, sorted by name."""
+        metrics = []
         for worker in self._workers.values():
             done = worker.tokens, worker.timed_tokens, worker.seconds
-            figures.append(
-                WorkerFigures(worker.name, *done, answers=not self._is_silent(worker, now))
-            )
+            answers = not self._is_silent(worker, now)
+            metrics.append(WorkerMetrics(worker.name, *done, answers=answers))
             worker.tokens, worker.timed_tokens, worker.seconds = 0, 0, 0.0
-        return tuple(figures)
+        return tuple(metrics)
 
     # -- a step ----------------------------------------------------------------------------
 
@@ -197,7 +196,7 @@ class Scheduler:
         self._release([order])
 
     def reject(self, order: Assignment) -> None:
-        """Rejects a worker's result, or lack of one: another worker is to compute the block."""
+        """Rejects a worker's result, or lack of one: another worker must compute the block."""
         self._step.rejected.setdefault(order.block, set()).add(order.worker)
         self._step.finished.discard(order.block)
         self._release([order])
@@ -229,22 +228,22 @@ class Scheduler:
         """Assigns a block to each worker that has ``held`` blocks and is needed for another."""
         if not self._step.pending:
             return []
-        ends = {
-            worker.name: max([now, *(end for end, _ in self._schedule(worker, now))])
+        delays = {
+            worker.name: max([0.0, *(end - now for end, _ in self._schedule(worker, now))])
             for worker in workers
         }
         sizes = [self._step.sizes[block] for block in self._step.pending]
         size = sum(sizes) / len(sizes)
         takes = {worker.name: self._seconds(worker, self._step.kind, size) for worker in workers}
-        deadline = self._makespan(list(ends.values()), list(takes.values()), len(sizes))
+        makespan = self._makespan(list(delays.values()), list(takes.values()), len(sizes))
         orders: list[Assignment] = []
-        for worker in sorted(workers, key=lambda w: ends[w.name] + takes[w.name]):
+        for worker in sorted(workers, key=lambda w: delays[w.name] + takes[w.name]):
             if len(worker.held) != held:
                 continue
-            remaining, seconds = ends[worker.name] - now, takes[worker.name]
+            remaining, seconds = delays[worker.name], takes[worker.name]
             # A rejected block may be left to a worker that is slower than the others
             if not (self._fixed or self._step.rejected):
-                if now + remaining + seconds > deadline:
+                if remaining + seconds > makespan:
                     break
                 # The last blocks stay pending, since another worker may be free sooner
                 if held and len(self._step.pending) <= len(self._workers):
@@ -258,25 +257,24 @@ class Scheduler:
                 orders.append(self._assign(worker, block, now))
         return orders
 
-    def _makespan(self, ends: list[float], takes: list[float], count: int) -> float:
-        """The earliest time by which workers can compute ``count`` blocks, at most a window's.
+    def _makespan(self, delays: list[float], takes: list[float], count: int) -> float:
+        """The fewest seconds in which workers can compute ``count`` blocks, at most a window's.
 
-        A worker that takes longer for one block would stall the others.
+        ``delays`` are the seconds until each worker is free. A worker that takes longer for one
+        block would stall the others. Rounded up, so that the first to finish a block takes one.
         """
         count = min(count, self._window * len(self._workers))
-        free, seconds = np.array(ends), np.array(takes)
+        free, seconds = np.array(delays), np.array(takes)
         if not np.isfinite(free).any():
             return math.inf
-        begin, low = float(free.min()), 0.0
-        high = float((free - begin + count * seconds).min())
+        low, high = 0.0, float((free + count * seconds).min())
         for _ in range(30):
             middle = (low + high) / 2
-            blocks = np.floor((begin + middle - free) / seconds + 1e-6)
-            if blocks.clip(min=0).sum() >= count:
+            if np.floor((middle - free) / seconds).clip(min=0).sum() >= count:
                 high = middle
             else:
                 low = middle
-        return begin + high * (1 + 1e-6)
+        return high * (1 + 1e-6)
 
     def _copies(
         self, idle: list[_Worker], workers: list[_Worker], silent: Collection[str], now: float

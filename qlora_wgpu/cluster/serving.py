@@ -36,7 +36,7 @@ _JOINING = 30.0  # seconds of an attempt to register
 _LEAVING = 2.0  # seconds for unregistering
 _POLL = 0.5  # seconds between two checks of the memory, and of the connection
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class WorkerOptions:
         return self.name or (machine if self.gpu == "auto" else f"{machine}-{self.gpu}")
 
 
-def serve(service: WorkerOptions, tell: Tell) -> None:
+def serve(service: WorkerOptions, report: Report) -> None:
     """Runs a worker until it is stopped, then ends the process.
 
     The exit code is that of a signal, or ``processes.RESTART`` if the worker must be restarted.
@@ -73,37 +73,37 @@ def serve(service: WorkerOptions, tell: Tell) -> None:
     os.environ[GPU_VARIABLE] = service.gpu
     if service.model is not None:
         os.environ[MODEL_VARIABLE] = service.model
-    wait_for_scheduler(service.scheduler, security, patience=service.patience, tell=tell)
-    asyncio.run(_serve(service, security, gpu, tell))
+    wait_for_scheduler(service.scheduler, security, patience=service.patience, report=report)
+    asyncio.run(_serve(service, security, gpu, report))
 
 
-async def _serve(service: WorkerOptions, security: Security, gpu: str, tell: Tell) -> None:
-    code = await _work(service, security, gpu, tell)
+async def _serve(service: WorkerOptions, security: Security, gpu: str, report: Report) -> None:
+    code = await _work(service, security, gpu, report)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # an ordinary exit would wait for the micro-batch that is being computed
 
 
-async def _work(service: WorkerOptions, security: Security, gpu: str, tell: Tell) -> int:
+async def _work(service: WorkerOptions, security: Security, gpu: str, report: Report) -> int:
     """Connects and computes until the worker is stopped; returns the exit code."""
     quieten_dask()
     stopped = _signals()
-    joining = asyncio.ensure_future(_joined(service, security, tell))
+    joining = asyncio.ensure_future(_joined(service, security, report))
     await _first(stopped, joining)
     if not joining.done():
         return 128 + stopped.result()
     worker = joining.result()
-    tell(f"worker {service.unique_name} is connected to {service.scheduler}, with {gpu}")
+    report(f"worker {service.unique_name} is connected to {service.scheduler}, with {gpu}")
     too_large = asyncio.ensure_future(memory_exceeded(service.memory_limit))
     await _first(stopped, asyncio.ensure_future(_lost(worker)), too_large)
     if stopped.done():
         code = 128 + stopped.result()
-        tell(f"worker {service.unique_name} has stopped; its blocks go to other workers")
+        report(f"worker {service.unique_name} has stopped; its blocks go to other workers")
     elif too_large.done():
         code = RESTART
-        tell(f"restarting worker {service.unique_name}: {too_large.result()} (--memory-limit)")
+        report(f"restarting worker {service.unique_name}: {too_large.result()} (--memory-limit)")
     else:
-        tell(f"worker {service.unique_name} has lost its scheduler at {service.scheduler}")
+        report(f"worker {service.unique_name} has lost its scheduler at {service.scheduler}")
         return RESTART
     with contextlib.suppress(OSError, TimeoutError):  # the scheduler notices the closed connection
         await asyncio.wait_for(worker.close(timeout=_LEAVING, executor_wait=False), 2 * _LEAVING)
@@ -130,7 +130,7 @@ def _signals() -> asyncio.Future[int]:
     return stopped
 
 
-async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Worker:
+async def _joined(service: WorkerOptions, security: Security, report: Report) -> Worker:
     """Registers a worker; after a network failure its old connection may still have its name."""
     from distributed import Worker
 
@@ -145,7 +145,7 @@ async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Wor
             host=listening_host(service.scheduler),
             dashboard_address=f"{LOOPBACK}:0",  # it has no TLS
             death_timeout=_JOINING,
-            plugins=(_refusals(tell),),
+            plugins=(_refusals(report),),
         )
         try:
             await worker
@@ -160,7 +160,7 @@ async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Wor
                     f"{service.unique_name}: {why}"
                 ) from err
         if not is_reported:
-            tell(
+            report(
                 f"waiting until no other worker at {service.scheduler} has the name "
                 f"{service.unique_name} (--name)"
             )
@@ -168,7 +168,7 @@ async def _joined(service: WorkerOptions, security: Security, tell: Tell) -> Wor
         await asyncio.sleep(1)
 
 
-def _refusals(tell: Tell) -> WorkerPlugin:
+def _refusals(report: Report) -> WorkerPlugin:
     """Shows errors of a run on the worker's terminal as well."""
     from distributed import WorkerPlugin
 
@@ -182,7 +182,7 @@ def _refusals(tell: Tell) -> WorkerPlugin:
             if finish == "error":
                 error = pickle.loads(self._tasks[key].exception.data)  # pickled by this process
                 if isinstance(error, QLoRAError):
-                    tell(f"error: {error}")
+                    report(f"error: {error}")
 
     return Refusals()
 

@@ -1,4 +1,4 @@
-"""The registry of workers: they join, are checked or excluded, open the model, and leave."""
+"""Workers: the registry that they join and leave, and how long a run waits for them."""
 
 import asyncio
 import contextlib
@@ -131,16 +131,16 @@ class WorkerHandle:
 
     async def unless_gone(self, answer: Any) -> Any:
         """Waits for an answer; raises ``Gone`` if the worker leaves before."""
-        asked = asyncio.ensure_future(answer)
-        waiting = asyncio.ensure_future(self.gone.wait())
+        answering = asyncio.ensure_future(answer)
+        leaving = asyncio.ensure_future(self.gone.wait())
         try:
-            await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
             raise Gone
         finally:
-            waiting.cancel()
-            asked.cancel()
+            leaving.cancel()
+            answering.cancel()
 
 
 # ---- all workers ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class WorkerRegistry:
         worker_class: WorkerClass,
         specify: Callable[[str], WorkerSpec],  # what the named worker opens
         check: Check,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         scheduler: Scheduler,  # informed of workers that are ready
         progress: Progress,
     ) -> None:
@@ -170,7 +170,7 @@ class WorkerRegistry:
         self._worker_class = worker_class
         self._specify = specify
         self._check = check
-        self._tell = tell
+        self._report = report
         self._scheduler = scheduler
         self._progress = progress
         self._reported: set[str] = set()
@@ -179,7 +179,7 @@ class WorkerRegistry:
         self._heard = time.monotonic()
         self.last_reason = ""
 
-    # -- which workers there are -----------------------------------------------------------
+    # -- which workers exist ---------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
@@ -227,13 +227,13 @@ class WorkerRegistry:
                 ClusterError(f"the scheduler has not answered for {silent:.0f} seconds")
             )
 
-    def _compare(self, there: dict[str, dict[str, Any]]) -> None:
+    def _compare(self, listed: dict[str, dict[str, Any]]) -> None:
         """Registers new workers, and removes those that have left."""
-        keys = {address: _key(info) for address, info in there.items()}
+        keys = {address: _key(info) for address, info in listed.items()}
         for address, member in list(self._members.items()):
             if keys.get(address) != member.key:
                 self._remove(member, "it has left")
-        for address, info in there.items():
+        for address, info in listed.items():
             if address not in self._members:
                 member = WorkerHandle(self._unique_name(info, address), address, keys[address])
                 self._members[address] = member
@@ -274,7 +274,7 @@ class WorkerRegistry:
         member.identity = identity
         self._scheduler.add(member.name)
         self._progress.advance()
-        self._report(member, identity)
+        self._report_notes(member, identity)
         self._progress.notify()
 
     async def _opened(self, member: WorkerHandle) -> WorkerInfo:
@@ -285,7 +285,7 @@ class WorkerRegistry:
             except OSError as err:
                 member.is_reachable = False
                 self.last_reason = f"cannot reach worker {member.name}: {err}"
-                self._tell_once(f"{self.last_reason}; retrying")
+                self._report_once(f"{self.last_reason}; retrying")
                 self._progress.notify()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RETRY):
@@ -298,7 +298,7 @@ class WorkerRegistry:
         client = self._connection.client
         if (why := await self._connection.connection_error(member.address)) is not None:
             client = await self._connection.relayed_client()
-            self._tell_once(
+            self._report_once(
                 f"cannot connect to worker {member.name} directly ({why}): its traffic passes "
                 "through the scheduler"
             )
@@ -315,19 +315,19 @@ class WorkerRegistry:
             )
         return identity
 
-    def _tell_once(self, text: str) -> None:
+    def _report_once(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._tell(text)
+            self._report(text)
 
-    def _report(self, member: WorkerHandle, identity: WorkerInfo) -> None:
+    def _report_notes(self, member: WorkerHandle, identity: WorkerInfo) -> None:
         for text in identity.notes:
-            self._tell(f"worker {member.name}: {text}")
+            self._report(f"worker {member.name}: {text}")
         for other in self.ready:
             own = other.identity
             if other is not member and own is not None and own.device == identity.device:
                 if (own.driver, own.kernels) != (identity.driver, identity.kernels):
-                    self._tell(
+                    self._report(
                         f"workers {other.name} and {member.name} have the same GPU, but different "
                         "drivers or kernels: their results may differ in the last bits"
                     )
@@ -342,7 +342,7 @@ class WorkerRegistry:
         member.gone.set()
         if member.is_ready:
             self._scheduler.remove(member.name)
-            self._tell(f"worker {member.name}: {why}; its blocks go to other workers")
+            self._report(f"worker {member.name}: {why}; its blocks go to other workers")
         self._progress.notify()
 
     def exclude(self, member: WorkerHandle, why: str) -> None:
@@ -352,7 +352,7 @@ class WorkerRegistry:
         member.is_excluded = True
         self._scheduler.remove(member.name)
         self.last_reason = f"worker {member.name}: {why}"
-        self._tell(f"worker {member.name} is excluded: {why}")
+        self._report(f"worker {member.name} is excluded: {why}")
         member.actor = None
         self._progress.notify()
 
@@ -386,16 +386,13 @@ class Watchdog:
     """Raises an error after too long without progress."""
 
     def __init__(
-        self,
-        seconds: float,
-        progress: Progress,
-        members: WorkerRegistry,
-        tell: Callable[[str], None],
-    ) -> None:
+        self, seconds: float, progress: Progress, members: WorkerRegistry,
+        report: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._seconds = seconds
         self._progress = progress
         self._members = members
-        self._tell = tell
+        self._report = report
         self._reported = ""
 
     def check(self, what: str, *, count: int = 1) -> None:
@@ -409,7 +406,7 @@ class Watchdog:
         if missing and missing != self._reported and waited > _SOON:
             self._reported = missing
             limit = f"for at most {self._seconds:g} seconds (cluster.patience)"
-            self._tell(f"{missing} {limit}")
+            self._report(f"{missing} {limit}")
         if members.ready and not missing:
             self._reported = ""  # to be reported again the next time
         if waited > (max(self._seconds, _OPENING) if members.opening else self._seconds):

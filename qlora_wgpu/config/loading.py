@@ -30,117 +30,8 @@ from qlora_wgpu.config.section import (
 from qlora_wgpu.config.sections.data import SourceConfig
 from qlora_wgpu.config.sections.train import has_default_beta2
 from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.limits import PROBLEMS_SHOWN
-
-# ---- suggestions for unknown keys ----------------------------------------------------------------
-
-_OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
-
-
-def suggest_key(loc: tuple[str, ...]) -> str:
-    """The end of the sentence about an unknown key such as ``("lora", "rank")``."""
-    keys = sections()
-    if loc[:2] == ("data", "sources"):
-        fields = list(SourceConfig.model_fields)
-        near = _near(loc[-1], fields)
-        return f": did you mean {near!r}?" if near else f": its keys are {', '.join(fields)}"
-    if len(loc) > 2:
-        return ""
-    leaf = loc[-1].lower().replace("-", "_")
-    top = len(loc) == 1
-    section, dot, rest = leaf.partition(".") if top else (loc[0], "", "")
-    if dot and rest in keys.get(section, ()):
-        return f": write '{rest}' under the section '{section}'"
-    synonym, reason = key_for(leaf), reason_for(leaf)
-    if not top and leaf in keys[section]:  # it differs only in case or hyphens
-        return _did_you_mean(section, leaf)
-    if not top and synonym and synonym[0] == section:  # optim.scheduler, not cluster.scheduler
-        return _did_you_mean(*synonym)
-    for other, leaves in keys.items():
-        if leaf in leaves:
-            return f": it belongs in section '{other}'"
-    near = _near(leaf, list(keys) if top else keys[section])
-    if synonym and (top or not (reason or near)):
-        return _did_you_mean(*synonym)
-    if reason:
-        return f": {reason}"
-    if near:
-        return f": did you mean the section '{near}'?" if top else _did_you_mean(section, near)
-    everywhere = {name: section for section, leaves in keys.items() for name in leaves}
-    if anywhere := _near(leaf, list(everywhere)):
-        return _did_you_mean(everywhere[anywhere], anywhere)
-    if top:
-        return f": the sections are {', '.join(keys)}"
-    return f": the keys of '{section}' are {', '.join(keys[section])}"
-
-
-def _near(word: str, words: list[str]) -> str | None:
-    candidates = [other for other in words if not _are_opposites(word, other)]
-    return next(iter(difflib.get_close_matches(word, candidates, n=1, cutoff=0.7)), None)
-
-
-def _are_opposites(word: str, other: str) -> bool:
-    left, right = set(word.split("_")), set(other.split("_"))
-    return any((a in left and b in right) or (b in left and a in right) for a, b in _OPPOSITES)
-
-
-def _did_you_mean(section: str, leaf: str) -> str:
-    return f": did you mean '{section}.{leaf}'?"
-
-
-# ---- values by section and key -------------------------------------------------------------------
-
-Location = tuple[str, str]
-
-
-def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
-    """Values by section and key, from settings by dotted key, by section, or by key alone."""
-    values: dict[Location, Any] = {}
-    for name, value in settings.items():
-        for location, part in _expanded(name, value):
-            if location in values:
-                raise ConfigError(f"{'.'.join(location)} is set twice: set it once")
-            values[location] = part
-    return values
-
-
-def _expanded(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
-    section, dot, key = name.partition(".")
-    if dot:
-        yield _checked_location(section, key), value
-    elif name == "device" and isinstance(value, str | int) and not isinstance(value, bool):
-        yield ("device", "gpu"), str(value)  # as in from_pretrained
-    elif name in sections() and isinstance(value, Mapping):
-        for inner, part in value.items():
-            yield _checked_location(name, str(inner)), part
-    else:
-        yield _location_of(name, value), value
-
-
-def _checked_location(section: str, key: str) -> Location:
-    key = new_name(section, key)
-    if key not in sections().get(section, ()):
-        location = (section, key) if section in sections() else (f"{section}.{key}",)
-        raise ConfigError(f"unknown setting '{section}.{key}'{suggest_key(location)}")
-    return section, key
-
-
-def _location_of(name: str, value: Any) -> Location:
-    having = [section for section, keys in sections().items() if name in keys]
-    if len(having) > 1:
-        dotted = " or ".join(f"'{section}.{name}'" for section in having)
-        raise ConfigError(f"several sections have a setting '{name}': use {dotted}")
-    if having:
-        return having[0], name
-    if name in sections():
-        keys = sections()[name]
-        raise ConfigError(
-            f"'{name}' is a section: pass its settings as a mapping such as "
-            f"{{'{keys[0]}': ...}}, got {shown(value)}"
-        )
-    raise ConfigError(f"unknown setting '{name}'{suggest_key((name,))}")
-
 
 # ---- files and overrides -------------------------------------------------------------------------
 
@@ -182,8 +73,11 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         )
     path = Path(path)
     file = _read(path)
-    if isinstance(overrides, str):
-        raise ConfigError("overrides must be a list of strings such as 'train.max_steps=10'")
+    if not isinstance(overrides, list | tuple | Mapping):
+        raise ConfigError(
+            "overrides must be a list of strings such as 'train.max_steps=10', or a mapping, got "
+            f"{brief(overrides)}"
+        )
     values, errors = _split_sections(file, path.name)
     origin: dict[tuple[str, ...], str] = {}
     is_default_beta2 = has_default_beta2(values.get("optim", {}))
@@ -453,3 +347,112 @@ def explicit_in(settings: Config, overrides: Sequence[str]) -> Changes:
         if section in MODEL_SECTIONS:
             changes.setdefault(section, {})[key] = getattr(getattr(settings, section), key)
     return changes
+
+
+# ---- values by section and key -------------------------------------------------------------------
+
+Location = tuple[str, str]
+
+
+def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
+    """Values by section and key, from settings by dotted key, by section, or by key alone."""
+    values: dict[Location, Any] = {}
+    for name, value in settings.items():
+        for location, part in _expanded(name, value):
+            if location in values:
+                raise ConfigError(f"{'.'.join(location)} is set twice: set it once")
+            values[location] = part
+    return values
+
+
+def _expanded(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
+    section, dot, key = name.partition(".")
+    if dot:
+        yield _checked_location(section, key), value
+    elif name == "device" and isinstance(value, str | int) and not isinstance(value, bool):
+        yield ("device", "gpu"), str(value)  # as in from_pretrained
+    elif name in sections() and isinstance(value, Mapping):
+        for inner, part in value.items():
+            yield _checked_location(name, str(inner)), part
+    else:
+        yield _location_of(name, value), value
+
+
+def _checked_location(section: str, key: str) -> Location:
+    key = new_name(section, key)
+    if key not in sections().get(section, ()):
+        location = (section, key) if section in sections() else (f"{section}.{key}",)
+        raise ConfigError(f"unknown setting '{section}.{key}'{suggest_key(location)}")
+    return section, key
+
+
+def _location_of(name: str, value: Any) -> Location:
+    having = [section for section, keys in sections().items() if name in keys]
+    if len(having) > 1:
+        dotted = " or ".join(f"'{section}.{name}'" for section in having)
+        raise ConfigError(f"several sections have a setting '{name}': use {dotted}")
+    if having:
+        return having[0], name
+    if name in sections():
+        keys = sections()[name]
+        raise ConfigError(
+            f"'{name}' is a section: pass its settings as a mapping such as "
+            f"{{'{keys[0]}': ...}}, got {shown(value)}"
+        )
+    raise ConfigError(f"unknown setting '{name}'{suggest_key((name,))}")
+
+
+# ---- suggestions for unknown keys ----------------------------------------------------------------
+
+_OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
+
+
+def suggest_key(loc: tuple[str, ...]) -> str:
+    """The end of the sentence about an unknown key such as ``("lora", "rank")``."""
+    keys = sections()
+    if loc[:2] == ("data", "sources"):
+        fields = list(SourceConfig.model_fields)
+        near = _near(loc[-1], fields)
+        return f": did you mean {near!r}?" if near else f": its keys are {', '.join(fields)}"
+    if len(loc) > 2:
+        return ""
+    leaf = loc[-1].lower().replace("-", "_")
+    top = len(loc) == 1
+    section, dot, rest = leaf.partition(".") if top else (loc[0], "", "")
+    if dot and rest in keys.get(section, ()):
+        return f": write '{rest}' under the section '{section}'"
+    synonym, reason = key_for(leaf), reason_for(leaf)
+    if not top and leaf in keys[section]:  # it differs only in case or hyphens
+        return _did_you_mean(section, leaf)
+    if not top and synonym and synonym[0] == section:  # optim.scheduler, not cluster.scheduler
+        return _did_you_mean(*synonym)
+    for other, leaves in keys.items():
+        if leaf in leaves:
+            return f": it belongs in section '{other}'"
+    near = _near(leaf, list(keys) if top else keys[section])
+    if synonym and (top or not (reason or near)):
+        return _did_you_mean(*synonym)
+    if reason:
+        return f": {reason}"
+    if near:
+        return f": did you mean the section '{near}'?" if top else _did_you_mean(section, near)
+    everywhere = {name: section for section, leaves in keys.items() for name in leaves}
+    if anywhere := _near(leaf, list(everywhere)):
+        return _did_you_mean(everywhere[anywhere], anywhere)
+    if top:
+        return f": the sections are {', '.join(keys)}"
+    return f": the keys of '{section}' are {', '.join(keys[section])}"
+
+
+def _near(word: str, words: list[str]) -> str | None:
+    candidates = [other for other in words if not _are_opposites(word, other)]
+    return next(iter(difflib.get_close_matches(word, candidates, n=1, cutoff=0.7)), None)
+
+
+def _are_opposites(word: str, other: str) -> bool:
+    left, right = set(word.split("_")), set(other.split("_"))
+    return any((a in left and b in right) or (b in left and a in right) for a, b in _OPPOSITES)
+
+
+def _did_you_mean(section: str, leaf: str) -> str:
+    return f": did you mean '{section}.{leaf}'?"

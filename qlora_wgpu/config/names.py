@@ -134,8 +134,10 @@ _NOT_NEEDED = {
     "the reference model runs once, before the first step": (
         "precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size"
     ),
-    "`train --resume` resumes a run": "resume_from_checkpoint auto_resume_from_checkpoints",
-    "`train --overwrite` replaces a run": "overwrite_output_dir",
+    "`train --resume` (in Python, resume=True) resumes a run": (
+        "resume_from_checkpoint auto_resume_from_checkpoints"
+    ),
+    "`train --overwrite` (in Python, overwrite=True) replaces a run": "overwrite_output_dir",
     "config.json and the tokenizer's files contain it": (
         "model_type tokenizer_type base_model_config tokenizer_config tokenizer_name_or_path "
         "trust_remote_code is_llama_derived_model tokenizer_use_fast use_fast_tokenizer "

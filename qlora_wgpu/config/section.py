@@ -1,4 +1,4 @@
-"""The base of every configuration section: frozen, strict, and with one sentence per problem."""
+"""The base of configuration sections: frozen and strict; their problems, and keys' old names."""
 
 from __future__ import annotations
 
@@ -222,7 +222,6 @@ def config_error(sentences: Sequence[str], source: str) -> ConfigError:
 
 # ---- sections ------------------------------------------------------------------------------------
 
-
 FREE_ON_RESUME = "free on resume"
 """Marks a key or section that may be changed when a run is resumed.
 
@@ -256,6 +255,10 @@ class _SectionMeta(ModelMetaclass):
 
 def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
     def suggest(loc: tuple[str, ...]) -> str:
+        if cls.__name__ == "Config":  # as for a file
+            from qlora_wgpu.config.loading import suggest_key  # which imports this module
+
+            return suggest_key(loc)
         if len(loc) != 1:
             return ""
         synonym = (key_for(loc[0]) or ("", ""))[1]
@@ -288,13 +291,13 @@ class Section(BaseModel, metaclass=_SectionMeta):
         for name, field in cls.model_fields.items():
             kind = type_name(field.annotation)
             default: Any = Parameter.empty
-            shown = "required"
+            given = "required"
             if field.default_factory is not None:  # a section
-                default, shown = ..., "optional"
+                default, given = ..., "optional"
             elif not field.is_required():
-                default, shown = field.default, f"default {field.default!r}"
+                default, given = field.default, f"default {field.default!r}"
             parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default))
-            text = f"{name} ({kind}, {shown}): {field.description or summary(field.annotation)}"
+            text = f"{name} ({kind}, {given}): {field.description or summary(field.annotation)}"
             lines += textwrap.wrap(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
         cls.__doc__ = "\n".join(lines)
         cls.__signature__ = Signature(parameters)

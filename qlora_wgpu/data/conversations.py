@@ -120,7 +120,7 @@ def _equals(value: Any, number: int) -> bool:
     return isinstance(value, Real) and bool(value == number)
 
 
-# ---- texts ---------------------------------------------------------------------------------------
+# ---- rendered conversations ----------------------------------------------------------------------
 
 
 class RenderedChat(NamedTuple):

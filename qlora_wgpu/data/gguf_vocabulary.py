@@ -38,7 +38,7 @@ def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
     names = [*_PREFERRED, *(name for name in PRE_TOKENIZERS if name not in _PREFERRED)]
     for name in names:
         known = PRE_TOKENIZERS[name]
-        if tuple(_splits(known.cut)) == splits and known.ignore_merges == ignores:
+        if tuple(_splits(known.pre_tokenizer)) == splits and known.ignore_merges == ignores:
             return name
     raise TokenizerError(
         f"{where} has a pre-tokenizer that llama.cpp is not known to support: {brief(splits)}; "

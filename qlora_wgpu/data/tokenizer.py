@@ -110,7 +110,7 @@ class Tokenizer:
             content = file_bytes(path, TOKENIZER_BYTES)
             backend = open_tokenizer(content)
         except OSError as err:
-            raise TokenizerError(f"cannot read {path}: {err.strerror or err}") from err
+            raise TokenizerError(f"cannot read {path}: {reason(err)}") from err
         except TokenizerError as err:
             raise TokenizerError(f"cannot read the tokenizer {path}: {err}") from err
 
@@ -312,6 +312,16 @@ class Tokenizer:
         return self._special_id("pad_token")
 
 
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise TokenizerError(f"the text must be a string, got {type(text).__name__}")
+    if _SURROGATE.search(text):
+        raise TokenizerError("cannot encode a text with a lone surrogate (half a character)")
+
+
+# ---- a tokenizer's files -------------------------------------------------------------------------
+
+
 def _instead(folder: Path) -> str:
     form = next((names for names in _OTHER_FORMS if all(is_there(folder / n) for n in names)), ())
     if form:
@@ -320,13 +330,6 @@ def _instead(folder: Path) -> str:
     if is_there(folder / "tekken.json"):
         return "it has only tekken.json; copy the file of a model with the same tokenizer there"
     return "copy the tokenizer of the base model there"
-
-
-def _check_text(text: str) -> None:
-    if not isinstance(text, str):
-        raise TokenizerError(f"the text must be a string, got {type(text).__name__}")
-    if _SURROGATE.search(text):
-        raise TokenizerError("cannot encode a text with a lone surrogate (half a character)")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

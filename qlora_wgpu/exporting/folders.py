@@ -25,66 +25,17 @@ from qlora_wgpu.checkpoint.tokenizer_files import (
 )
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.yaml import read_json_object
-from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, option
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, option, reason
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.files import exists, is_dir, is_file, is_there
 from qlora_wgpu.model.checkpoint_reader import stored_name
 from qlora_wgpu.model.pretrained import check_stored_shapes
 from qlora_wgpu.quant import quantize_nf4
 
-# ---- disk space and prompts ----------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
 
 MARGIN = 1 << 20
 """Bytes for headers and indexes, which are not counted."""
-
-
-def check_disk_space(parent: Path, needed: int, what: str, advice: str) -> None:
-    """Raises a CheckpointError if the disk has too little free space."""
-    place = parent.absolute()
-    while not exists(place) and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise CheckpointError(
-            f"{parent} has {free / 1e6:,.1f} MB of free space, but {what} needs "
-            f"{needed / 1e6:,.1f} MB: {advice}"
-        )
-
-
-def copy_prompt_files(adapter: Path, target: Path) -> None:
-    """Copies an adapter's tokenizer, templates and prompt format into a model's folder."""
-    folder = tokenizer_folder(adapter)
-    if folder is None:
-        return
-    copy_tokenizer(folder, target)
-    prompt = _read(folder / PROMPT_FORMAT)
-    if prompt.get("prompt_format", "chat") != "chat":  # chat is a model's default
-        _write(target / PROMPT_FORMAT, prompt)
-    ends, known = _end_tokens(folder), _end_tokens(target)
-    # If the model lists none, a single one is the tokenizer's EOS token.
-    if not ends <= known and (known or len(ends) > 1):
-        _write(
-            target / GENERATION,
-            {**_read(target / GENERATION), "eos_token_id": sorted(ends | known)},
-        )
-
-
-def _end_tokens(folder: Path) -> set[int]:
-    """The tokens that end a generation."""
-    ids = {**_read(folder / "config.json"), **_read(folder / GENERATION)}.get("eos_token_id")
-    listed = ids if isinstance(ids, list) else [ids]
-    return {token for token in listed if isinstance(token, int)}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if is_there(path) else {}
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-# ---- folders -------------------------------------------------------------------------------------
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
@@ -136,13 +87,13 @@ def write_folder(
                 weight_map |= dict.fromkeys(entries, name)
             if len(set(weight_map.values())) > 1 or WEIGHTS not in source.files():
                 index = {"metadata": {"total_size": weights}, "weight_map": weight_map}
-                (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+                _write(unfinished / INDEX, index)
+            _write(unfinished / "config.json", config)
             copy_rest(source.text_folder, unfinished)
             if adapter is not None:
                 copy_prompt_files(Path(adapter), unfinished)
     except OSError as err:
-        raise CheckpointError(f"{target} cannot be written: {err.strerror or err}") from err
+        raise CheckpointError(f"{target} cannot be written: {reason(err)}") from err
 
 
 def copy_rest(source: Path, target: Path) -> None:
@@ -172,46 +123,58 @@ def without_keys(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in set(keys)}
 
 
+def check_disk_space(parent: Path, needed: int, what: str, advice: str) -> None:
+    """Raises a CheckpointError if the disk has too little free space."""
+    place = parent.absolute()
+    while not exists(place) and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise CheckpointError(
+            f"{parent} has {free / 1e6:,.1f} MB of free space, but {what} needs "
+            f"{needed / 1e6:,.1f} MB: {advice}"
+        )
+
+
+# ---- an adapter's prompt files -------------------------------------------------------------------
+
+
+def copy_prompt_files(adapter: Path, target: Path) -> None:
+    """Copies an adapter's tokenizer, templates and prompt format into a model's folder."""
+    folder = tokenizer_folder(adapter)
+    if folder is None:
+        return
+    copy_tokenizer(folder, target)
+    prompt = _read(folder / PROMPT_FORMAT)
+    if prompt.get("prompt_format", "chat") != "chat":  # chat is a model's default
+        _write(target / PROMPT_FORMAT, prompt)
+    ends, known = _end_tokens(folder), _end_tokens(target)
+    # If the model lists none, a single one is the tokenizer's EOS token.
+    if not ends <= known and (known or len(ends) > 1):
+        _write(
+            target / GENERATION,
+            {**_read(target / GENERATION), "eos_token_id": sorted(ends | known)},
+        )
+
+
+def _end_tokens(folder: Path) -> set[int]:
+    """The tokens that end a generation."""
+    ids = {**_read(folder / "config.json"), **_read(folder / GENERATION)}.get("eos_token_id")
+    listed = ids if isinstance(ids, list) else [ids]
+    return {token for token in listed if isinstance(token, int)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if is_there(path) else {}
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
 # ---- a base in 4 bits ----------------------------------------------------------------------------
 
 _HEAD = "lm_head"  # always listed: transformers' default list is not used if there is one
-
-
-def skipped_modules(
-    folder: ModelFolder, architecture: Architecture, quantized: Iterable[str]
-) -> list[str]:
-    """The largest modules without a quantized weight that may have linear layers.
-
-    Their names are those in the files, and those in transformers 5's model, which adds ``model.``
-    to modules such as ``vision_tower``.
-    """
-    inner = {prefix for name in quantized for prefix in _prefixes(_module(name))}
-    kept = {
-        next(prefix for prefix in _prefixes(_module(name)) if prefix not in inner)
-        for name in folder.names()
-        if len(folder[name].shape) == 2 and _module(name) not in inner
-    }
-    running = {_running(name, architecture) for name in kept}
-    embedding = architecture.embed_name, stored_name(folder, architecture, architecture.embed_name)
-    return sorted({_HEAD, *kept, *running} - {_module(name) for name in embedding})
-
-
-def _module(tensor: str) -> str:
-    return tensor.rpartition(".")[0]
-
-
-def _prefixes(module: str) -> list[str]:
-    """A module and all modules that contain it, the outermost first."""
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def _running(name: str, architecture: Architecture) -> str:
-    for own, other in architecture.stored_prefixes:
-        if other and f"{name}.".startswith(other):
-            return (own + f"{name}.".removeprefix(other)).removesuffix(".")
-    return name if name == _HEAD or name.startswith("model.") else f"model.{name}"
-
 
 _DTYPES = {name: TORCH_NAMES[name] for name in ("F32", "F16", "BF16")}  # bitsandbytes'
 
@@ -278,3 +241,39 @@ def quantize_folder(
         ),
     }
     write_folder(folder, Path(out), config, tensors_of, progress)
+
+
+def skipped_modules(
+    folder: ModelFolder, architecture: Architecture, quantized: Iterable[str]
+) -> list[str]:
+    """The largest modules without a quantized weight that may have linear layers.
+
+    Their names are those in the files, and those in transformers 5's model, which adds ``model.``
+    to modules such as ``vision_tower``.
+    """
+    inner = {prefix for name in quantized for prefix in _prefixes(_module(name))}
+    kept = {
+        next(prefix for prefix in _prefixes(_module(name)) if prefix not in inner)
+        for name in folder.names()
+        if len(folder[name].shape) == 2 and _module(name) not in inner
+    }
+    running = {_running(name, architecture) for name in kept}
+    embedding = architecture.embed_name, stored_name(folder, architecture, architecture.embed_name)
+    return sorted({_HEAD, *kept, *running} - {_module(name) for name in embedding})
+
+
+def _module(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def _prefixes(module: str) -> list[str]:
+    """A module and all modules that contain it, the outermost first."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _running(name: str, architecture: Architecture) -> str:
+    for own, other in architecture.stored_prefixes:
+        if other and f"{name}.".startswith(other):
+            return (own + f"{name}.".removeprefix(other)).removesuffix(".")
+    return name if name == _HEAD or name.startswith("model.") else f"model.{name}"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.checkpoint.gguf_file import TYPES, ElementType
-from qlora_wgpu.errors import ConfigError, UnsupportedModelError
+from qlora_wgpu.errors import ConfigError, UnsupportedModelError, command
 from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.families.family import Architecture, stored_parts
 from qlora_wgpu.gguf.architecture import GGUFArchitecture
@@ -47,6 +47,10 @@ FILE_TYPES = {
 """By the value of ``--type``."""
 
 
+def _option() -> str:
+    return "--type" if command() else "type"
+
+
 def find_file_type(name: str) -> FileType:
     """A file type by its name."""
     found = FILE_TYPES.get(name.lower())
@@ -55,10 +59,10 @@ def find_file_type(name: str) -> FileType:
     known = ", ".join(FILE_TYPES)
     if name.lower().startswith(("q", "iq", "tq", "mxfp", "nvfp")):
         raise ConfigError(
-            f"--type {name} is not supported (supported: {known}): export f16 or bf16, then run "
-            f"llama-quantize model.gguf smaller.gguf {name.upper()}"
+            f"{_option()} {name} is not supported (supported: {known}): export f16 or bf16, then "
+            f"run llama-quantize model.gguf smaller.gguf {name.upper()}"
         )
-    raise ConfigError(f"--type {name!r} is not a type of GGUF files (supported: {known})")
+    raise ConfigError(f"{_option()} {name!r} is not a type of GGUF files (supported: {known})")
 
 
 def type_of_matrix(target: ElementType, shape: tuple[int, ...], *, is_head: bool) -> ElementType:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from qlora_wgpu.checkpoint.safetensors_file import FLOATS, Entry
 from qlora_wgpu.checkpoint.stored_weight import ExpertStack
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.loading import config_of_run, find_run
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.exporting.folders import Tensors, as_dtype, without_keys, write_folder
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
@@ -56,6 +56,8 @@ class MergedWeights:
         base: Base = "original",
         quant: QuantConfig | None = None,
     ) -> None:
+        if base not in get_args(Base):
+            raise ConfigError(f"base must be 'original' or 'dequantized', got {base!r}")
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)

@@ -325,7 +325,12 @@ def register_family(model_type: str, family: Family) -> None:
     Args:
         model_type: The value of config.json's ``model_type``.
         family: An object with ``read`` and ``forward``; see ``Family``.
+
+    Raises:
+        ConfigError: If the family has no such methods.
     """
+    if not all(callable(getattr(family, name, None)) for name in ("read", "forward")):
+        raise ConfigError(f"a family must have the methods read and forward, got {brief(family)}")
     _REGISTERED[model_type] = family
 
 

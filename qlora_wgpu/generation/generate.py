@@ -11,7 +11,7 @@ from typing import Any
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.engine import Engine
-from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.generation.sampling import Sampling, check_count, check_stop_ids
 from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -60,6 +60,7 @@ def generate(
     if not ids:
         raise DataError("the prompt is empty: at least one token is required")
     max_new_tokens = check_count("max_new_tokens", max_new_tokens)
+    check_stop_ids(stop_ids)
     biases = {} if logit_bias is None else logit_bias
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty, biases)
     limit = max_length or len(ids) + max_new_tokens

@@ -13,7 +13,7 @@ from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_pr
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.generate import Prompt, complete, generate, token_ids
-from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.generation.sampling import Sampling, check_count, check_stop_ids
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model
 
@@ -40,6 +40,17 @@ class _Options(TypedDict, total=False):
     batch_size: int
 
 
+_OTHER_NAMES = {
+    "do_sample": "temperature",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "eos_token_id": "stop_ids",
+    "stop_token_ids": "stop_ids",
+    "streamer": "stream",
+}
+"""Names of options elsewhere, by which they are looked for here."""
+
+
 @dataclass(frozen=True)
 class _TextPrompt(Prompt):
     """A prompt whose completion is text or token ids."""
@@ -58,6 +69,18 @@ _ELSEWHERE = {
     "merge_and_unload": "save the adapter with save_pretrained and merge it with qlora_wgpu.merge",
     "push_to_hub": "upload a run's adapter with qlora_wgpu.push",
     "train": "use a qlora_wgpu.Trainer, or qlora_wgpu.train",
+    "eval": "leave it out, since only training uses dropout",
+    "config": "use peft_config for the adapter's settings",
+    "unload": "use disable_adapter for the base alone",
+    "get_base_model": "use disable_adapter for the base alone",
+    "merge_adapter": "save the adapter with save_pretrained and merge it with qlora_wgpu.merge",
+    "add_adapter": "use load_adapter, or from_pretrained(..., lora=...)",
+    "apply_chat_template": "use tokenizer.apply_chat_template, or generate with messages",
+    "chat": "use generate with messages",
+    "gradient_checkpointing_enable": "use from_pretrained(..., gradient_checkpointing=True)",
+    "resize_token_embeddings": "use the setting model.add_tokens",
+    "parameters": "use adapter_state_dict or base_state_dict",
+    "named_parameters": "use adapter_state_dict or base_state_dict",
     "to": "choose the GPU with from_pretrained(..., device=...)",
     "cuda": "choose the GPU with from_pretrained(..., device=...)",
     "state_dict": "use adapter_state_dict or base_state_dict",
@@ -218,11 +241,18 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
             TokenizerError: If the tokenizer is missing, or the chat template for messages.
         """
         for name in _unknown:
-            near = get_close_matches(name, _Options.__annotations__, n=1, cutoff=0.5)
+            near = (
+                [_OTHER_NAMES[name]]
+                if name in _OTHER_NAMES
+                else get_close_matches(
+                    name, [*_Options.__annotations__, "stream"], n=1, cutoff=0.75
+                )
+            )
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown option {name}{hint}")
         if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise ConfigError(f"{_PROMPT}, got {type(prompt).__name__}")
+        check_stop_ids(stop_ids)
         biases = {} if logit_bias is None else logit_bias
         sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty, biases)
         if not isinstance(prompt, str):

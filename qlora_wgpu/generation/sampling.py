@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 
@@ -76,6 +76,16 @@ def check_count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise _invalid(name, "a non-negative integer", value)
     return int(value)
+
+
+def check_stop_ids(ids: object) -> None:
+    """Raises a ConfigError unless these are token ids, or None."""
+    if ids is None:
+        return
+    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Collection):
+        raise _invalid("stop_ids", "a list of token ids", ids)
+    for each in ids:
+        check_count("each token of stop_ids", each)
 
 
 def _check_biases(biases: Mapping[int, float]) -> None:

@@ -16,6 +16,10 @@ from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.moe import SparseMoeBlock
 
+Config = dict[str, Any]
+
+# ---- a file's keys -------------------------------------------------------------------------------
+
 REQUIRED = object()
 """As a default: the key must exist."""
 MTP_LAYERS = "nextn_predict_layers"
@@ -136,10 +140,6 @@ def shortest(value: float) -> float:
 def _shown(value: Any) -> str:
     return brief(value.tolist() if isinstance(value, np.ndarray) else value)
 
-
-Config = dict[str, Any]
-Head = Literal["own or tied", "own", "tied"]
-Windows = Literal["none", "periodic", "every other", "of 64 layers"]
 
 # ---- a model's keys ------------------------------------------------------------------------------
 
@@ -401,6 +401,9 @@ def _period(slides: list[bool]) -> int | None:
 
 # ---- an architecture -----------------------------------------------------------------------------
 
+Head = Literal["own or tied", "own", "tied"]
+Windows = Literal["none", "periodic", "every other", "of 64 layers"]
+
 BIAS = "blk.0.attn_q.bias"
 XIELU = tuple((f"xielu.{n}", f"mlp.act_fn.{n}") for n in ("alpha_p", "alpha_n", "beta", "eps"))
 """Keys with a number for each layer, without the architecture's name, and Hugging Face's tensors
@@ -411,7 +414,7 @@ with the same numbers."""
 class GGUFArchitecture:
     """An architecture of llama.cpp, as data that serves reading and writing.
 
-    ``read`` and ``write`` do what cannot be said as a pair of keys.
+    ``read`` and ``write`` do what cannot be expressed as a pair of keys.
     """
 
     name: str  # ``general.architecture``

@@ -226,7 +226,7 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
         if gpu.lower() in adapter.name.lower():
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
-    raise DeviceError(f"no GPU matches {gpu!r}: set device.gpu to one of these: {names}")
+    raise DeviceError(f"no GPU matches {gpu!r} (available: {names})")
 
 
 def no_gpu(backend: str = "auto") -> DeviceError:

@@ -27,7 +27,7 @@ _SHARE = 0.95  # of free memory
 _SHARED_SHARE = 0.75  # of memory shared with the processor
 _MOST_GPUS = 16
 SPARE_SHARE = 3
-"""The fraction of the machine's or container's memory that may be used only for speed."""
+"""Copies only for speed may take one part in this many of the machine's or container's memory."""
 _STATUS = "/proc/self/status"
 _TAKEN = re.compile(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 

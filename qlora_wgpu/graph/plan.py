@@ -57,10 +57,10 @@ class Plan:
             total["staging"] += stream.device_bytes
         return total
 
-    def storage_bytes(self, beside: Plan | None = None) -> Counter[str]:
+    def storage_bytes(self, other: Plan | None = None) -> Counter[str]:
         """Bytes by kind that stay on the device between runs, without those of another plan."""
         total: Counter[str] = Counter()
-        known = set() if beside is None else set(beside.storages)
+        known = set() if other is None else set(other.storages)
         for storage in self.storages:
             if storage.group is None and storage not in known:
                 total[storage.kind] += memory_bytes(storage.nbytes, texture=storage.texture)

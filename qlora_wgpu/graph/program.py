@@ -301,16 +301,16 @@ def submit_batched(device: Device, programs: Sequence[Program]) -> None:
     has to act, run by themselves.
     """
     with device.in_turn:
-        waiting: list[Dispatch] = []
+        pending: list[Dispatch] = []
         for program in programs:
             dispatches = program.begin()
             if dispatches is None:
-                _submit(device, waiting)
-                waiting = []
+                _submit(device, pending)
+                pending = []
                 program.run()
             else:
-                waiting += dispatches
-        _submit(device, waiting)
+                pending += dispatches
+        _submit(device, pending)
 
 
 def _submit(device: Device, dispatches: Sequence[Dispatch]) -> None:

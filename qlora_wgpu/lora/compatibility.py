@@ -34,7 +34,7 @@ _FORM = re.compile(
     r"[-_.](?:bnb|unsloth|dynamic|gguf|awq|gptq|autoround|hf|mlx|nf4|fp4|mxfp4|nvfp4|fp8|int[48]"
     r"|[248]-?bits?|w\d+a\d+|bf16|fp?16|fp?32|i?q\d(?:_\w+)?|g\d+|quantized|dequantized)$"
 )
-_told: set[tuple[str, str, str]] = set()
+_warned_of: set[tuple[str, str, str]] = set()
 
 
 # ---- the base's name -------------------------------------------------------------------------
@@ -44,10 +44,10 @@ def warn_of_other_name(
     path: str | PathLike[str], named: str | None, base: str | PathLike[str]
 ) -> None:
     """Warns once if an adapter names another base than the one that it is opened on."""
-    told = str(path), named or "", str(base)
-    if told in _told or not is_other_name(named, base):
+    warning = str(path), named or "", str(base)
+    if warning in _warned_of or not is_other_name(named, base):
         return
-    _told.add(told)
+    _warned_of.add(warning)
     warnings.warn(
         f"{path} was trained on {named} and is opened on {base}, which has the same shapes: unless "
         "that is the same model under another name, open it with the model that it was trained on",

@@ -120,7 +120,7 @@ class AdapterConfig:
     # The base model as it was named, of the hub with its revision: OWNER/NAME@REVISION.
     base_model_name_or_path: str | None
     rank_pattern: Mapping[str, int] = field(default_factory=dict)  # ranks other than r
-    alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)  # alphas likewise
+    alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)  # other alphas
     layers_to_transform: list[int] | None = None  # the layers that are adapted, if not all
     use_dora: bool = False  # whether each output has a magnitude of its own
     bias: str = "none"  # which of the base's biases were trained: "none", "lora_only" or "all"

@@ -65,8 +65,8 @@ class ExpertArrangement:
     @classmethod
     def from_text(cls, text: str) -> ExpertArrangement:
         """Reads ``to_text``'s value; without a stacking it is that of gpt-oss."""
-        kinds, told, stacking = text.partition(";")
-        of_base = Stacking.from_json(stacking) if told else Stacking(in_turns=True)
+        kinds, separator, stacking = text.partition(";")
+        of_base = Stacking.from_json(stacking) if separator else Stacking(in_turns=True)
         return cls(tuple(kinds.split()), of_base)
 
 

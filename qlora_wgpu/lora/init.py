@@ -155,7 +155,7 @@ def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str
         tensors[name] = np.concatenate([array, -first if axis else first], axis)
     config = started.config
     factor = math.sqrt(2) if config.use_rslora else 2
-    told = {"kind": started.kind, **{key: getattr(config, key) for key in _SETTINGS}}
+    origin = {"kind": started.kind, **{key: getattr(config, key) for key in _SETTINGS}}
     plain = replace(
         config,
         r=2 * config.r,
@@ -163,7 +163,7 @@ def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str
         rank_pattern={key: 2 * rank for key, rank in config.rank_pattern.items()},
         alpha_pattern={key: factor * alpha for key, alpha in config.alpha_pattern.items()},
     )
-    return tensors, plain, {STARTED: json.dumps(told)}
+    return tensors, plain, {STARTED: json.dumps(origin)}
 
 
 def started_in(
@@ -176,9 +176,9 @@ def started_in(
     if text is None:
         return None
     try:
-        told: dict[str, Any] = json.loads(text)
-        own = replace(config, **{key: told[key] for key in _SETTINGS})
-        kind = str(told["kind"])
+        origin: dict[str, Any] = json.loads(text)
+        own = replace(config, **{key: origin[key] for key in _SETTINGS})
+        kind = str(origin["kind"])
     except (ValueError, KeyError, TypeError) as err:
         raise CheckpointError(f"{path}: the metadata {STARTED} is damaged") from err
     now: Tensors = {}

@@ -125,12 +125,12 @@ def load_adapter(
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         held = set(file.names())
         stored = {n: file.float32(n) for n in file.names() if not _is_copy(n, held)}
-        told = _arranged(folder, file.metadata.get(ARRANGED))
+        arrangement = _arranged(folder, file.metadata.get(ARRANGED))
     pairs, trained = split_biases(stored)
     tensors = _without_tied_copies(where, _by_standard_names(where, pairs), config)
     if config.target_parameters:
         tensors, config = from_target_parameters(
-            tensors, config, folder / CONFIG, told, stacking=stacking or PLAIN
+            tensors, config, folder / CONFIG, arrangement, stacking=stacking or PLAIN
         )
     if trained and not biases:
         raise UnsupportedModelError(

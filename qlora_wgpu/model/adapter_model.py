@@ -255,15 +255,15 @@ class AdapterModel:
             self.adapter.peft, base_model_name_or_path=self.name_or_path, bias=self.biases.kind
         )
         flat = self.read_flat(self.adapter.parameters)
-        tensors, told = self.adapter.views(flat), dict[str, str]()
+        tensors, metadata = self.adapter.views(flat), dict[str, str]()
         if self.adapter.start is not None:
             start = self.adapter.views(self.adapter.start)
             kind = self.adapter.config.init_lora_weights
-            tensors, config, told = converted(InitialAdapter(kind, tensors, start, config))
+            tensors, config, metadata = converted(InitialAdapter(kind, tensors, start, config))
         tensors |= self._tied_copy(tensors)
         tensors |= self.biases.tensors()
         stacking = self.architecture.stacking if self.adapter.is_written_together else None
         bare = self.adapter.bare
-        save_adapter(Path(path), tensors, config, stacking=stacking, bare=bare, metadata=told)
+        save_adapter(Path(path), tensors, config, stacking=stacking, bare=bare, metadata=metadata)
 
     save_pretrained = save_adapter

@@ -102,14 +102,14 @@ class AdapterSet:
     def active(self) -> HeldAdapter:
         return self._held[self.active_name]
 
-    def told(self) -> dict[str, LoadedAdapter]:
-        told = {}
+    def loaded(self) -> dict[str, LoadedAdapter]:
+        loaded = {}
         for name, held in self._held.items():
             adapter = held.signature.adapter
             nbytes = 4 * adapter.length + sum(array.nbytes for array in held.biases.values())
             on_device = sum(buffer_bytes(each.nbytes) for each in adapter.parameters.storages)
-            told[name] = LoadedAdapter(name, held.path, adapter.config, nbytes, on_device)
-        return told
+            loaded[name] = LoadedAdapter(name, held.path, adapter.config, nbytes, on_device)
+        return loaded
 
     def named(self, name: str) -> HeldAdapter:
         if name not in self._held:

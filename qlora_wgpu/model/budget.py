@@ -52,13 +52,13 @@ class Fit:
     def in_words(self) -> str:
         """A sentence on what is recomputed, what is offloaded and what that costs."""
         again = self._again_in_words()
-        words = waiting_in_words(self.offload, self.layout.num_layers)
+        words = offloaded_in_words(self.offload, self.layout.num_layers)
         if not words:
             return again or "nothing is recomputed or offloaded"
-        waiting, mapped = sum(self.host_memory.values()), self.layout.placement.mapped_bytes
+        nbytes, mapped = sum(self.host_memory.values()), self.layout.placement.mapped_bytes
         on_disk = f", {mapped / MIB:,.0f} MiB on disk" if mapped else ""
         return (
-            f"{words} in host memory ({waiting / MIB:,.0f} MiB{on_disk}); {self.moved / 1e9:,.2g} "
+            f"{words} in host memory ({nbytes / MIB:,.0f} MiB{on_disk}); {self.moved / 1e9:,.2g} "
             f"GB per step are transferred, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
             + (again and f"; {again}")
         )
@@ -83,7 +83,7 @@ class Fit:
         return ", and ".join(parts)
 
 
-def waiting_in_words(offload: OffloadPlan, layers: int) -> str:
+def offloaded_in_words(offload: OffloadPlan, layers: int) -> str:
     """What is offloaded of a model with ``layers`` layers, and the verb; empty for nothing."""
     named = [sentence for _, sentence in offload.in_words(layers)]
     if not named:
@@ -107,7 +107,7 @@ def planned(
 
 # ---- candidates ------------------------------------------------------------------------------
 
-Beside = Callable[[ModelPlan, StepOptions], int]
+BesidesStep = Callable[[ModelPlan, StepOptions], int]
 Kind = tuple[OffloadPlan, StepOptions]
 
 
@@ -134,18 +134,18 @@ class Candidate:
 class Overhead:
     """A run's memory besides its step: exact for planned candidates, estimated for others."""
 
-    def __init__(self, beside: Beside | None, plain: Fit) -> None:
-        self._beside = beside
+    def __init__(self, besides: BesidesStep | None, plain: Fit) -> None:
+        self._besides = besides
         self._exact: dict[Kind, int] = {}
         self._noted: dict[Kind, int] = {}
         self._plain = self.taken(plain) - plain.total
 
     def taken(self, found: Fit) -> int:
-        if self._beside is None:
+        if self._besides is None:
             return found.total
         key = found.offload, found.options
         if key not in self._exact:
-            self._exact[key] = self._beside(found.layout, found.options)
+            self._exact[key] = self._besides(found.layout, found.options)
         return found.total + self._exact[key]
 
     def note(self, candidate: Candidate, found: Fit) -> None:
@@ -190,7 +190,7 @@ def fit_to_budget(
     accumulation: int = 1,
     flops_per_second: float = 1e13,
     bytes_per_second: float = 5e11,
-    beside: Beside | None = None,
+    besides: BesidesStep | None = None,
 ) -> Fit:
     """Lays a model out in the cheapest way with which its longest training step fits a budget.
 
@@ -199,7 +199,7 @@ def fit_to_budget(
     gives the run's memory besides a step that is planned this way.
     """
     rates = flops_per_second, bytes_per_second
-    return Search(layout, options, accumulation, rates).within(budget, beside)
+    return Search(layout, options, accumulation, rates).within(budget, besides)
 
 
 def _mib(nbytes: int) -> str:
@@ -241,12 +241,12 @@ class Search:
         layout = self._layout.changed(offload=every)
         return layout.placement.group_bytes, layout.placement.head_block_bytes
 
-    def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
+    def within(self, budget: int | None, besides: BesidesStep | None = None) -> Fit:
         """The cheapest plan that fits a budget; arguments as for ``fit_to_budget``."""
         plain = self._plain
         if budget is None:
             return plain
-        more = Overhead(beside, plain)
+        more = Overhead(besides, plain)
         if more.taken(plain) <= budget:
             return plain
         while candidate := self._cheapest(budget, more):
@@ -254,24 +254,24 @@ class Search:
             if more.taken(found) <= budget:
                 return self._grown(found, budget, more)
             more.note(candidate, found)  # candidates differ in their overhead
-        least = self.least(beside)
+        least = self.least(besides)
         if (taken := more.taken(least)) <= budget:
             return least
-        there = f"{budget / MIB:,.1f}".removesuffix(".0")
+        available = f"{budget / MIB:,.1f}".removesuffix(".0")
         raise OutOfMemoryError(
             f"training needs at least {_mib(taken)} of device memory, {_mib(taken - budget)} more "
-            f"than the {there} MiB available, even with everything possible offloaded: lower "
+            f"than the {available} MiB available, even with everything possible offloaded: lower "
             "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
             "device.memory"
         )
 
-    def least(self, beside: Beside | None = None) -> Fit:
+    def least(self, besides: BesidesStep | None = None) -> Fit:
         """The plan that takes the minimum of memory, whatever it costs.
 
         Candidates are planned in the order of their estimates, until no remaining estimate is below
         the smallest plan.
         """
-        more = Overhead(beside, self._plain)
+        more = Overhead(besides, self._plain)
         candidates = [
             min(several, key=lambda candidate: candidate.total)
             for streamed in self._layout.head_options
@@ -453,11 +453,11 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
         fitted = layout.changed(offload=offload)
         if _total(fitted, plans_of) <= budget:
             return fitted
-    there = max(budget, 0)  # inputs and the like may have taken more than all of it
+    available = max(budget, 0)  # inputs and the like may have taken more than all of it
     raise OutOfMemoryError(
         f"this needs at least {least / MIB:,.0f} MiB of device memory, "
-        f"{(least - there) / MIB:,.0f} MiB more than the {there / MIB:,.0f} MiB available, even "
-        "with everything possible offloaded: use shorter sequences, or raise device.memory "
+        f"{(least - available) / MIB:,.0f} MiB more than the {available / MIB:,.0f} MiB available, "
+        "even with everything possible offloaded: use shorter sequences, or raise device.memory "
         "(--memory)"
     )
 

@@ -25,11 +25,11 @@ def with_kept(plan: ModelPlan, *, kept: bool = True) -> ModelPlan:
 
 def laid_out_for(
     plan: ModelPlan,
-    asked: KeepDequantized,
+    keep: KeepDequantized,
     *,
     is_cpu: bool,
     budget: int | None,
-    beside: int = 0,
+    more: int = 0,
 ) -> ModelPlan:
     """The model with weights kept dequantized, if requested.
 
@@ -37,17 +37,17 @@ def laid_out_for(
     plentiful, and dequantizing is expensive there. No result depends on it.
     """
     nbytes = plan.dequantized_bytes
-    if asked is True:
+    if keep is True:
         return with_kept(plan)
-    if asked is False or not is_cpu or budget is not None or not nbytes:
+    if keep is False or not is_cpu or budget is not None or not nbytes:
         return plan
-    return with_kept(plan) if has_room(nbytes + beside) else plan
+    return with_kept(plan) if has_room(nbytes + more) else plan
 
 
 def has_room(nbytes: int) -> bool:
     """Whether this many bytes are free and leave the machine most of its memory."""
-    there, free = machine_bytes(), available_bytes()
-    return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)
+    total, free = machine_bytes(), available_bytes()
+    return total is not None and SPARE_SHARE * nbytes <= total and (free is None or nbytes <= free)
 
 
 def copied_bytes(plan: ModelPlan, budget: int | None) -> int:
@@ -102,5 +102,5 @@ def plan_training_memory(
         max_binding=max_binding,
     )
     copies = copied_bytes(plan, None)
-    plan = laid_out_for(plan, keep_dequantized, is_cpu=is_cpu, budget=None, beside=copies)
+    plan = laid_out_for(plan, keep_dequantized, is_cpu=is_cpu, budget=None, more=copies)
     return plan.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))

@@ -252,7 +252,7 @@ class ModelPlan:
             else:
                 memory["optimizer"] += moments.nbytes
         if self.dequantize_plan is not None:  # the codes, which no step reads
-            memory += self.dequantize_plan.storage_bytes(beside=plan)
+            memory += self.dequantize_plan.storage_bytes(other=plan)
         return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:

@@ -175,8 +175,8 @@ class Pretrained:
         notes = list(folder.notes)
         formats = stored_formats(folder, architecture)
         if formats.keys() - {"NF4"}:
-            told = ", ".join(f"{count} in {name}" for name, count in formats.most_common())
-            notes.append(f"linear layers stay as stored: {told}")
+            counts = ", ".join(f"{count} in {name}" for name, count in formats.most_common())
+            notes.append(f"linear layers stay as stored: {counts}")
         if kept := kept_in_floats(folder, architecture):
             notes.append(
                 f"{len(kept)} of {len(architecture.every_linear)} linear layers are stored as "

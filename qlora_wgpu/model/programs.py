@@ -170,10 +170,10 @@ class LogitsPrograms:
 class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
-    def __init__(self, plan: ModelPlan, device: Device, beside: Programs | None = None) -> None:
+    def __init__(self, plan: ModelPlan, device: Device, sharing: Programs | None = None) -> None:
         self.plan = plan
         self.device = device
-        self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
+        self._pool: BufferPool = BufferPool(device) if sharing is None else sharing._pool
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
 
     @property

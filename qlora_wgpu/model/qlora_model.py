@@ -46,7 +46,7 @@ _QUEUED_BATCHES = 16
 
 
 class QLoRAModel(AdapterModel):
-    """A frozen base on a device, its adapters, and the programs that they replay.
+    """A frozen base model on a device, with its adapters.
 
     It may have several adapters by name: one is active, the others are in host memory.
     """
@@ -60,18 +60,18 @@ class QLoRAModel(AdapterModel):
         options: TrainingOptions | None = None,
         progress: Progress = lambda name: None,
     ) -> None:
-        """Loads a layout's weights onto a device; ``from_pretrained`` is the usual way in.
+        """Loads a layout's weights onto a device; ``from_pretrained`` is usually simpler.
 
         Args:
-            layout: The model, laid out for the device's profile; it is used up.
+            layout: The model, laid out for the device's profile; it can be loaded only once.
             device: The device that will hold the model.
-            seed: Seed of the adapter's start.
+            seed: Seed of the adapter's initialization.
             options: How training steps are computed.
             progress: Called with each tensor's name before it is read.
 
         Raises:
             CheckpointError: If a tensor is missing, damaged or of another shape.
-            OutOfMemoryError: If the device has no room.
+            OutOfMemoryError: If the model does not fit into the device's memory.
         """
         super().__init__(layout, device, options=options)
         layout.load(device, progress, seed=seed)
@@ -101,33 +101,34 @@ class QLoRAModel(AdapterModel):
         keep_dequantized: KeepDequantized = "auto",
         progress: Progress = lambda name: None,
     ) -> Self:
-        """Loads a Hugging Face folder onto a device, with a fresh adapter or one of a file.
+        """Loads a model folder onto a device, with a new adapter or one from a folder.
 
         Args:
-            path: The folder, or a name on the Hugging Face hub.
-            lora: The adapter; PEFT's start, so that it changes nothing at first.
-            quant: How the frozen linear layers are stored.
-            compute_dtype: Element type of matmul operands; sums are float32 either way.
-            device: An open device, a GPU's name or index, or None for the best one.
-            adapter: Folder of a PEFT adapter, which says what ``lora`` says otherwise;
-                ``open_adapter`` also takes from its run how the base was quantized.
-            seed: Seed of the adapter's start.
-            gradient_checkpointing: Whether layers are recomputed in the backward.
-            gradient_dtype: What the adapter's gradient is summed in.
+            path: The folder or GGUF file, or a name on the Hugging Face Hub.
+            lora: Settings of a new adapter, which is initialized as in PEFT.
+            quant: Quantization of the frozen linear layers.
+            compute_dtype: Type of matmul operands; accumulation is in float32.
+            device: An open device, a GPU's index or a part of its name, or None for the best one.
+            adapter: Folder of a PEFT adapter to open instead of a new one, with its own settings;
+                ``open_adapter`` also quantizes the base as in the adapter's run.
+            seed: Random seed of a new adapter's weights.
+            gradient_checkpointing: Whether layers are recomputed in the backward pass.
+            gradient_dtype: Type in which the adapter's gradient is accumulated.
             keep_dequantized: Whether quantized weights are also kept dequantized on the device,
                 which takes memory and makes steps faster, with bit-identical results;
-                ``"auto"`` does so on a software GPU where they, with the copies that texts read
-                there, take a third of the machine's memory at most and the device has no bound.
+                ``"auto"`` does so on a software GPU without a memory limit, if they and the copies
+                for generation take at most a third of the machine's memory.
             progress: Called with each tensor's name before it is read.
 
         Raises:
-            ConfigError: If both ``lora`` and ``adapter`` are given, or a setting does not fit.
+            ConfigError: If both ``lora`` and ``adapter`` are given, or a setting is invalid.
             CheckpointError: If the folder or one of its files is missing or damaged.
             UnsupportedModelError: If the model, or something in its config.json, is not supported.
             DeviceError: If there is no usable GPU.
-            OutOfMemoryError: If the device has no room.
+            OutOfMemoryError: If the device has too little memory.
         """
         _check_settings(lora, quant)
+        _check_choices(seed, gradient_dtype, keep_dequantized)
         pretrained = Pretrained.open(path)  # before a device is asked for
         start = None
         if adapter is not None:
@@ -176,17 +177,17 @@ class QLoRAModel(AdapterModel):
     ) -> tuple[float, dict[str, FloatArray]]:
         """The mean loss over the labels and its exact gradient, without dropout.
 
-        The loss that balances a mixture's experts is a part of it where training has it.
+        It includes the experts' balancing loss if training does.
 
         Args:
             input_ids: Integers (batch, seq).
             labels: Integers (batch, seq), -100 to ignore; shifted by one here, as in Hugging Face.
-            attention_mask: 1 for tokens and 0 for padding, (batch, seq); all ones by default. Rows
-                may pack several samples, numbered 1, 2, … here: they do not see each other.
+            attention_mask: 1 for tokens and 0 for padding, (batch, seq); all ones by default. A row
+                may have several packed samples, numbered 1, 2, …, without attention between them.
 
         Returns:
-            The loss (0 where nothing has a label), and by PEFT's names the gradient of every A
-            (r, in_features) and B (out_features, r).
+            The loss (0 without labels), and the gradients of each A (r, in_features) and B
+            (out_features, r), by PEFT's names.
 
         Raises:
             ShapeError: If shapes or values do not fit.
@@ -240,21 +241,21 @@ class QLoRAModel(AdapterModel):
 
         Args:
             ids: (batch, seq), checked.
-            targets: (batch, seq), what each position predicts.
+            targets: (batch, seq), the target of each position.
             mask: (batch, seq), checked.
-            dropout_key: Turns dropout on, with this micro-batch's key.
-            weights: (batch, seq) float32, of each target in the loss, which is divided by their sum
-                in the end. Options that say ``weighted`` are computed with ones without any.
-            samples: What an objective over answers knows of them (``options.objective.preference``,
-                whose loss is divided by the number of pairs, or of answers).
-            policy: The same of an objective over completions (``options.objective.policy``).
+            dropout_key: Key of the micro-batch's dropout; None disables it.
+            weights: (batch, seq) float32, the weight of each target in the loss, which is divided
+                by their sum in the end; by default all ones if the options are ``weighted``.
+            samples: Inputs of a preference objective (``options.objective.preference``), whose loss
+                is divided by the number of pairs or answers.
+            policy: Inputs of an objective over completions (``options.objective.policy``).
 
         Returns:
             Its number of label tokens.
 
         Raises:
             ShapeError: If the weights have another shape, or one is negative or not finite; if
-                samples are missing, or others than those that have a label.
+                samples are missing, or differ from those that have a label.
         """
         options = self.options.step("train", *ids.shape)
         if weights is not None:
@@ -366,12 +367,12 @@ class QLoRAModel(AdapterModel):
 
     @property
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing."""
+        """A flat adapter that changes nothing."""
         return self._adapters.active.signature.neutral
 
     @property
     def active_adapter(self) -> str:
-        """The name of the adapter that computes."""
+        """The name of the active adapter."""
         return self._adapters.active_name
 
     @property
@@ -398,8 +399,8 @@ class QLoRAModel(AdapterModel):
 
     @property
     def adapters(self) -> dict[str, LoadedAdapter]:
-        """All adapters by their names, in the order in which they came."""
-        return self._adapters.told()
+        """All adapters by name, in the order in which they were loaded."""
+        return self._adapters.loaded()
 
     def load_adapter(
         self,
@@ -408,19 +409,19 @@ class QLoRAModel(AdapterModel):
     ) -> None:
         """Replaces the active adapter or, with a name, adds another one.
 
-        One with a name may have another rank, other targets and biases; the base is not read
-        again. It waits until ``set_adapter`` names it. Warns if the folder's run quantized the
-        base differently from this model.
+        A named one may have another rank, other targets and biases; the base is not read again,
+        and ``set_adapter`` activates it. Warns if the folder's run quantized the base differently
+        from this model.
 
         Args:
             adapter: Folder of a PEFT adapter, or without a name, its tensors by PEFT's names.
-            name: What it shall be called.
+            name: The new adapter's name.
 
         Raises:
             CheckpointError: If it is damaged or does not fit this model; without a name, also if
                 it does not fit the active adapter's LoraConfig.
-            ConfigError: If there is one of that name already, or tensors are given a name.
-            OutOfMemoryError: If the device has no room for the first of its shape.
+            ConfigError: If the name is taken, or tensors are given a name.
+            OutOfMemoryError: If the device has too little memory for its shape.
         """
         if name is None:
             super().load_adapter(adapter)
@@ -438,15 +439,15 @@ class QLoRAModel(AdapterModel):
             self._adapters.read(adapter, name)
 
     def name_folder(self, path: str | PathLike[str]) -> None:
-        """Tells which folder the active adapter, of which tensors were given, was read from."""
+        """Records the folder of the active adapter if its tensors were passed."""
         self._adapters.active.path = str(path)
         self.prompt_folder = tokenizer_folder(path) or self.folder.text_folder
 
     def set_adapter(self, name: str) -> None:
-        """Makes another adapter the active one; waits for the device if that was trained.
+        """Activates another adapter; waits for the device if the active one was trained.
 
         Raises:
-            ConfigError: If there is none of that name, or the adapter is off.
+            ConfigError: If no adapter has this name, or within ``disable_adapter``.
         """
         with self.device.in_turn:
             self._require_on("set_adapter")
@@ -459,17 +460,17 @@ class QLoRAModel(AdapterModel):
             self.programs = chosen.signature.programs
 
     def delete_adapter(self, name: str) -> None:
-        """Frees an adapter, and with the last of its shape what was made for that.
+        """Frees an adapter, and the programs of its shape if no other adapter has it.
 
         Raises:
-            ConfigError: If there is none of that name, or it is active.
+            ConfigError: If no adapter has this name, or it is active.
         """
         with self.device.in_turn:
             self._adapters.delete(name)
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """While it is entered, the model is the base alone, with its own biases."""
+        """Within the context, the model is the base alone, with its own biases."""
         with self.device.in_turn, self.biases.off():
             before = self._is_off, self.parameters_changed
             kept = self.read_flat(self.adapter.parameters).copy()
@@ -490,7 +491,7 @@ class QLoRAModel(AdapterModel):
     # -- files -----------------------------------------------------------------------------
 
     def base_state_dict(self) -> dict[str, FloatArray]:
-        """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
+        """The frozen weights as the device uses them, dequantized, by Hugging Face's names."""
         return base_state_dict(self.programs)
 
 
@@ -500,7 +501,7 @@ def _config_of_folder(
     """The settings of an adapter's folder, if no others are given.
 
     Returns:
-        The settings, the base for them, and the adapter's start if that is a part of the base.
+        The settings, the base for them, and the initial values if these are a part of the base.
     """
     if lora is not None:
         raise ConfigError(
@@ -512,10 +513,10 @@ def _config_of_folder(
     return own, base.for_adapter(stored, tensors), start
 
 
-def _kept(layout: ModelPlan, asked: KeepDequantized, device: Device) -> ModelPlan:
-    """The model with dequantized weights where they are asked for; texts may need copies, too."""
+def _kept(layout: ModelPlan, keep: KeepDequantized, device: Device) -> ModelPlan:
+    """The model with weights kept dequantized if requested; generation may need copies, too."""
     copies = copied_bytes(layout, device.budget)
-    return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, beside=copies)
+    return laid_out_for(layout, keep, is_cpu=device.is_cpu, budget=device.budget, more=copies)
 
 
 def device_layout(
@@ -536,6 +537,17 @@ def device_layout(
         pretrained, lora, quant, compute_dtype, profile=device.profile,
         max_binding=device.max_binding, offload=offload, forms=forms, keep=keep,
     )  # fmt: skip
+
+
+def _check_choices(seed: object, gradient_dtype: object, keep_dequantized: object) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ConfigError(f"seed must be an integer, got {seed!r}")
+    if gradient_dtype not in ("float32", "bfloat16"):
+        raise ConfigError(f"gradient_dtype must be 'float32' or 'bfloat16', got {gradient_dtype!r}")
+    if keep_dequantized not in (True, False, "auto"):
+        raise ConfigError(
+            f"keep_dequantized must be True, False or 'auto', got {keep_dequantized!r}"
+        )
 
 
 def _check_settings(lora: object, quant: object) -> None:

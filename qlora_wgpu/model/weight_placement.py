@@ -57,7 +57,7 @@ class WeightPlacement:
         self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
     ) -> None:
         self.stream = WeightStream()
-        self.waiting: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
+        self.on_host: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
         self._reader = reader
         self._kept_as = kept_as
         self._textures, self._first_streamed = textures, first_streamed
@@ -230,8 +230,8 @@ class WeightPlacement:
         return self._largest_load + max((each.nbytes for each in self._made_here), default=0)
 
     def host_bytes(self) -> Counter[str]:
-        waiting = self.waiting.items()
-        memory = Counter({kind: each.nbytes for kind, each in waiting if not each.as_stored})
+        on_host = self.on_host.items()
+        memory = Counter({kind: each.nbytes for kind, each in on_host if not each.as_stored})
         memory["streamed weights"] = self._streamed_bytes
         return memory
 
@@ -243,7 +243,7 @@ class WeightPlacement:
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the weights that are read from files on demand."""
-        mapped = sum(each.nbytes for each in self.waiting.values() if each.as_stored)
+        mapped = sum(each.nbytes for each in self.on_host.values() if each.as_stored)
         return mapped + sum(self.group_bytes) - self._streamed_bytes
 
 

@@ -150,11 +150,11 @@ class WeightLayout:
 
         Initial values that the adapter already has are kept.
         """
-        told = ""
+        note = ""
         if adapter.start is None:
-            adapter.start, told = start_of_files(adapter, self._reader, seed, progress)
+            adapter.start, note = start_of_files(adapter, self._reader, seed, progress)
         self._reader.remove_initial_adapter(adapter)
-        return told
+        return note
 
     # -- rows of the table -----------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class WeightLayout:
                 fill(streamed, held.values)
             yield from ()
 
-        self.placement.waiting[kind] = held
+        self.placement.on_host[kind] = held
         held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)
         if not held.as_stored:  # memory for reading it, besides its own bytes
             taken = self._reader.loading_bytes(name, *shape, held.dtype)

@@ -56,13 +56,13 @@ def _cast_beside(g: Graph, uses: Uses) -> None:
     for launch in reversed(g.launches[:-1]):
         for name, tensor in launch.tensors.items():
             if tensor is x and launch.shader.bindings[name].writable:
-                beside = f"{name}_operand"
-                if beside not in launch.shader.bindings:
+                operand = f"{name}_operand"
+                if operand not in launch.shader.bindings:
                     return
-                if beside not in launch.tensors:
-                    launch.tensors[beside] = y
+                if operand not in launch.tensors:
+                    launch.tensors[operand] = y
                     launch.specialize()
-                if uses.replace(y, launch.tensors[beside]):
+                if uses.replace(y, launch.tensors[operand]):
                     g.launches.pop()
                 return
 

@@ -343,23 +343,23 @@ def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> li
 
 def _biases_fit(biases: Sequence[Tensor | None]) -> bool:
     """Whether there are none, or all, adjacent in one storage."""
-    there = [bias for bias in biases if bias is not None]
-    if not there:
+    present = [bias for bias in biases if bias is not None]
+    if not present:
         return True
-    offsets = [bias.offset for bias in there]
-    storage = there[0].storage
-    together = storage is not None and all(bias.storage is storage for bias in there)
-    return len(there) == len(biases) and together and offsets == sorted(offsets)
+    offsets = [bias.offset for bias in present]
+    storage = present[0].storage
+    together = storage is not None and all(bias.storage is storage for bias in present)
+    return len(present) == len(biases) and together and offsets == sorted(offsets)
 
 
 def _joined_biases(biases: Sequence[Tensor | None]) -> tuple[Tensor | None, tuple[int, ...]]:
     """All biases as one tensor, and where further layers' biases begin in it."""
-    there = [bias for bias in biases if bias is not None]
-    if not there:
+    present = [bias for bias in biases if bias is not None]
+    if not present:
         return None, ()
-    first, last = there[0], there[-1]
+    first, last = present[0], present[-1]
     length = (last.offset - first.offset) // 4 + last.stride
-    begins = tuple((bias.offset - first.offset) // 4 for bias in there[1:])
+    begins = tuple((bias.offset - first.offset) // 4 for bias in present[1:])
     return replace(first, columns=length, stride=length), begins
 
 
@@ -373,16 +373,16 @@ def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
 
 
 def _adapters_fit(loras: Sequence[Lora | None]) -> bool:
-    there = [lora for lora in loras if lora is not None]
-    if not there:
+    present = [lora for lora in loras if lora is not None]
+    if not present:
         return True
-    first = there[0]
+    first = present[0]
     return (
-        len(there) == len(loras)
-        and all((lora.r, lora.scaling) == (first.r, first.scaling) for lora in there)
-        and all(lora.mask is None and lora.magnitude is None for lora in there)
+        len(present) == len(loras)
+        and all((lora.r, lora.scaling) == (first.r, first.scaling) for lora in present)
+        and all(lora.mask is None and lora.magnitude is None for lora in present)
         and first.r % _RANKS == 0
-        and all(part is not None and part.storage for part in _stacks(there).values())
+        and all(part is not None and part.storage for part in _stacks(present).values())
     )
 
 
@@ -394,8 +394,8 @@ def _stacks(loras: Sequence[Lora]) -> dict[str, Tensor | None]:
 
 def _joined(loras: Sequence[Lora | None]) -> Lora | None:
     """Adjacent adapters as one: A has the ranks, and B the rows, of all."""
-    there = [lora for lora in loras if lora is not None]
-    if not there:
+    present = [lora for lora in loras if lora is not None]
+    if not present:
         return None
-    parts: Any = _stacks(there)
-    return replace(there[0], r=sum(lora.r for lora in there), **parts)
+    parts: Any = _stacks(present)
+    return replace(present[0], r=sum(lora.r for lora in present), **parts)

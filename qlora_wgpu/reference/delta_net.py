@@ -93,8 +93,8 @@ def _states(
         if row % seq and segment == segments[row // seq, row % seq - 1]:
             assert states[-1] is not None
             state = states[-1] * np.exp(decay[row]).reshape(-1, 1, 1)
-        told = np.einsum("hdv,hd->hv", state, k[row])
-        error = beta[row].reshape(-1, 1) * (v[row].reshape(told.shape) - told)
+        recalled = np.einsum("hdv,hd->hv", state, k[row])
+        error = beta[row].reshape(-1, 1) * (v[row].reshape(recalled.shape) - recalled)
         states.append(state + np.einsum("hd,hv->hdv", k[row], error))
     return states
 

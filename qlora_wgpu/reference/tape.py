@@ -144,15 +144,15 @@ class Var(NDArrayOperatorsMixin):
 def _in_order(ends: Sequence[Var]) -> list[Var]:
     """All intermediates of these, in topological order."""
     order, seen = list[Var](), set[int]()
-    waiting: list[tuple[Var, bool]] = [(end, False) for end in ends]
-    while waiting:
-        node, is_made = waiting.pop()
+    stack: list[tuple[Var, bool]] = [(end, False) for end in ends]
+    while stack:
+        node, is_made = stack.pop()
         if is_made:
             order.append(node)
         elif id(node) not in seen:
             seen.add(id(node))
-            waiting.append((node, True))
-            waiting += [(parent, False) for parent, _ in node.parents]
+            stack.append((node, True))
+            stack += [(parent, False) for parent, _ in node.parents]
     return order
 
 

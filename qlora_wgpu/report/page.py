@@ -317,7 +317,7 @@ class Facts:
 
     title: str  # the model and the data
     subtitle: str  # device and versions
-    figures: Mapping[str, str]  # short values by name
+    values: Mapping[str, str]  # short texts by name
     samples: Sequence[TextSample] = ()
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes on the device by kind
     config: str = ""  # the run's YAML

@@ -16,7 +16,7 @@ import numpy as np
 from qlora_wgpu.cluster.blocks import (
     DIVERGENCE,
     NO_DIVERGENCE,
-    Asked,
+    BlockRequest,
     BlockResult,
     FloatArray,
     WorkerInfo,
@@ -111,7 +111,7 @@ class Worker:
         """Prints on this machine why the owner refused it."""
         print(f"error: {visible(sentence)}", flush=True)
 
-    def neutral(self, asked: Asked) -> FloatArray:
+    def neutral(self, request: BlockRequest) -> FloatArray:
         """A flat adapter that changes nothing: with DoRA it holds the norms of the base's rows."""
         return self._model.neutral
 
@@ -121,7 +121,7 @@ class Worker:
         self._version = version
 
     def gradient(
-        self, asked: Asked, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
+        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
         weights: Any = None, samples: PreferenceInputs | None = None,
         divergence: tuple[float, float] = NO_DIVERGENCE,
     ) -> BlockResult:  # fmt: skip
@@ -130,50 +130,50 @@ class Worker:
         ``divergence`` is the sum over all answers of the step, and their number.
         """
         model = self._model
-        with self._turn(asked, "train", ids.shape) as began:
+        with self._turn(request, "train", ids.shape) as began:
             self._zero.run()
             self._begin(divergence)
             model.accumulate(
                 ids, targets, mask, dropout_key=dropout_key, weights=weights, samples=samples
             )
-            return self._sums(asked, began, "train", model.read_flat(model.adapter.gradient))
+            return self._sums(request, began, "train", model.read_flat(model.adapter.gradient))
 
     def divergence(
-        self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
+        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
     ) -> BlockResult:
         """A micro-batch's divergence from the reference model; no gradient."""
-        return self._measured("divergence", asked, ids, targets, mask, samples, NO_DIVERGENCE)
+        return self._measured("divergence", request, ids, targets, mask, samples, NO_DIVERGENCE)
 
     def answer_loss(
-        self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs,
+        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs,
         divergence: tuple[float, float],
     ) -> BlockResult:  # fmt: skip
         """Loss and metrics of a micro-batch's answers; no gradient."""
-        return self._measured("loss", asked, ids, targets, mask, samples, divergence)
+        return self._measured("loss", request, ids, targets, mask, samples, divergence)
 
     def answer_logps(
-        self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int
+        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, count: int
     ) -> BlockResult:
         """The summed log probability of each of ``count`` answers."""
-        with self._turn(asked, "sums", ids.shape) as began:
+        with self._turn(request, "sums", ids.shape) as began:
             logps = self._model.answer_logps(ids, targets, mask, count)
             seconds = time.perf_counter() - began
-            return BlockResult(0.0, 0.0, 0, seconds, answers=logps, nonce=asked.nonce)
+            return BlockResult(0.0, 0.0, 0, seconds, answers=logps, nonce=request.nonce)
 
-    def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> BlockResult:
+    def loss(self, request: BlockRequest, ids: Any, labels: Any, mask: Any) -> BlockResult:
         """The loss summed over a batch's labels, their number and hits; no gradient."""
-        with self._turn(asked, "loss", ids.shape) as began:
+        with self._turn(request, "loss", ids.shape) as began:
             loss, tokens, correct = self._model.summed_loss([(ids, labels, mask)])
             seconds = time.perf_counter() - began
             return BlockResult(
-                loss, float(tokens), 0, seconds, correct=float(correct), nonce=asked.nonce
+                loss, float(tokens), 0, seconds, correct=float(correct), nonce=request.nonce
             )
 
     def text(
-        self, asked: Asked, ids: list[int], more: int, stop_ids: list[int], longest: int
+        self, request: BlockRequest, ids: list[int], more: int, stop_ids: list[int], longest: int
     ) -> list[int]:
         """The greedy continuation of a prompt."""
-        self._require(asked.version)
+        self._require(request.version)
         return self._write(ids, more, stop_ids, longest)
 
     def _require(self, version: int) -> None:
@@ -181,21 +181,23 @@ class Worker:
             raise ClusterError(f"it has version {self._version} of the parameters, not {version}")
 
     @contextmanager
-    def _turn(self, asked: Asked, kind: StepKind, shape: tuple[int, int]) -> Iterator[float]:
-        """The device's turn with the parameters asked for; yields when computing begins."""
-        self._require(asked.version)
+    def _turn(
+        self, request: BlockRequest, kind: StepKind, shape: tuple[int, int]
+    ) -> Iterator[float]:
+        """The device's turn with the requested parameters; yields when computing begins."""
+        self._require(request.version)
         with self._model.device.in_turn:
             self._compile(kind, shape)
             yield time.perf_counter()
 
     def _measured(
-        self, kind: Literal["loss", "divergence"], asked: Asked, ids: Any, targets: Any, mask: Any,
-        samples: PreferenceInputs, divergence: tuple[float, float],
+        self, kind: Literal["loss", "divergence"], request: BlockRequest, ids: Any, targets: Any,
+        mask: Any, samples: PreferenceInputs, divergence: tuple[float, float],
     ) -> BlockResult:  # fmt: skip
-        with self._turn(asked, kind, ids.shape) as began:
+        with self._turn(request, kind, ids.shape) as began:
             self._begin(divergence)
             self._model.measure(kind, ids, targets, mask, samples)
-            return self._sums(asked, began, kind)
+            return self._sums(request, began, kind)
 
     def _begin(self, divergence: tuple[float, float]) -> None:
         """Zeroes all sums but the divergence, which KTO's losses read."""
@@ -204,8 +206,9 @@ class Worker:
         self._model.write_stats(stats)
 
     def _sums(
-        self, asked: Asked, began: float, kind: StepKind, gradient: FloatArray | None = None
-    ) -> BlockResult:
+        self, request: BlockRequest, began: float, kind: StepKind,
+        gradient: FloatArray | None = None,
+    ) -> BlockResult:  # fmt: skip
         """The sums of everything that ran since ``began``; waits for the device."""
         model, stats = self._model, self._model.read_stats()
         metrics = stats[STATS_METRICS:].copy()
@@ -217,7 +220,7 @@ class Worker:
         seconds = time.perf_counter() - began
         return BlockResult(
             loss, tokens, saturated, seconds, gradient, correct, balance, metrics,
-            nonce=asked.nonce,
+            nonce=request.nonce,
         )  # fmt: skip
 
     def _compile(self, kind: StepKind, shape: tuple[int, int]) -> None:

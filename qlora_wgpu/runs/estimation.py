@@ -14,6 +14,7 @@ from qlora_wgpu.bench.workload import config_of, find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import (
@@ -21,6 +22,7 @@ from qlora_wgpu.errors import (
     OutOfMemoryError,
     QLoRAError,
     TokenizerError,
+    command,
     install_command,
     option,
 )
@@ -127,6 +129,12 @@ class Estimate:
         )
 
 
+def is_run_config(target: str | PathLike[str]) -> bool:
+    """Whether this is the path of a YAML file or of a run's folder."""
+    path = Path(target).expanduser()
+    return path.suffix in (".yaml", ".yml") or RunPaths(path).is_run
+
+
 def estimate(
     target: Config | Mapping[str, Any] | str | PathLike[str],
     *,
@@ -144,15 +152,15 @@ def estimate(
     """Plans the memory of training, without a GPU and without reading weights.
 
     Args:
-        target: A run's configuration (a ``Config``, a YAML file's path, a mapping), or the path of
-            a config.json or model folder, a model's name on the hub (no weights are downloaded), or
-            a shape's name such as ``"llama-3.1-8b"``.
+        target: A run's configuration (a ``Config``, the path of a YAML file or of a run's folder, a
+            mapping), or the path of a config.json or model folder, a model's name on the Hub (no
+            weights are downloaded), or a shape's name such as ``"llama-3.1-8b"``.
         overrides: Strings such as ``"lora.r=8"``, for a YAML file.
         batch: Rows of a micro-batch, instead of the target's (1 without a run).
         seq: Tokens of a row, instead of the target's (1,024 without a run).
         rank: The adapter's rank, instead of the target's.
         checkpointing: Whether layers are recomputed in the backward pass, instead of the target's.
-        scheme: How frozen layers are stored, instead of the target's.
+        scheme: Quantization of frozen layers, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
         budget: Bytes of memory available, instead of the run's ``device.memory``; the largest batch
             and the longest sequence that fit are determined.
@@ -169,8 +177,11 @@ def estimate(
     for name, value in (("batch", batch), ("seq", seq), ("rank", rank), ("budget", budget)):
         if value is not None and (not isinstance(value, int) or value < 1):
             what = "number of bytes" if name == "budget" else "integer"
-            raise ConfigError(f"{option(name, ...)} must be a positive {what}, got {value!r}")
-    is_run = not isinstance(target, str | PathLike) or Path(target).suffix in (".yaml", ".yml")
+            shown = option(name) if command() else name
+            raise ConfigError(f"{shown} must be a positive {what}, got {value!r}")
+    if compute_dtype not in (None, "bfloat16", "float32"):
+        raise ConfigError(f"compute_dtype must be 'bfloat16' or 'float32', got {compute_dtype!r}")
+    is_run = not isinstance(target, str | PathLike) or is_run_config(target)
     settings = as_config(target, overrides) if is_run else Config(model=ModelConfig(path="."))
     here = _target(settings.device)
     length = settings.data.max_seq_length

@@ -9,7 +9,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import explicit_in
 from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Dataset, Tokenizer
-from qlora_wgpu.errors import ConfigError, DataError, option
+from qlora_wgpu.errors import ConfigError, DataError, brief, option
 from qlora_wgpu.files import is_dir
 from qlora_wgpu.generation import QLoRAModel, continuation
 from qlora_wgpu.generation.generate import Prompt, complete
@@ -114,20 +114,21 @@ def evaluate(
     adapter: str | None = None,
     data: str | None = None,
     overrides: Sequence[str] = (),
-    generate: GenerationEval | None = None,
+    generate: GenerationEval | bool | None = None,
 ) -> Evaluation:
     """Measures loss and perplexity on held-out data, of the base and with an adapter.
 
     An adapter that belongs to a run is opened with the settings in that run's config.yaml.
 
     Args:
-        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
+        config: A ``Config``, the path of a YAML file or of a run's folder, or a mapping with the
+            sections of a configuration.
         observer: Gets notes, warnings and progress.
         adapter: Folder of a PEFT adapter; by default that of the run in ``output.dir``, if any.
         data: Held-out data to use instead of ``data.eval``.
         overrides: Strings such as ``"data.eval=other.jsonl"``, for a YAML file; they take
             precedence over the adapter's run.
-        generate: If given, the rows' first answers are also generated and compared.
+        generate: Whether to generate the rows' first answers, too, and compare them.
 
     Raises:
         ConfigError: If the configuration is invalid or names no held-out data.
@@ -135,6 +136,10 @@ def evaluate(
         DataError: If the data cannot be read or does not fit the model.
         DeviceError: If there is no usable GPU.
     """
+    if observer is not None and not isinstance(observer, Observer):
+        raise ConfigError(f"observer must be an Observer, got {brief(observer)}")
+    if isinstance(generate, bool):
+        generate = GenerationEval() if generate else None
     settings, observer = as_config(config, overrides), observer or Unwatched()
     try:
         path = data or data_path(settings, held_out=True)

@@ -150,12 +150,12 @@ def card_text(
     tensors, config = load_adapter(folder, biases=True)
     named = base or name_on_hub(config.base_model_name_or_path)
     run = find_run(folder)
-    figures = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}
+    facts = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}
     if run is not None:
-        figures |= _figures(config_of_run(run), run)
+        facts |= _training_facts(config_of_run(run), run)
     plot = _plot_of(run)
     return model_card(
-        name, named, config, figures, _PROMPTS[prompt_kind(folder)],
+        name, named, config, facts, _PROMPTS[prompt_kind(folder)],
         kind=kind, file=file, plot=None if plot is None else plot.name,
     )  # fmt: skip
 
@@ -165,23 +165,23 @@ def _plot_of(run: Path | None) -> Path | None:
     return plot if plot is not None and is_file(plot) else None
 
 
-def _figures(settings: Config, run: Path) -> dict[str, str]:
+def _training_facts(settings: Config, run: Path) -> dict[str, str]:
     """A run's values for the model card, without paths of the user's machine."""
     log = RunHistory(read_rows(RunPaths(run).metrics))
     steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
     products = settings.train.compute_dtype
-    figures = {
+    facts = {
         "quantization of the base": f"{_scheme(settings)}; products in {products}",
         "learning rate": f"{settings.optim.learning_rate:g}, {settings.optim.lr_scheduler_type}",
     }
     paths = [part.train or "" for part in settings.data.parts()]
     if on_hub := [path for path in paths if _DATA_ON_HUB.fullmatch(path)]:
-        figures["data"] = ", ".join(on_hub)
+        facts["data"] = ", ".join(on_hub)
     if steps:
-        figures["trained"] = f"{steps[-1]['step']:,} steps, {steps[-1]['num_tokens']:,} tokens"
+        facts["trained"] = f"{steps[-1]['step']:,} steps, {steps[-1]['num_tokens']:,} tokens"
     if len(losses) > 1:
-        figures["held-out loss"] = f"{losses[0]:.4f} before, {losses[-1]:.4f} after"
-    return figures
+        facts["held-out loss"] = f"{losses[0]:.4f} before, {losses[-1]:.4f} after"
+    return facts
 
 
 def _scheme(settings: Config) -> str:

@@ -20,9 +20,9 @@ from qlora_wgpu.model.budget import (
     IN_BUFFERS,
     fit_inference_to_budget,
     fit_to_budget,
+    offloaded_in_words,
     planned,
     reading_memory,
-    waiting_in_words,
 )
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, has_room, with_kept
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -100,7 +100,7 @@ def _fit_training(
     found = fit_to_budget(
         layout, workload.step, limit, accumulation=workload.accumulation,
         flops_per_second=device.pace.flops_per_second,
-        bytes_per_second=device.pace.bytes_per_second, beside=rest,
+        bytes_per_second=device.pace.bytes_per_second, besides=rest,
     )  # fmt: skip
     step, kept = found.options, found.layout
     if keep is True and not kept.offload.dequantized:
@@ -136,7 +136,7 @@ def _fit_inference(
             return copies + reading_memory(workload.plans(kept), kept).total()
 
         layout = kept_dequantized(layout, keep, taken, limit=limit, is_cpu=device.is_cpu)
-    offloaded = waiting_in_words(layout.offload, layout.num_layers)
+    offloaded = offloaded_in_words(layout.offload, layout.num_layers)
     buffers = IN_BUFFERS if layout.offload.in_buffers else ""
     words = "; ".join(filter(None, (offloaded and f"{offloaded} in host memory", buffers)))
     plans, on_host = workload.plans(layout), layout.weights_on_host()

@@ -30,6 +30,8 @@ from qlora_wgpu.training import Sample
 from qlora_wgpu.training.data import prompt_of_data
 from qlora_wgpu.training.observers import Written
 
+# ---- prompts of a file ---------------------------------------------------------------------------
+
 _EXPECTED = (
     "a row must be {'prompt': TEXT or MESSAGES}, {'messages': MESSAGES} or {'text': TEXT}, with "
     "MESSAGES such as [{'role': 'user', 'content': '...'}]"
@@ -83,10 +85,12 @@ def _ids(where: str, template: PromptFormat, messages: Sequence[Mapping[str, Any
         raise DataError(f"{where}: {err}") from err
 
 
-_SHORTEST, _LONGEST = 24, 160  # tokens of a continuation, by the length of the data's
-_TEXTS = 3
+# ---- samples of a run ----------------------------------------------------------------------------
+
+_MIN_TOKENS, _MAX_TOKENS = 24, 160  # tokens of a continuation, by the length of the data's
+_PROMPTS = 3
 _OWN_TOKENS = 64  # of an answer to one of eval.sample_prompts
-_LONG = 10.0  # seconds after which no further text is generated
+_MAX_SECONDS = 10.0  # of all texts before training; after a third of it, no other is started
 
 
 @dataclass(frozen=True)
@@ -95,16 +99,15 @@ class SamplePrompt:
 
     ids: list[int]  # its tokens
     answer: list[int]  # the data's continuation; empty if there is none
-    max_tokens: int | None = (
-        None  # maximum number of new tokens; None for a multiple of the answer's
-    )
+    # Maximum number of new tokens; None for a multiple of the answer's
+    max_tokens: int | None = None
 
     @property
     def new_tokens(self) -> int:
         """Maximum number of tokens to generate."""
         if self.max_tokens is not None:
             return self.max_tokens
-        return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
+        return min(max(3 * len(self.answer), _MIN_TOKENS), _MAX_TOKENS)
 
 
 Writer = Callable[[list[int], int, list[int], int], list[int]]
@@ -152,7 +155,7 @@ class SampleTexts:
         texts: list[Written] = []
         for text in self.write():
             texts.append(text)
-            if not self._all and time.monotonic() - began > _LONG / _TEXTS:
+            if not self._all and time.monotonic() - began > _MAX_SECONDS / _PROMPTS:
                 break
         self._first, self._prompts = tuple(texts), self._prompts[: len(texts)]
         return tuple(Sample(each.prompt, each.expected, each.text) for each in texts)
@@ -174,7 +177,7 @@ def sample_prompts(data: Dataset) -> list[SamplePrompt]:
         present = np.flatnonzero(data.lengths)
         chosen = present[present % 2 == 0]
         data = Subset(data, chosen if len(chosen) else present)
-    places = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
+    places = sorted({round(i * (len(data) - 1) / max(_PROMPTS - 1, 1)) for i in range(_PROMPTS)})
     return [_sample_prompt(data, index) for index in places]
 
 
@@ -189,7 +192,7 @@ def _sample_prompt(data: Dataset, index: int) -> SamplePrompt:
     # The prompt ends at the first label; without a prompt, take the beginning of the text.
     length = labelled[0] if labelled and labelled[0] > 1 else max(1, min(16, len(example) // 2))
     ids = [int(i) for i in example.input_ids]
-    return SamplePrompt(ids[:length], ids[length : length + _LONGEST])
+    return SamplePrompt(ids[:length], ids[length : length + _MAX_TOKENS])
 
 
 # ---- prompt formats ------------------------------------------------------------------------------

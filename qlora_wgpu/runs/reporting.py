@@ -241,7 +241,7 @@ class Reporter(Observer):
         began = time.monotonic()
         try:
             rows = read_rows(self._paths.metrics)
-            facts = self._facts(state, self._figures(rows, result), is_finished)
+            facts = self._facts(state, self._values(rows, result), is_finished)
             write_report(self._paths.report, facts, rows)
         except CheckpointError as err:
             if is_finished:
@@ -261,7 +261,7 @@ class Reporter(Observer):
                 between.setdefault(prompt, []).append((row["step"], text))
         return between
 
-    def _facts(self, state: str, figures: dict[str, str], is_finished: bool) -> Facts:
+    def _facts(self, state: str, values: dict[str, str], is_finished: bool) -> Facts:
         settings, between = self._settings, self._texts_between()
         device, scheme = "", str(settings.quant.scheme)
         if self._setup is not None:
@@ -270,7 +270,7 @@ class Reporter(Observer):
             title=f"{Path(settings.model.path).name} on {settings.data.train_name}",
             subtitle=f"{device}qlora-wgpu {__version__}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
-            figures=figures,
+            values=values,
             samples=[_legible(sample, between) for sample in self._samples],
             memory=self._memory or Counter(),
             config=settings.to_yaml(),
@@ -281,7 +281,7 @@ class Reporter(Observer):
             is_finished=is_finished,
         )
 
-    def _figures(self, rows: Sequence[Row], result: TrainResult | None) -> dict[str, str]:
+    def _values(self, rows: Sequence[Row], result: TrainResult | None) -> dict[str, str]:
         """The values at the top of the page: the result's, or the latest ones in the log."""
         log = RunHistory(rows)
         steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
@@ -294,7 +294,7 @@ class Reporter(Observer):
             last = {
                 "step": result.steps, "loss": result.train_loss, "num_tokens": result.num_tokens,
             }  # fmt: skip
-        figures = {
+        values = {
             "steps": _steps(last.get("step", 0), self._total_steps),
             "loss": _loss(last.get("loss")),
             "held-out loss before": _loss(first),
@@ -305,17 +305,17 @@ class Reporter(Observer):
             "tokens": f"{last.get('num_tokens', 0):,}",
         }
         if rewards := [row for row in rows if "rewards/margins" in row]:
-            figures = {n: value for n, value in figures.items() if not n.startswith("perplexity")}
-            figures["reward margin"] = f"{rewards[-1]['rewards/margins']:.3f}"
+            values = {n: value for n, value in values.items() if not n.startswith("perplexity")}
+            values["reward margin"] = f"{rewards[-1]['rewards/margins']:.3f}"
         if result is not None:
-            figures["seconds"] = f"{result.seconds:,.0f}"
-            figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
+            values["seconds"] = f"{result.seconds:,.0f}"
+            values["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
         if self._setup is not None:
             for each in self._setup.sources:
-                figures[f"rows of {each.name}"] = f"{each.rows:,} of {each.of:,}"
-            figures["adapter parameters"] = f"{self._setup.adapter_parameters:,}"
-        figures |= _workers(steps)
-        return {name: value for name, value in figures.items() if value}
+                values[f"rows of {each.name}"] = f"{each.rows:,} of {each.of:,}"
+            values["adapter parameters"] = f"{self._setup.adapter_parameters:,}"
+        values |= _workers(steps)
+        return {name: value for name, value in values.items() if value}
 
 
 def _ending(result: TrainResult) -> str:
@@ -332,8 +332,8 @@ def _workers(steps: Sequence[Row]) -> dict[str, str]:
     logged = [row["workers"] for row in steps if isinstance(row.get("workers"), dict)]
     shares: dict[str, float] = {}
     for workers in logged:
-        for name, figures in workers.items():
-            shares[name] = shares.get(name, 0.0) + figures["share"] / len(logged)
+        for name, worker in workers.items():
+            shares[name] = shares.get(name, 0.0) + worker["share"] / len(logged)
     return {f"share of worker {name}": f"{share:.0%}" for name, share in shares.items()}
 
 

@@ -42,7 +42,7 @@ from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpo
 from qlora_wgpu.training.batching import sorted_by_length
 from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
 from qlora_wgpu.training.checkpoints import start_of
-from qlora_wgpu.training.data import source_figures
+from qlora_wgpu.training.data import source_shares
 from qlora_wgpu.training.evaluation import log_texts
 from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.finish import keep_prompt
@@ -201,7 +201,7 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
         accumulation=settings.train.gradient_accumulation_steps,
         train_rows=data.train.num_rows,
         train_tokens=data.train.num_label_tokens,
-        sources=source_figures(data.train),
+        sources=source_shares(data.train),
         eval_rows=None if held_out is None else held_out.num_rows,
         eval_tokens=None if held_out is None else held_out.num_label_tokens,
     )

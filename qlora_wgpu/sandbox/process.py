@@ -33,6 +33,8 @@ from qlora_wgpu.limits import (
     CHILD_WAIT,
 )
 
+# ---- the parent process --------------------------------------------------------------------------
+
 REQUEST = struct.Struct("<Qdd")  # bytes that follow; maximum CPU seconds and wall-clock seconds
 RESPONSE = struct.Struct("<Qd")  # bytes that follow; CPU seconds used
 _TIMER = -signal.SIGPROF if hasattr(signal, "SIGPROF") else 1  # exit status after a timeout
@@ -48,14 +50,8 @@ from qlora_wgpu.sandbox.process import main
 main({module!r})
 """
 _ENVIRONMENT = (
-    "SYSTEMROOT",
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "TZ",
-    "LANG",
-    "LC_ALL",
-)
+    "SYSTEMROOT", "PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL",
+)  # fmt: skip
 
 
 class SandboxError(Exception):
@@ -179,8 +175,8 @@ def _paths() -> list[str]:
 def _packages() -> dict[str, str]:
     """The folders of the packages that child processes import from."""
     root = Path(__file__).resolve().parents[1]
-    rooms = {f"qlora_wgpu.{room}": str(root / room) for room in ("data", "sandbox")}
-    return {"qlora_wgpu": str(root), **rooms}
+    inner = {f"qlora_wgpu.{name}": str(root / name) for name in ("data", "sandbox")}
+    return {"qlora_wgpu": str(root), **inner}
 
 
 def _environment() -> dict[str, str]:
@@ -267,11 +263,9 @@ def _reason(status: int, wait: float) -> str:
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
-        try:
+        with suppress(OSError):  # what is still buffered is not needed
             if pipe is not None:
                 pipe.close()
-        except OSError:  # nobody reads what is still buffered
-            pass
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

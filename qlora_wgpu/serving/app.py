@@ -1,4 +1,4 @@
-"""The endpoints of OpenAI's API: models, chat completions and completions.
+"""The endpoints of OpenAI's API, and the responses of completions, whole or streamed.
 
 There is no authentication, so the server only listens on the loopback address. Web pages of other
 sites, opened in a browser on this machine, cannot use it: CORS forbids them to send JSON, and
@@ -39,48 +39,9 @@ from qlora_wgpu.serving.requests import BaseRequest, ChatRequest, CompletionRequ
 from qlora_wgpu.serving.tool_calls import ToolCallParser
 from qlora_wgpu.serving.writer import Chunk, Generation, GenerationWorker, ServedModel, client_error
 
-T = TypeVar("T")
+# ---- endpoints -----------------------------------------------------------------------------------
 
-
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work for a request; cancels it if the client disconnects."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-_READING = 60.0  # seconds within which a request must be received
-_ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are being received
 HOSTS = ["127.0.0.1", "localhost"]
-
-
-class _OwnHost:
-    """Refuses requests for another host name (DNS rebinding)."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        host = Headers(scope=scope).get("host", "")
-        if scope["type"] == "http" and host.split(":")[0] not in HOSTS:
-            refused = _error(
-                400, f"unknown host {brief(host)}: this server is {' or '.join(HOSTS)}"
-            )
-            await refused(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
 
 class ChatServer:
@@ -230,6 +191,50 @@ async def _unknown_endpoint(request: Request, err: Exception) -> Response:
     return _error(err.status_code, f"unknown endpoint {brief(endpoint)} (available: {known})")
 
 
+# ---- requests ------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+_READING = 60.0  # seconds within which a request must be received
+_ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are being received
+
+
+class _OwnHost:
+    """Refuses requests for another host name (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if scope["type"] == "http" and host.split(":")[0] not in HOSTS:
+            refused = _error(
+                400, f"unknown host {brief(host)}: this server is {' or '.join(HOSTS)}"
+            )
+            await refused(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work for a request; cancels it if the client disconnects."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _json(content: bytes) -> Any:
     try:
         return parse_json(content.decode())
@@ -237,6 +242,9 @@ def _json(content: bytes) -> Any:
         raise DataError(f"the request is not UTF-8: {err}") from err
     except DataError as err:
         raise DataError(f"cannot parse the request: {err}") from err
+
+
+# ---- responses -----------------------------------------------------------------------------------
 
 
 def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
@@ -270,6 +278,8 @@ def _problem(text: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "param": None, "code": code}}
 
 
+# ---- shutdown ------------------------------------------------------------------------------------
+
 _CLOSED = 0.3  # seconds within which it stops accepting requests
 _POLL = 0.1  # seconds between two checks for another Ctrl-C
 
@@ -300,6 +310,116 @@ class StoppableServer(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self.force_exit:
             logging.getLogger("uvicorn.error").disabled = True
+
+
+# ---- the answers of a request --------------------------------------------------------------------
+
+
+async def merged(answers: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yields chunks of all answers as they are generated, each with its answer's index.
+
+    Answers are cancelled if the caller stops iterating.
+    """
+    remaining = len(answers)
+    try:
+        while remaining:
+            # All answers of a request share the queue
+            number, piece = await answers[0].pieces.get()
+            if isinstance(piece, Exception):
+                raise piece
+            remaining -= piece.finish_reason is not None
+            yield number, piece
+    finally:
+        for answer in answers:
+            answer.is_cancelled = True
+
+
+_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
+
+
+class Choice:
+    """An answer as a choice of the response."""
+
+    def __init__(self, number: int, answer: Generation, form: TextForm) -> None:
+        self.tokens = 0  # so far
+        self._number, self._answer, self._form = number, answer, form
+        self._text = ""
+        tools = answer.prompt.tools
+        self._parser = None if tools is None else ToolCallParser(tools)
+        self._calls: list[Object] = []
+        self._reason: str | None = None
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._offset = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of its prompt."""
+        return len(self._answer.prompt.ids)
+
+    def first_delta(self) -> Object | None:
+        """The first chunk of a stream, if there is one before the text."""
+        first = self._form.first_delta()
+        return None if first is None else self._choice(first, None, None)
+
+    def take(self, piece: Chunk) -> list[Object]:
+        """Adds a chunk; returns what a stream sends for it."""
+        self.tokens = piece.tokens
+        new = self._new_logprobs(piece)
+        deltas = self._deltas(piece)
+        if new and not deltas:
+            deltas = [self._form.delta("")]
+        parts = [self._choice(each, new if each is deltas[0] else None, None) for each in deltas]
+        if piece.finish_reason is not None:
+            called = self._calls and piece.finish_reason != "length"
+            self._reason = "tool_calls" if called else _REASONS[piece.finish_reason]
+            parts.append(self._choice(self._form.delta(""), None, self._reason))
+        return parts
+
+    def whole(self) -> Object:
+        """The complete choice."""
+        return self._choice(
+            self._form.all_of(self._text, self._calls), self._logprobs, self._reason
+        )
+
+    def _deltas(self, piece: Chunk) -> list[Object]:
+        if self._parser is None:
+            self._text += piece.text
+            return [self._form.delta(piece.text)] if piece.text else []
+        parsed = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            parsed += self._parser.end()
+        deltas: list[Object] = []
+        for each in parsed:
+            if isinstance(each, str):
+                self._text += each
+                deltas.append(self._form.delta(each))
+                continue
+            function = {"name": each.name, "arguments": each.arguments}
+            call = {"id": self._parser.format.new_id(), "type": "function", "function": function}
+            deltas += tool_call_deltas(len(self._calls), call)
+            self._calls.append(call)
+        if self._parser.ended:
+            self._answer.is_cancelled = True
+        return deltas
+
+    def _new_logprobs(self, piece: Chunk) -> list[TokenLogprob]:
+        tokenizer, context = self._answer.model.prompts.tokenizer, self._answer.prompt.context
+        new: list[TokenLogprob] = []
+        for token, logprobs in zip(piece.ids, piece.logprobs, strict=False):
+            before = [*context, *self._ids]
+            new.append(TokenLogprob.of(tokenizer, before, token, logprobs, self._offset))
+            self._ids.append(token)
+            self._offset += len(new[-1].text)
+        self._logprobs += new
+        return new
+
+    def _choice(
+        self, content: Object, tokens: list[TokenLogprob] | None, reason: str | None
+    ) -> Object:
+        is_requested = self._answer.request.logprobs is not None and tokens is not None
+        logprobs = self._form.logprobs(tokens or []) if is_requested else None
+        return {"index": self._number, **content, "logprobs": logprobs, "finish_reason": reason}
 
 
 # ---- formats -------------------------------------------------------------------------------------
@@ -396,114 +516,3 @@ def tool_call_deltas(number: int, call: Object) -> list[Object]:
     head = {"index": number, **call, "function": {**function, "arguments": ""}}
     rest = {"index": number, "function": {"arguments": function["arguments"]}}
     return [{"delta": {"tool_calls": [each]}} for each in (head, rest)]
-
-
-# ---- the answers of a request --------------------------------------------------------------------
-
-
-async def merged(answers: Sequence[Generation]) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Yields chunks of all answers as they are generated, each with its answer's index.
-
-    Answers are cancelled if the caller stops iterating.
-    """
-    remaining = len(answers)
-    try:
-        while remaining:
-            number, piece = await answers[
-                0
-            ].pieces.get()  # all answers of a request share the queue
-            if isinstance(piece, Exception):
-                raise piece
-            remaining -= piece.finish_reason is not None
-            yield number, piece
-    finally:
-        for answer in answers:
-            answer.is_cancelled = True
-
-
-_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
-
-
-class Choice:
-    """An answer as a choice of the response."""
-
-    def __init__(self, number: int, answer: Generation, form: TextForm) -> None:
-        self.tokens = 0  # so far
-        self._number, self._answer, self._form = number, answer, form
-        self._text = ""
-        tools = answer.prompt.tools
-        self._parser = None if tools is None else ToolCallParser(tools)
-        self._calls: list[Object] = []
-        self._reason: str | None = None
-        self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._offset = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Number of tokens of its prompt."""
-        return len(self._answer.prompt.ids)
-
-    def first_delta(self) -> Object | None:
-        """The first chunk of a stream, if there is one before the text."""
-        first = self._form.first_delta()
-        return None if first is None else self._choice(first, None, None)
-
-    def take(self, piece: Chunk) -> list[Object]:
-        """Adds a chunk; returns what a stream sends for it."""
-        self.tokens = piece.tokens
-        new = self._new_logprobs(piece)
-        deltas = self._deltas(piece)
-        if new and not deltas:
-            deltas = [self._form.delta("")]
-        parts = [self._choice(each, new if each is deltas[0] else None, None) for each in deltas]
-        if piece.finish_reason is not None:
-            called = self._calls and piece.finish_reason != "length"
-            self._reason = "tool_calls" if called else _REASONS[piece.finish_reason]
-            parts.append(self._choice(self._form.delta(""), None, self._reason))
-        return parts
-
-    def whole(self) -> Object:
-        """The complete choice."""
-        return self._choice(
-            self._form.all_of(self._text, self._calls), self._logprobs, self._reason
-        )
-
-    def _deltas(self, piece: Chunk) -> list[Object]:
-        if self._parser is None:
-            self._text += piece.text
-            return [self._form.delta(piece.text)] if piece.text else []
-        parsed = self._parser.push(piece.text)
-        if piece.finish_reason is not None:
-            parsed += self._parser.end()
-        deltas: list[Object] = []
-        for each in parsed:
-            if isinstance(each, str):
-                self._text += each
-                deltas.append(self._form.delta(each))
-                continue
-            function = {"name": each.name, "arguments": each.arguments}
-            call = {"id": self._parser.format.new_id(), "type": "function", "function": function}
-            deltas += tool_call_deltas(len(self._calls), call)
-            self._calls.append(call)
-        if self._parser.ended:
-            self._answer.is_cancelled = True
-        return deltas
-
-    def _new_logprobs(self, piece: Chunk) -> list[TokenLogprob]:
-        tokenizer, context = self._answer.model.prompts.tokenizer, self._answer.prompt.context
-        new: list[TokenLogprob] = []
-        for token, logprobs in zip(piece.ids, piece.logprobs, strict=False):
-            before = [*context, *self._ids]
-            new.append(TokenLogprob.of(tokenizer, before, token, logprobs, self._offset))
-            self._ids.append(token)
-            self._offset += len(new[-1].text)
-        self._logprobs += new
-        return new
-
-    def _choice(
-        self, content: Object, tokens: list[TokenLogprob] | None, reason: str | None
-    ) -> Object:
-        is_requested = self._answer.request.logprobs is not None and tokens is not None
-        logprobs = self._form.logprobs(tokens or []) if is_requested else None
-        return {"index": self._number, **content, "logprobs": logprobs, "finish_reason": reason}

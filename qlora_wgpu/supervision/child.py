@@ -134,8 +134,8 @@ class Journal:
         text = self.driver_log.read_text(encoding="utf-8", errors="replace")
         _, panicked, rest = text.rpartition("panicked at")
         lines = rest.partition("stack backtrace:")[0].splitlines()[1:] if panicked else []
-        said = [line.strip() for line in lines if line.strip() and not line.startswith("note:")]
-        return said[-1] if said else ""
+        message = [line.strip() for line in lines if line.strip() and not line.startswith("note:")]
+        return message[-1] if message else ""
 
 
 # ---- the process ---------------------------------------------------------------------------------

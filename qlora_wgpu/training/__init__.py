@@ -1,7 +1,7 @@
 """Training an adapter."""
 
 from qlora_wgpu.training.callbacks import Step, TrainerCallback
-from qlora_wgpu.training.observers import Observer, RunSetup, Sample, TrainResult, WorkerFigures
+from qlora_wgpu.training.observers import Observer, RunSetup, Sample, TrainResult, WorkerMetrics
 from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.run_folder import (
     checkpoint_folders,
@@ -21,7 +21,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainerCallback",
-    "WorkerFigures",
+    "WorkerMetrics",
     "check_resumable",
     "checkpoint_folders",
     "read_rows",

@@ -131,7 +131,7 @@ class Step:
         if self._handler.is_over or following > run.total_steps:
             return
         if run.state.plateau is not None:
-            schedule.held = run.state.plateau.rate
+            schedule.fixed_rate = run.state.plateau.rate
         planned = schedule.planned(following)
         if planned == 0:
             raise ConfigError(
@@ -229,12 +229,20 @@ class _EventFeed(EventRows):
 
 
 def check_callbacks(callbacks: Sequence[TrainerCallback]) -> None:
-    """Raises a ConfigError unless this is a list of callbacks."""
+    """Raises a ConfigError unless this is a list of callbacks, whose methods are all called."""
     is_list = isinstance(callbacks, list | tuple)
     if not is_list or not all(isinstance(each, TrainerCallback) for each in callbacks):
         raise ConfigError(
             f"callbacks must be a list of TrainerCallback objects, got {brief(callbacks)}"
         )
+    known = [name for name in vars(TrainerCallback) if name.startswith("on_")]
+    for each in callbacks:
+        for name in dir(type(each)):
+            if name.startswith("on_") and name not in known:
+                raise ConfigError(
+                    f"{type(each).__name__}.{name} is never called: a TrainerCallback has "
+                    f"{', '.join(known)}"
+                )
 
 
 def subscribe_callbacks(events: Events, callbacks: Sequence[TrainerCallback]) -> None:

@@ -36,7 +36,7 @@ from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.files import exists
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.training.batching import BatchSampler
-from qlora_wgpu.training.observers import Observer, SourceFigures
+from qlora_wgpu.training.observers import Observer, SourceShare
 from qlora_wgpu.training.run_folder import checkpoint_folders
 
 # Desirable to undesirable, weights times numbers: equation 8 of arXiv 2402.01306
@@ -360,7 +360,7 @@ def _mixed(
     portions = [MixtureSource(source.weight, source.rows) for source in settings.sources]
     names = [_name(source.path) for source in settings.sources]
     mixture = interleave(parts, names, portions, settings.stopping_strategy, seed)
-    for each in source_figures(mixture):
+    for each in source_shares(mixture):
         if each.rows > each.of:
             observer.note(
                 f"{each.name} has {each.of:,} rows and gives {each.rows:,} per epoch: they are "
@@ -390,7 +390,7 @@ class SourceCounter:
         return dict(zip(self._names, map(round, rows.tolist()), strict=True))
 
 
-def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
+def source_shares(dataset: Dataset) -> tuple[SourceShare, ...]:
     """The rows and tokens of each source of a mixture; empty for other data sets."""
     names, sources = dataset.source_names, dataset.source_of
     if sources is None:
@@ -398,7 +398,7 @@ def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
     rows = np.bincount(sources, _shares_of_rows(dataset), len(names))
     tokens = np.bincount(sources, dataset.label_counts, minlength=len(names))
     return tuple(
-        SourceFigures(name, round(rows[i]), dataset.source_sizes[i], int(tokens[i]))
+        SourceShare(name, round(rows[i]), dataset.source_sizes[i], int(tokens[i]))
         for i, name in enumerate(names)
     )
 

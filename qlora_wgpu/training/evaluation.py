@@ -30,6 +30,8 @@ from qlora_wgpu.training.step_log import answer_metrics
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
+# ---- held-out loss -------------------------------------------------------------------------------
+
 
 def held_out_loss(
     model: MeasuresLoss,
@@ -175,6 +177,9 @@ def steps_between(eval_steps: float, total: int) -> int:
     if eval_steps >= 1 or eval_steps == 0:
         return int(eval_steps)
     return max(1, round(total * eval_steps))
+
+
+# ---- sample texts --------------------------------------------------------------------------------
 
 
 class SampleGenerator(Protocol):

@@ -13,7 +13,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
-from qlora_wgpu.training.observers import WorkerFigures
+from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.preferences import PreferenceBatch
 
 # ---- throughput ----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Executor(MeasuresLoss, Protocol):
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Adds up a step's gradients, losses, label tokens and hits; may return before the end."""
 
-    def figures(self) -> tuple[WorkerFigures, ...]:
+    def worker_metrics(self) -> tuple[WorkerMetrics, ...]:
         """What each cluster worker has done since the last call."""
 
 
@@ -205,6 +205,6 @@ class LocalExecutor:
             model.zero_stats()
         return stats
 
-    def figures(self) -> tuple[WorkerFigures, ...]:
+    def worker_metrics(self) -> tuple[WorkerMetrics, ...]:
         """There are no workers."""
         return ()

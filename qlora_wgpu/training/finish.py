@@ -1,4 +1,4 @@
-"""A run's end: the last evaluation, the final adapter with its prompt files, and the result."""
+"""A run's end: the last evaluation, the final adapter, rescued if necessary, and the result."""
 
 from __future__ import annotations
 

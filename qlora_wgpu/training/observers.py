@@ -1,4 +1,4 @@
-"""Events of a run, their data, and the observers that get them and may stop the run."""
+"""A run's result and events, and the observers that get these and may stop the run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from qlora_wgpu.errors import CallbackError, QLoRAError, QLoRAWarning
 from qlora_wgpu.visible import without_secrets
+
+# ---- results -------------------------------------------------------------------------------------
 
 
 def as_json(value: Any) -> Any:
@@ -115,7 +117,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class SourceFigures:
+class SourceShare:
     """The part of a mixture's training data that comes from one source."""
 
     name: str  # the name of the source
@@ -141,11 +143,11 @@ class RunSetup:
     train_tokens: int  # their label tokens
     eval_rows: int | None = None  # number of held-out examples, or None
     eval_tokens: int | None = None  # their label tokens, or None
-    sources: tuple[SourceFigures, ...] = ()  # the parts of a mixture; empty for other data
+    sources: tuple[SourceShare, ...] = ()  # the parts of a mixture; empty for other data
 
 
 @dataclass(frozen=True)
-class WorkerFigures:
+class WorkerMetrics:
     """What a cluster worker has done in some steps."""
 
     name: str  # the name of the worker
@@ -159,9 +161,9 @@ class WorkerFigures:
         """Its throughput while it computes; None if unknown."""
         return self.timed_tokens / self.seconds if self.seconds > 0 else None
 
-    def and_then(self, later: WorkerFigures) -> WorkerFigures:
+    def and_then(self, later: WorkerMetrics) -> WorkerMetrics:
         """The sum with the metrics of later steps."""
-        return WorkerFigures(
+        return WorkerMetrics(
             self.name,
             self.tokens + later.tokens,
             self.timed_tokens + later.timed_tokens,
@@ -232,7 +234,7 @@ class Observer:
     def resumed(self, checkpoint: Path, step: int) -> None:
         """A run resumes after ``step`` steps."""
 
-    def workers(self, workers: Sequence[WorkerFigures]) -> None:
+    def workers(self, workers: Sequence[WorkerMetrics]) -> None:
         """The workers of a cluster have finished a logged step; comes before its row."""
 
     def step(self, row: Row) -> None:
@@ -257,8 +259,8 @@ class Observer:
         """The report and the loss curve were written."""
 
 
-_OTHERS = ("stop_run", "stop_reason", "forget_stop")
-EVENTS = tuple(n for n in vars(Observer) if not n.startswith("_") and n not in _OTHERS)
+_NOT_EVENTS = ("stop_run", "stop_reason", "forget_stop")
+EVENTS = tuple(n for n in vars(Observer) if not n.startswith("_") and n not in _NOT_EVENTS)
 
 
 class Unwatched(Observer):

@@ -1,4 +1,4 @@
-"""AdamW or Lion for a model's adapter, and its learning rates by transformers' formulas."""
+"""Learning rates by transformers' formulas, and AdamW or Lion for a model's adapter."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Schedule:
     """The rows of ``step_table``, a few thousand at a time: a run may have a billion."""
 
     def __init__(self, optim: OptimConfig, total: int) -> None:
-        self.held: float | None = None  # replaces the schedule's rate from now on
+        self.fixed_rate: float | None = None  # replaces the schedule's rate from now on
         self.factor = 1.0  # multiplies the rates from now on
         self._optim = optim
         self._total = total
@@ -198,7 +198,7 @@ class Schedule:
         """The row of step 1, 2, …."""
         at = self._at(step)
         row: npt.NDArray[np.float32] = self._rows[at]
-        if self.held is not None or self.factor != 1.0:
+        if self.fixed_rate is not None or self.factor != 1.0:
             row, rate = row.copy(), self.rate(step)
             row[0], row[3] = rate, self._optim.loraplus_lr_ratio * rate
         return row
@@ -210,7 +210,7 @@ class Schedule:
     def planned(self, step: int) -> float:
         """The learning rate of a step without the factor."""
         at = self._at(step)
-        return float(self._rates[at]) if self.held is None else self.held
+        return float(self._rates[at]) if self.fixed_rate is None else self.fixed_rate
 
     def _at(self, step: int) -> int:
         """The index of a step's row, computed if it is not cached."""
@@ -280,8 +280,7 @@ class Optimizer:
         passing: Sequence[MomentsPart] = ()
         if model.layout.offload.host_moments:
             passing = moments_in_parts(
-                [_on_host(each) for each in adapter.moments.vectors],
-                adapter.moments.blocks,
+                [_on_host(each) for each in adapter.moments.vectors], adapter.moments.blocks
             )
         trace_update(graph, adapter, model.stats, self._info, optim, passing)
         self._program = model.programs.from_graph(graph)
@@ -312,7 +311,7 @@ class Plateau:
     rate: float  # the learning rate from here on
     best: float | None = None  # the best metric so far
     bad: int = 0  # consecutive evaluations without improvement
-    cooldown: int = 0  # following evaluations that do not count
+    cooldown: int = 0  # number of the next evaluations that do not count
 
     def measured(self, metric: float, optim: OptimConfig, *, more_is_better: bool = False) -> bool:
         """Records the metric of an evaluation; whether it changes the learning rate.

@@ -20,6 +20,7 @@ from qlora_wgpu.errors import (
     ConfigError,
     DeviceLostError,
     OutOfMemoryError,
+    QLoRAError,
     TrainingError,
     WeightFileError,
     command,
@@ -41,7 +42,7 @@ from qlora_wgpu.training.data import (
 from qlora_wgpu.training.evaluation import Evaluator, SampleGenerator, SampleLogger
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
-from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerFigures
+from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
 from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
@@ -77,7 +78,7 @@ class Run:
     best: BestAdapter | None  # the adapter with the best evaluation, if it is kept
     saved_at: int  # the step of the newest checkpoint, or -1
     saturated: int  # number of clamped values since the run started or resumed
-    workers: dict[str, WorkerFigures]  # of cluster workers since the last logged step, by name
+    workers: dict[str, WorkerMetrics]  # of cluster workers since the last logged step, by name
     sources: SourceCounter | None  # counts the rows of a mixture's sources
     callbacks: CallbackHandler | None  # calls the user's callbacks during the run
     result: TrainResult | None  # the result, after the end
@@ -149,10 +150,13 @@ class Run:
                     queue.log.check_end()
             callbacks.is_over = True
             self.read_clock()
-            if self.stop.requested:
-                interrupt(self)
-            elif not was_finished:
-                finish(self, evaluator)
+            try:
+                if self.stop.requested:
+                    interrupt(self)
+                elif not was_finished:
+                    finish(self, evaluator)
+            except CallbackError as err:
+                raise self._saved_error(err) from (err.__cause__ or err)
             self.result = result_of(self, was_finished=was_finished)
             self.events.finished(self.result)
             failure = self.events.failure
@@ -249,10 +253,7 @@ class Run:
         except (OutOfMemoryError, ClusterError, WeightFileError, CallbackError) as err:
             queue.finish_all()  # the device still works, and no step is partly applied
             self.model.zero_gradient()
-            step, message = self.state.step, f"{err}"
-            if self.saved_at == step or self.save():
-                message += f"; the run is saved after step {step}: {option('resume')} continues it"
-            raise type(err)(message) from (err.__cause__ or err)
+            raise self._saved_error(err) from (err.__cause__ or err)
         except DeviceLostError as err:  # nothing can be read any more
             if command() or self.saved_at < 0:  # a supervised command restarts by itself
                 raise
@@ -260,6 +261,13 @@ class Run:
                 f"{err}; step-{self.saved_at} in {self.folder.checkpoints} is kept: "
                 f"{option('resume')} continues from it"
             ) from err
+
+    def _saved_error(self, err: QLoRAError) -> QLoRAError:
+        """An error that ends a run, after its state was saved; says so."""
+        step, message = self.state.step, f"{err}"
+        if self.saved_at == step or self.save():
+            message += f"; the run is saved after step {step}: {option('resume')} continues it"
+        return type(err)(message)
 
     def _warn_of_replaced(
         self, kind: type[BaseException] | None, error: BaseException | None,

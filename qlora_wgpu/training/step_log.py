@@ -22,80 +22,13 @@ from qlora_wgpu.ops.optimizers import (
     STATS_TOKENS,
 )
 from qlora_wgpu.ops.preference import METRICS, means
-from qlora_wgpu.training.observers import Row, WorkerFigures
+from qlora_wgpu.training.observers import Row, WorkerMetrics
 from qlora_wgpu.training.preferences import preference_of
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
-# ---- divergence ----------------------------------------------------------------------------------
-
-_FIRST, _LAST = 5, 10  # steps
-_WORSE = 1.5  # nats
-_SOLVED = 0.01  # nats below which a gradient may vanish
-_UNIFORM = 0.1  # nats around the loss of a uniform guess
-_HIGHER = 0.3  # nats above the first steps, more than the choice of rows explains
-_FAR_ABOVE = "the loss is far above the first ones"
-_NO_GRADIENT = "the gradient is zero"
-
-
-class Divergence:
-    """Detects ten consecutive steps whose loss or gradient is far worse than at the start.
-
-    Steps are compared with the mean of the first five, and, since a run may diverge within these,
-    with the first one and a uniform guess: a model far worse than both has diverged. If weights
-    have grown so large that norms overflow, all logits are equal and the gradient is exactly zero,
-    which the loss does not show.
-    """
-
-    def __init__(self, uniform: float = math.inf) -> None:
-        """Has no steps yet; ``uniform`` is the loss of a uniform guess."""
-        self._uniform = uniform
-        self._steps = 0
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=_LAST)
-        self._problems: deque[str | None] = deque(maxlen=_LAST)
-
-    def diverged(self, loss: float, norm: float = 1.0) -> str | None:
-        """Records a step's loss and gradient norm; how the last ten have diverged, or None."""
-        if len(self._first) < _FIRST:
-            self._first.append(loss)
-        self._steps += 1
-        self._last.append(loss)
-        self._problems.append(self._problem(loss, norm))
-        if len(self._last) < _LAST:
-            return None
-        if min(self._last) > sum(self._first) / len(self._first) + _WORSE:
-            return _FAR_ABOVE
-        return self._problems[-1] if all(self._problems) else None
-
-    def ended(self) -> str | None:
-        """How a run that ends here, maybe before ten steps, has diverged, or None."""
-        half, problems = math.ceil(self._steps / 2), list(self._problems)
-        has_vanished = problems[-2:] == [_NO_GRADIENT] * 2  # it does not recover from that
-        if has_vanished or (1 < half <= _LAST and all(problems[-half:])):
-            return problems[-1]
-        return None
-
-    def without_progress(self) -> str | None:
-        """Why a run that ends here has not improved the model, or None.
-
-        An adapter that has grown too large may leave a model whose loss is finite and steady, but
-        no better than a guess.
-        """
-        if self._steps < _FIRST + _LAST:
-            return None
-        first, last = sum(self._first) / len(self._first), sum(self._last) / len(self._last)
-        if all(abs(loss - self._uniform) < _UNIFORM for loss in self._last):
-            return f"its last losses, {last:.2f}, are those of a uniform guess"
-        if last > first + _HIGHER:
-            return f"its last losses, {last:.2f}, are above its first ones, {first:.2f}"
-        return None
-
-    def _problem(self, loss: float, norm: float) -> str | None:
-        if norm == 0 and loss > _SOLVED:
-            return _NO_GRADIENT
-        return _FAR_ABOVE if loss > max(self._first[0], self._uniform) + _WORSE else None
+# ---- a step --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -105,7 +38,7 @@ class SubmittedStep:
     step: int  # its number, from 1 on
     learning_rate: float  # the learning rate of its update
     tokens: int  # tokens of its rows
-    workers: tuple[WorkerFigures, ...] = ()  # what each cluster worker did
+    workers: tuple[WorkerMetrics, ...] = ()  # what each cluster worker did
     weight_unit: float = 1.0  # the divisor of its rows' weights
 
 
@@ -252,7 +185,7 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 
-def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | None]]:
+def _shares(workers: Sequence[WorkerMetrics]) -> dict[str, dict[str, float | None]]:
     total = sum(worker.tokens for worker in workers)
     return {
         worker.name: {
@@ -261,3 +194,73 @@ def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | Non
         }
         for worker in workers
     }
+
+
+# ---- divergence ----------------------------------------------------------------------------------
+
+_FIRST, _LAST = 5, 10  # steps
+_WORSE = 1.5  # nats
+_SOLVED = 0.01  # nats below which a gradient may vanish
+_UNIFORM = 0.1  # nats around the loss of a uniform guess
+_HIGHER = 0.3  # nats above the first steps, more than the choice of rows explains
+_FAR_ABOVE = "the loss is far above the first ones"
+_NO_GRADIENT = "the gradient is zero"
+
+
+class Divergence:
+    """Detects ten consecutive steps whose loss or gradient is far worse than at the start.
+
+    Steps are compared with the mean of the first five, and, since a run may diverge within these,
+    with the first one and a uniform guess: a model far worse than both has diverged. If weights
+    have grown so large that norms overflow, all logits are equal and the gradient is exactly zero,
+    which the loss does not show.
+    """
+
+    def __init__(self, uniform: float = math.inf) -> None:
+        """Has no steps yet; ``uniform`` is the loss of a uniform guess."""
+        self._uniform = uniform
+        self._steps = 0
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=_LAST)
+        self._problems: deque[str | None] = deque(maxlen=_LAST)
+
+    def diverged(self, loss: float, norm: float = 1.0) -> str | None:
+        """Records a step's loss and gradient norm; how the last ten have diverged, or None."""
+        if len(self._first) < _FIRST:
+            self._first.append(loss)
+        self._steps += 1
+        self._last.append(loss)
+        self._problems.append(self._problem(loss, norm))
+        if len(self._last) < _LAST:
+            return None
+        if min(self._last) > sum(self._first) / len(self._first) + _WORSE:
+            return _FAR_ABOVE
+        return self._problems[-1] if all(self._problems) else None
+
+    def ended(self) -> str | None:
+        """How a run that ends here, maybe before ten steps, has diverged, or None."""
+        half, problems = math.ceil(self._steps / 2), list(self._problems)
+        has_vanished = problems[-2:] == [_NO_GRADIENT] * 2  # it does not recover from that
+        if has_vanished or (1 < half <= _LAST and all(problems[-half:])):
+            return problems[-1]
+        return None
+
+    def without_progress(self) -> str | None:
+        """Why a run that ends here has not improved the model, or None.
+
+        An adapter that has grown too large may leave a model whose loss is finite and steady, but
+        no better than a guess.
+        """
+        if self._steps < _FIRST + _LAST:
+            return None
+        first, last = sum(self._first) / len(self._first), sum(self._last) / len(self._last)
+        if all(abs(loss - self._uniform) < _UNIFORM for loss in self._last):
+            return f"its last losses, {last:.2f}, are those of a uniform guess"
+        if last > first + _HIGHER:
+            return f"its last losses, {last:.2f}, are above its first ones, {first:.2f}"
+        return None
+
+    def _problem(self, loss: float, norm: float) -> str | None:
+        if norm == 0 and loss > _SOLVED:
+            return _NO_GRADIENT
+        return _FAR_ABOVE if loss > max(self._first[0], self._uniform) + _WORSE else None

@@ -96,15 +96,15 @@ class StepQueue:
             return False
         schedule = self._optimizer.schedule
         if run.state.plateau is not None:
-            schedule.held = run.state.plateau.rate
+            schedule.fixed_rate = run.state.plateau.rate
         schedule.factor = run.state.rate_factor
         self._optimizer.step(step)
         self._readback.request()
         run.model.zero_stats()
-        rate, workers = schedule.rate(step), run.executor.figures()
+        rate, workers = schedule.rate(step), run.executor.worker_metrics()
         self._callbacks.submitted(step, rate)
-        waiting = SubmittedStep(step, rate, tokens, workers, unit), self._callbacks.present
-        self._submitted.append(waiting)
+        submitted = SubmittedStep(step, rate, tokens, workers, unit)
+        self._submitted.append((submitted, self._callbacks.present))
         return True
 
     def follow(self, step: int) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
-from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
+from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, copy_prompt_files
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.errors import TrainingError
+from qlora_wgpu.errors import ConfigError, TrainingError, brief
 from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.files import exists
+from qlora_wgpu.files import exists, is_there
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.callbacks import (
     Step,
@@ -55,9 +59,15 @@ class Trainer:
                 checkpoint, or to start it if there is none.
 
         Raises:
-            ConfigError: If ``callbacks`` is not a list of callbacks.
+            ConfigError: If an argument has another type.
         """
         check_callbacks(callbacks)
+        for given, kind, named in (
+            (model, AdapterModel, "an open model, such as QLoRAModel.from_pretrained(...)"),
+            (config, Config, "a Config, such as load_config('run.yaml')"),
+        ):
+            if not isinstance(given, kind):
+                raise ConfigError(f"a Trainer requires {named}, got {brief(given)}")
         self.model = model
         self.config = config
         self._events = Events.of(None)
@@ -153,27 +163,48 @@ class Trainer:
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
-        reader = DataReader(  # with the tokenizer of the model's prompts
-            self.config, cache(lambda: Tokenizer.from_folder(self.model.prompt_folder)),
-            self._events, vocabulary=self.model.architecture.vocab_size,
-            positions=longest_text(self.model.folder.config),
-            train=train_dataset, held_out=eval_dataset,
-        )  # fmt: skip
-        train, held_out = reader.read()
-        prompt = reader.prompt()
-        run = Run(
-            self.model, self.config, self._events, train, held_out,
-            overwrite=overwrite, resume=resume, callbacks=self._callbacks,
-        )  # fmt: skip
-        try:
-            yield from run.steps()
-        finally:
-            self._result = run.result
-            if (result := run.result) is not None and prompt is not None:
-                source = self.model.prompt_folder
-                keep_prompt(self.config, source, prompt, result, self._events)
-                if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
-                    self.model.prompt_folder = result.adapter_dir
+        with self._prompt_files() as source:
+            reader = DataReader(  # with the tokenizer of the model's prompts
+                self.config, cache(lambda: Tokenizer.from_folder(source)),
+                self._events, vocabulary=self.model.architecture.vocab_size,
+                positions=longest_text(self.model.folder.config),
+                train=train_dataset, held_out=eval_dataset,
+            )  # fmt: skip
+            train, held_out = reader.read()
+            prompt = reader.prompt()
+            run = Run(
+                self.model, self.config, self._events, train, held_out,
+                overwrite=overwrite, resume=resume, callbacks=self._callbacks,
+            )  # fmt: skip
+            try:
+                yield from run.steps()
+            finally:
+                self._result = run.result
+                if (result := run.result) is not None and prompt is not None:
+                    keep_prompt(self.config, source, prompt, result, self._events)
+                    if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
+                        self.model.prompt_folder = result.adapter_dir
+
+    @contextmanager
+    def _prompt_files(self) -> Iterator[Path]:
+        """The folder of the model's tokenizer and chat template, for a whole run.
+
+        If that is the adapter in ``output.dir``, which ``overwrite`` removes, it is a copy.
+        """
+        folder, model = self.model.prompt_folder, self.model
+        own = RunPaths(Path(self.config.output.dir)).adapter
+        if folder.absolute() != own.absolute():
+            yield folder
+            return
+        with tempfile.TemporaryDirectory() as copy:
+            copy_prompt_files(folder, Path(copy))
+            model.prompt_folder = Path(copy)  # callbacks may generate text
+            try:
+                yield Path(copy)
+            finally:
+                if model.prompt_folder == Path(copy):  # the run has failed
+                    is_kept = is_there(folder / "tokenizer.json")
+                    model.prompt_folder = folder if is_kept else model.folder.text_folder
 
     def _mode(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
         """Whether to overwrite and to resume: a call's arguments, or else the trainer's."""

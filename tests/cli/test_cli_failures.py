@@ -65,7 +65,10 @@ def test_a_text_without_its_option(tmp_path, arguments, message):
     [
         (("export", "run", "a.gguf"), "(a.gguf). Pass the output file with --gguf\n"),
         (("merge", "run", "new"), "(new). Pass the output folder with --out\n"),
-        (("init", "model", "a.jsonl"), ". Pass model and data with --model and --data\n"),
+        (
+            ("init", "model", "a.jsonl"),
+            ". Pass model and data with --model and --data, or a config with --from\n",
+        ),
         (("watch", "run", "other"), "argument (other)\n"),
     ],
 )

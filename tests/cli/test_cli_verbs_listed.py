@@ -17,6 +17,8 @@ def test_a_verb_is_listed_by_its_own_first_sentence(name):
     assert command is not None and command.name == name
     paragraph = " ".join(command.help.split("\n\n")[0].split())
     assert paragraph == _COMMANDS[name]
+    width = 80 - 2 - 6 - max(map(len, _COMMANDS))  # of the list in a terminal of 80 columns
+    assert command.get_short_help_str(width) == paragraph.removesuffix(".") + "."
 
 
 def test_a_mistyped_verb_is_told_the_one_that_was_meant(tmp_path):

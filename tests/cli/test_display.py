@@ -8,7 +8,7 @@ import pytest
 
 from qlora_wgpu.cli._display import TrainingDisplay, _workers_line, host_line, memory_line
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.training import RunSetup, WorkerFigures
+from qlora_wgpu.training import RunSetup, WorkerMetrics
 
 BASE = "a/" + 30 * "long/" + "path"
 SETUP = RunSetup("a card", BASE, "nf4", "bfloat16", 16, 14, 77_824, 1, 16, 9, 99)
@@ -85,11 +85,11 @@ def test_the_memory_line_is_one_and_has_no_zeros():
 def test_workers_of_a_cluster_get_a_line_when_they_change_and_now_and_then(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
-    both = (WorkerFigures("0", 300, 300, 0.5), WorkerFigures("1", 100, 100, 1.0))
+    both = (WorkerMetrics("0", 300, 300, 0.5), WorkerMetrics("1", 100, 100, 1.0))
     with TrainingDisplay(Terminal()) as display:
         display.started(30, 0, Counter())
         for step in range(1, 31):
-            silent = (both[0], WorkerFigures("1", 0, 0, 0.0, answers=False))
+            silent = (both[0], WorkerMetrics("1", 0, 0, 0.0, answers=False))
             display.workers(both if step < 15 else silent if step < 25 else both[:1])
             row = {"step": step, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
             display.step({**row, "tokens_per_second": 1234.0})
@@ -104,7 +104,7 @@ def test_workers_of_a_cluster_get_a_line_when_they_change_and_now_and_then(monke
     ("count", "more"), [(1, ""), (8, ""), (9, " and 1 more"), (20, " and 12 more")]
 )
 def test_of_many_workers_the_first_are_shown(count, more):
-    workers = [WorkerFigures(f"w{n}", 10, 10, 2.0, answers=n != 1) for n in range(count)]
+    workers = [WorkerMetrics(f"w{n}", 10, 10, 2.0, answers=n != 1) for n in range(count)]
     line = _workers_line(workers)
     assert line.endswith(more) and ("more" in line) == bool(more)
     shown = line.removesuffix(more).split(": ")[1].split(", ")
@@ -114,4 +114,4 @@ def test_of_many_workers_the_first_are_shown(count, more):
 
 
 def test_workers_that_did_nothing_have_no_share():
-    assert _workers_line([WorkerFigures("a", 0, 0, 0.0)]).endswith("workers: a 0%")
+    assert _workers_line([WorkerMetrics("a", 0, 0, 0.0)]).endswith("workers: a 0%")

@@ -84,11 +84,11 @@ class Asked:
         def check(written):
             return check_text(written, more, vocab_size=9)
 
-        return self.thread.run(self.engine.ask("text", ids, more, check=check))
+        return self.thread.run(self.engine.query("text", ids, more, check=check))
 
     def tokens(self):
         """What each worker computed of gradients since this was asked last."""
-        return {each.name: each.tokens for each in self.thread.run(self.engine.figures())}
+        return {each.name: each.tokens for each in self.thread.run(self.engine.worker_metrics())}
 
     def lose_patience(self, times=PATIENCE):
         """Has the engine find, at so many looks, that nothing has got on for long; these looks."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.cluster.blocks import (
-    Asked,
+    BlockRequest,
     BlockResult,
     Expected,
     WrongAnswerError,
@@ -17,7 +17,7 @@ from qlora_wgpu.cluster.blocks import (
 from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.preference import METRICS, Preference
 
-ASKED = Asked(version=3, nonce=17)
+ASKED = BlockRequest(version=3, nonce=17)
 
 
 def floats(length, value=1.0):

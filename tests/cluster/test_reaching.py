@@ -14,11 +14,11 @@ from qlora_wgpu.cluster.security import connection_security, make_certificates
 from qlora_wgpu.errors import ClusterError
 
 
-def reach(address, folder=None, patience=PATIENCE, tell=None):
+def reach(address, folder=None, patience=PATIENCE, report=None):
     security = connection_security(
         address, None if folder is None else str(folder), allow_plain_tcp=False
     )
-    wait_for_scheduler(address, security, patience=patience, tell=tell or (lambda text: None))
+    wait_for_scheduler(address, security, patience=patience, report=report or (lambda text: None))
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def test_a_scheduler_with_tls_lets_in_its_own_alone(folders):
             until_the_end.enter_context(scheduler(ours, port))
 
         address = f"tls://127.0.0.1:{port}"
-        reach(address, ours, tell=begin)  # it waits until it has started
-        reach(address, ours, tell=told.append)
+        reach(address, ours, report=begin)  # it waits until it has started
+        reach(address, ours, report=told.append)
         with pytest.raises(ClusterError, match="has a certificate of another cluster"):
             reach(address, theirs)
         with pytest.raises(ClusterError, match="requires TLS"):
@@ -60,7 +60,7 @@ def test_a_certificate_that_the_scheduler_refuses(folders, tmp_path, monkeypatch
         reach(address, ours)
         monkeypatch.setattr(connection, "_AFTER_HANDSHAKE", PATIENCE)  # the scheduler may be busy
         with pytest.raises(ClusterError, match="refuses this machine's certificate"):
-            wait_for_scheduler(address, security, patience=PATIENCE, tell=print)
+            wait_for_scheduler(address, security, patience=PATIENCE, report=print)
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_nobody_there_is_waited_for_as_long_as_asked():
     says = r"no scheduler answered .*refused.* within 1 seconds"
     refused = pytest.raises(ClusterError, match=says)
     with free_port() as port, refused:
-        reach(f"tcp://127.0.0.1:{port}", patience=1.0, tell=told.append)
+        reach(f"tcp://127.0.0.1:{port}", patience=1.0, report=told.append)
     assert len(told) == 1
 
 

@@ -1,5 +1,7 @@
 """Which worker gets which block, with a clock that is turned by hand."""
 
+from random import Random
+
 import pytest
 
 from qlora_wgpu.cluster.scheduler import Scheduler
@@ -69,6 +71,30 @@ def test_a_worker_gets_blocks_by_its_speed():
         seconds = sim.step([1000] * 20)
     assert seconds == pytest.approx(16.0, abs=0.5)
     assert len(sim.blocks_of("fast")) == 16 and len(sim.blocks_of("slow")) == 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("uptime", [0.0, 7e4, 3e7])
+def test_no_block_is_left_when_all_workers_are_free(count, uptime):
+    """The clock's seconds are many, and a block takes few of them."""
+    random = Random(count)
+    for _ in range(60):
+        scheduler, now = Scheduler(), uptime + random.random()
+        for name in range(count):
+            scheduler.add(str(name))
+        for _ in range(2):  # the first compiles
+            seconds = 10 ** random.uniform(-4, 2)
+            scheduler.begin([10] * count)
+            for order in scheduler.next(now):
+                scheduler.done(order, now + seconds, seconds)
+            now += 2 * seconds
+        scheduler.begin([10] * 9)
+        while not scheduler.is_complete:
+            orders = scheduler.next(now)
+            assert orders
+            for order in orders:
+                scheduler.done(order, now + seconds, seconds)
+            now += seconds
 
 
 def test_no_slow_worker_is_waited_for_at_the_end_of_a_step():
@@ -274,20 +300,20 @@ def test_what_a_worker_compiled_for_says_nothing_of_its_speed():
         for order in sorted(orders, key=lambda order: seconds[order.worker]):
             scheduler.done(order, now + seconds[order.worker], seconds[order.worker])
         now += max(seconds.values())
-    for each in scheduler.figures(now):
+    for each in scheduler.worker_metrics(now):
         assert (each.tokens, each.timed_tokens, each.seconds) == (30, 20, pytest.approx(2.0))
-    assert [each.tokens for each in scheduler.figures(now)] == [0, 0]
+    assert [each.tokens for each in scheduler.worker_metrics(now)] == [0, 0]
 
 
 def test_an_evaluation_says_nothing_of_a_step():
     sim = Simulation({"a": 0.01, "b": 0.01})
     for _ in range(3):
         sim.step([1000] * 4)
-    tokens = [each.tokens for each in sim.scheduler.figures(sim.now)]
+    tokens = [each.tokens for each in sim.scheduler.worker_metrics(sim.now)]
     for _ in range(3):
         assert sim.step([1000] * 8, kind="loss") < 20
     assert tokens == [6000, 6000]
-    assert [each.tokens for each in sim.scheduler.figures(sim.now)] == [0, 0]
+    assert [each.tokens for each in sim.scheduler.worker_metrics(sim.now)] == [0, 0]
     assert sim.step([1000] * 4) == pytest.approx(20.0, abs=0.5)
     assert sim.scheduler.silent(sim.now) == []
     assert len(sim.given) == 4  # nothing was computed twice
@@ -297,12 +323,12 @@ def test_a_worker_whose_results_come_too_late_has_a_speed_and_no_share():
     sim = Simulation({"a": 0.001, "b": 0.001})
     for _ in range(3):
         sim.step([1000] * 4)
-    sim.scheduler.figures(sim.now)
+    sim.scheduler.worker_metrics(sim.now)
     sim.paces["b"] = 0.009
     sim.step([1000] * 4)
     while sim.coming:
         sim.step([1000] * 4)
-    _, late = sim.scheduler.figures(sim.now)
+    _, late = sim.scheduler.worker_metrics(sim.now)
     assert late.tokens < late.timed_tokens and late.seconds > 0
 
 

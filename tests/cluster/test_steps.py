@@ -42,11 +42,11 @@ class Noted(Engine):
         self._scheduler.remove(member.name)
         self.ready = [each for each in self.ready if each is not member]
 
-    async def one(self, *, is_question=False):
+    async def one(self, *, is_query=False):
         block = Block((), lambda asked, answer: answer)
         deliver = lambda block, answer: self.delivered.append(answer)  # noqa: E731
         async with asyncio.timeout(20):
-            await self.compute("gradient", [block], [10], deliver, is_question=is_question)
+            await self.compute("gradient", [block], [10], deliver, is_query=is_query)
 
 
 def computed(*answers, names="ab", **how):
@@ -106,7 +106,7 @@ def test_what_goes_wrong_is_the_workers_end_or_none(failure, asked, is_excluded,
 
 
 def test_a_question_goes_to_another_where_one_has_no_room():
-    engine = computed(OutOfMemoryError("no room"), GOOD, is_question=True)
+    engine = computed(OutOfMemoryError("no room"), GOOD, is_query=True)
     assert engine.delivered == [GOOD] and engine.asked == ["a", "b"] and not engine.told
     with pytest.raises(OutOfMemoryError, match="none"):
-        computed(*[OutOfMemoryError("none")] * 3, is_question=True)
+        computed(*[OutOfMemoryError("none")] * 3, is_query=True)

@@ -205,3 +205,10 @@ def test_aliases_without_end_are_refused(place, text):
     (place / "endless.yml").write_text(text)
     with pytest.raises(ConfigError, match="too large or too deep with its aliases"):
         convert_file(place / "endless.yml", {})
+
+
+def test_a_file_of_ours_needs_no_conversion(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(Config(model={"path": "m"}).to_yaml())
+    with pytest.raises(ConfigError, match="already a configuration of qlora-wgpu"):
+        convert_file(path, {})

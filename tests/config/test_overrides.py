@@ -91,3 +91,26 @@ def test_another_optimizer_than_the_files_comes_with_its_own_decay(tmp_path):
     assert load_config(path, ["optim.name=lion"]).optim.adam_beta2 == 0.9
     chosen = Config(model={"path": "m"}, optim={"adam_beta2": 0.999})
     assert with_settings(chosen, {"name": "lion"}).optim.adam_beta2 == 0.999
+
+
+@pytest.mark.parametrize("overrides", [None, 3, "train.max_steps=1"])
+def test_overrides_of_another_type_are_refused(path, overrides):
+    with pytest.raises(ConfigError, match="overrides must be a list of strings"):
+        load_config(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        (
+            {"learning_rate": 1e-4},
+            "unknown key 'learning_rate' in Config: it belongs in section 'o",
+        ),
+        ({"lora": {"rank": 8}}, "unknown key 'lora.rank' in Config: did you mean 'lora.r'?"),
+        ({"trian": {}}, "unknown key 'trian' in Config: did you mean the section 'train'?"),
+    ],
+)
+def test_unknown_keys_of_a_mapping_get_a_suggestion(sections, sentence):
+    with pytest.raises(ConfigError) as failure:
+        Config(model={"path": "m"}, **sections)
+    assert sentence in str(failure.value)

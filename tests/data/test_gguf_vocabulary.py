@@ -88,14 +88,14 @@ def test_tokens_that_no_row_has(tmp_path) -> None:
 @pytest.mark.parametrize("name", PRE_TOKENIZERS)
 def test_each_way_of_cutting_has_a_name(name) -> None:
     known = PRE_TOKENIZERS[name]
-    stored = {"pre_tokenizer": known.cut, "model": {"ignore_merges": known.ignore_merges}}
+    stored = {"pre_tokenizer": known.pre_tokenizer, "model": {"ignore_merges": known.ignore_merges}}
     found = PRE_TOKENIZERS[pre_tokenizer_name(stored, "tokenizer.json")]
-    assert (found.cut, found.ignore_merges) == (known.cut, known.ignore_merges)
+    assert (found.pre_tokenizer, found.ignore_merges) == (known.pre_tokenizer, known.ignore_merges)
 
 
 def test_line_ends_in_an_expression_themselves() -> None:
     """DeepSeek's tokenizer.json has the characters, where others have escapes."""
-    cut = json.dumps(PRE_TOKENIZERS["deepseek-v3"].cut)
+    cut = json.dumps(PRE_TOKENIZERS["deepseek-v3"].pre_tokenizer)
     cut = json.loads(cut.replace(r"\\r", r"\r").replace(r"\\n", r"\n"))
     assert "\n" in cut["pretokenizers"][2]["pattern"]["Regex"]
     stored = {"pre_tokenizer": cut, "model": {}}

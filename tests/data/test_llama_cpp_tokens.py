@@ -138,7 +138,7 @@ def test_white_space_behind_the_tokens_of_phi_3() -> None:
 
 
 def test_capitals_of_other_scripts_are_none() -> None:
-    known = PRE_TOKENIZERS["tekken"].cut
+    known = PRE_TOKENIZERS["tekken"].pre_tokenizer
     assert "(?=\\\\p{L})[^a-z]" in json.dumps(with_ascii_capitals("tekken", known))
     assert with_ascii_capitals("qwen2", known) is known
     tokens = byte_vocabulary()["tokenizer.ggml.tokens"]

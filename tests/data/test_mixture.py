@@ -8,7 +8,7 @@ from qlora_wgpu.data import Dataset, Example, train_test_split
 from qlora_wgpu.data.mixture import ConcatDataset, MixtureSource, examples_of, interleave
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training.batching import BatchSampler
-from qlora_wgpu.training.data import SourceCounter, source_figures
+from qlora_wgpu.training.data import SourceCounter, source_shares
 
 
 def dataset(count, first=0):
@@ -79,7 +79,7 @@ def test_a_seed_chooses_the_examples():
     first, second = ids(mixed[0])[:10], ids(mixed[0])[10:]
     assert len(set(first)) == 10 and set(first) <= set(ids(parts[0]))
     assert sorted(second.count(each) for each in ids(parts[1])) == [2, 2, 2, 3, 3]
-    figures = source_figures(mixed[0])
+    figures = source_shares(mixed[0])
     assert [(f.name, f.rows, f.of) for f in figures] == [("a", 10, 40), ("b", 12, 5)]
     assert sum(f.tokens for f in figures) == mixed[0].num_label_tokens
 
@@ -98,7 +98,7 @@ def test_the_same_source_twice_has_two_names():
     mixture = interleave(
         [dataset(2)] * 3, ["x", "x", "x"], [MixtureSource()] * 3, "first_exhausted", 0
     )
-    assert [f.name for f in source_figures(mixture)] == ["x", "x (2)", "x (3)"]
+    assert [f.name for f in source_shares(mixture)] == ["x", "x (2)", "x (3)"]
 
 
 def pairs(count, first=0, lone=()):
@@ -119,7 +119,7 @@ def test_pairs_stay_together(strategy):
         one, two = mixture[2 * row], mixture[2 * row + 1]
         assert np.array_equal(one.input_ids + 1000, two.input_ids)
     taken = 3 if strategy == "first_exhausted" else 8
-    figures = [(s.name, s.rows, s.of, s.tokens) for s in source_figures(mixture)]
+    figures = [(s.name, s.rows, s.of, s.tokens) for s in source_shares(mixture)]
     labels = int(mixture.label_counts[:2].sum())
     assert figures == [("a", taken, 3, taken * labels), ("b", taken, 8, taken * labels)]
 
@@ -130,7 +130,7 @@ def test_rows_of_pairs_are_counted_once(objective, packing):
     lone = range(9) if objective == "kto" else ()
     parts = [pairs(3, lone=lone), pairs(5, 100, lone)]
     mixture = interleave(parts, ["a", "b"], [MixtureSource()] * 2, "first_exhausted", 3)
-    assert [s.rows for s in source_figures(mixture)] == [3, 5]
+    assert [s.rows for s in source_shares(mixture)] == [3, 5]
     config = Config(
         model={"path": "m"}, data={"packing": packing, "max_seq_length": 4},
         train={
@@ -150,7 +150,7 @@ def test_rows_that_are_held_out_are_of_all_sources():
     mixture = interleave([dataset(30), dataset(20, 500)], "ab", portions, "first_exhausted", 0)
     train, held_out = train_test_split(mixture, 0.2, 3)
     assert not set(ids(train)) & set(ids(held_out))  # a row that is repeated is on one side
-    rows = [[f.rows for f in source_figures(part)] for part in (train, held_out)]
+    rows = [[f.rows for f in source_shares(part)] for part in (train, held_out)]
     assert np.sum(rows, axis=0).tolist() == [30, 40] and min(rows[1]) > 0
 
 

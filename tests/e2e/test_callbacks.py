@@ -351,3 +351,25 @@ def test_a_model_is_trained_by_one_run_at_a_time(trainer, folder, tmp_path):
         assert not (tmp_path / "second").exists()
     assert first.result.interrupted
     assert second.train(rows()).steps == 1
+
+
+def test_a_method_that_is_never_called_is_refused(trainer):
+    class Epochs(TrainerCallback):
+        def on_epoch_end(self, step):
+            pass
+
+    with pytest.raises(ConfigError, match="on_epoch_end is never called: a Trainer"):
+        trainer("a", callbacks=[Epochs()])
+
+
+def test_a_callback_that_fails_at_the_end_says_that_the_run_is_saved(trainer):
+    def fails(step):
+        if step.saved is not None and step.saved.name == "adapter":
+            raise ValueError("mine")
+
+    made = trainer("a", callbacks=[calling(on_save=fails)])
+    message = "failed after step 6: ValueError: mine; the run is saved after step 6: resume=True"
+    with pytest.raises(CallbackError, match=message) as failure:
+        made.train(rows())
+    assert isinstance(failure.value.__cause__, ValueError)
+    assert trainer("a", resume=True).train(rows()).steps == 6

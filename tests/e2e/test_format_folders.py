@@ -23,7 +23,7 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.runs.hub_upload import _figures
+from qlora_wgpu.runs.hub_upload import _training_facts
 
 LORA = LoraConfig(r=8, lora_alpha=16)
 SIZES = {
@@ -191,7 +191,7 @@ def test_users_are_told_of_it(device, folders):
     said = " ".join(done.stdout.split())
     assert done.returncode == 0 and "FP8 E4M3, bfloat16" in said and note in said
     settings = Config.model_validate({"model": {"path": str(stored)}})
-    assert _figures(settings, stored)["quantization of the base"].startswith("FP8 E4M3; ")
+    assert _training_facts(settings, stored)["quantization of the base"].startswith("FP8 E4M3; ")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -29,7 +29,7 @@ def place(tmp_path_factory):
 @pytest.fixture
 def each_time(monkeypatch):
     """What was told in another test does not count."""
-    monkeypatch.setattr("qlora_wgpu.lora.compatibility._told", set())
+    monkeypatch.setattr("qlora_wgpu.lora.compatibility._warned_of", set())
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_init_then_estimate(place, tmp_path):
     assert written.path == out and written.converted_from is None
     assert qlora_wgpu.load_config(out).data.eval == str(place / "eval.jsonl")
     assert qlora_wgpu.estimate(out, rank=4, seq=64).total > 0
-    with pytest.raises(ConfigError, match=r"exists already: pass another out, or use overwrite"):
+    with pytest.raises(ConfigError, match=r"already exists: pass another out, or use overwrite"):
         qlora_wgpu.init(place / "model", place / "train.jsonl", out=out)
     for missing, given in (("model", {}), ("data", {"model": "m"})):
         with pytest.raises(ConfigError, match=f"^{missing} is required"):
@@ -147,11 +147,20 @@ def test_generate_one_and_several(place):
             model.generate(["one"], stream=True)
         with pytest.raises(ConfigError, match="batch_size must be at least 1"):
             model.generate(["one"], batch_size=0)
-        for name, meant in (("max_tokens", "max_new_tokens"), ("temprature", "temperature")):
+        for name, meant in (
+            ("max_tokens", "max_new_tokens"), ("temprature", "temperature"),
+            ("do_sample", "temperature"), ("eos_token_id", "stop_ids"), ("streamer", "stream"),
+        ):  # fmt: skip
             with pytest.raises(ConfigError, match=f"unknown option {name}; did you mean {meant}"):
                 model.generate("one", **{name: 1})
-        with pytest.raises(ConfigError, match=r"unknown option num_beams$"):
-            model.generate("one", num_beams=2)
+        for name in ("num_beams", "pad_token_id", "stop"):
+            with pytest.raises(ConfigError, match=rf"unknown option {name}$"):
+                model.generate("one", **{name: 2})
+        for ids in (5, "one", [1.5]):
+            with pytest.raises(ConfigError, match="stop_ids must be"):
+                model.generate("one", stop_ids=ids)
+            with pytest.raises(ConfigError, match="stop_ids must be"):
+                next(qlora_wgpu.generate(model, [5], stop_ids=ids))
         for wrong in (None, 5, {"role": "user"}, ["one", 5]):
             with pytest.raises(ConfigError, match="a prompt must be a string"):
                 model.generate(wrong)
@@ -178,3 +187,28 @@ def test_peft_s_methods(place, tmp_path):
     assert text == "<|user|>hi</s>"
     opened = qlora_wgpu.Tokenizer.from_pretrained(place / "model")
     assert opened.fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: qlora_wgpu.merge(run, base="nf4", out="x"), "base must be 'original' or"),
+        (lambda run: qlora_wgpu.export(run, type="q4_k_m"), "^type q4_k_m is not supported"),
+        (lambda run: qlora_wgpu.evaluate(run, observer=object()), "observer must be an Observer"),
+        (lambda run: qlora_wgpu.estimate(run, compute_dtype="fp16"), "compute_dtype must be 'bf"),
+        (lambda run: qlora_wgpu.estimate(run, batch="a"), "^batch must be a positive integer"),
+        (lambda run: qlora_wgpu.init("m", "d", columns=["a"]), "columns must be a mapping such"),
+        (lambda run: qlora_wgpu.init("m", None), "data is required"),
+        (lambda run: qlora_wgpu.register_family("new", None), "must have the methods read and for"),
+    ],
+)
+def test_arguments_of_functions_are_checked(place, monkeypatch, tmp_path, call, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        call(place / "run")
+
+
+def test_functions_take_the_folder_of_a_run(place):
+    assert qlora_wgpu.estimate(place / "run").workload.lora.r == 4
+    measured = qlora_wgpu.evaluate(place / "run", generate=True)
+    assert measured.base_predictions and measured.adapter_predictions

@@ -12,7 +12,9 @@ from support.observing import observed
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import QLoRAModel, Tokenizer, Trainer, TrainerCallback, load_config, load_dataset
-from qlora_wgpu.errors import ConfigError, DataError, DeviceLostError
+from qlora_wgpu.api import _refuse_other_arguments
+from qlora_wgpu.config.schema import sections
+from qlora_wgpu.errors import CallbackError, ConfigError, DataError, DeviceLostError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.training import Observer
 
@@ -343,3 +345,62 @@ def test_what_a_notebook_shows_is_a_line(place, tmp_path):
 def test_sizes_of_an_estimate_are_checked(place, size):
     with pytest.raises(ConfigError, match=r"must be a positive"):
         qlora_wgpu.estimate(place / "run.yaml", **size)
+
+
+def test_a_model_is_trained_again_in_the_same_folder(place, tmp_path):
+    settings = load_config(place / "run.yaml", {"dir": tmp_path / "run", "max_steps": 1})
+    rows = [{"prompt": "a b", "completion": "c d"}] * 4
+    before = sorted(path.name for path in (place / "model").glob("tokenizer*"))
+    with QLoRAModel.from_pretrained(place / "model", lora=qlora_wgpu.LoraConfig(r=4)) as own:
+        for _ in range(3):
+            result = Trainer(own, settings, overwrite=True).train(rows)
+            assert sorted(path.name for path in result.adapter_dir.glob("tokenizer*")) == before
+
+        class Fails(TrainerCallback):
+            def on_train_begin(self, step):
+                assert step.model.generate("a", max_new_tokens=1)
+                raise ValueError("mine")
+
+        with pytest.raises(CallbackError, match="mine"):
+            Trainer(own, settings, callbacks=[Fails()], overwrite=True).train(rows)
+        assert own.generate("a", max_new_tokens=1)
+        Trainer(own, settings, overwrite=True).train(rows)
+
+
+def test_a_trainer_refuses_other_types(place, model):
+    config = load_config(place / "run.yaml")
+    for given in ("run.yaml", {"model": {"path": "m"}}, None):
+        with pytest.raises(ConfigError, match="a Trainer requires a Config"):
+            Trainer(model, given)
+    with pytest.raises(ConfigError, match="a Trainer requires an open model"):
+        Trainer("model", config)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("observer", "callbacks"), ("callback", "callbacks"), ("peft_config", "lora"),
+        ("verbose", "quiet"), ("resume_from_checkpoint", "resume"), ("overwrit", "overwrite"),
+    ],
+)  # fmt: skip
+def test_other_names_of_arguments_are_refused_with_ours(place, name, meant):
+    with pytest.raises(ConfigError, match=f"unknown argument '{name}': did you mean '{meant}'"):
+        qlora_wgpu.train(place / "run.yaml", **{name: True})
+
+
+def test_no_setting_is_taken_for_an_argument():
+    for section, keys in sections().items():
+        _refuse_other_arguments(dict.fromkeys((section, *keys, *(f"{section}.{k}" for k in keys))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": "a"}, "seed must be an integer, got 'a'"),
+        ({"gradient_dtype": "fp16"}, "gradient_dtype must be 'float32' or 'bfloat16', got 'fp16'"),
+        ({"keep_dequantized": "yes"}, "keep_dequantized must be True, False or 'auto', got 'yes'"),
+    ],
+)
+def test_arguments_of_from_pretrained_are_checked(place, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        QLoRAModel.from_pretrained(place / "model", **arguments)

@@ -35,7 +35,7 @@ def place(tmp_path, monkeypatch, device):
     """What a reader has: a model, chats, a run's file and its run; runs share one device."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("qlora_wgpu.runs.opening.device_of", lambda settings: device)
-    monkeypatch.setattr("qlora_wgpu.runs.prompts._LONGEST", 2)
+    monkeypatch.setattr("qlora_wgpu.runs.prompts._MAX_TOKENS", 2)
     write_model(
         tmp_path / "models" / "SmolLM2-135M", num_hidden_layers=1, max_position_embeddings=40
     )

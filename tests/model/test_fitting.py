@@ -254,9 +254,9 @@ def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
     def beside(chosen, options):
         return 0 if chosen.offload == RESIDENT else more
 
-    assert fit_to_budget(layout, STEP, budget, beside=beside).total + more <= budget
+    assert fit_to_budget(layout, STEP, budget, besides=beside).total + more <= budget
     with pytest.raises(OutOfMemoryError) as failure:
-        fit_to_budget(layout, STEP, 1 << 20, beside=beside)
+        fit_to_budget(layout, STEP, 1 << 20, besides=beside)
     with pytest.raises(OutOfMemoryError) as plain:
         fit_to_budget(layout, STEP, 1 << 20)
     least, less = (int(str(e.value).split(" MiB")[0].split()[-1]) for e in (failure, plain))

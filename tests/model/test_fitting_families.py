@@ -79,11 +79,11 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
 
     def told(budget):
         with pytest.raises(OutOfMemoryError) as failure:
-            fit_to_budget(layout, step, budget, beside=beside)
+            fit_to_budget(layout, step, budget, besides=beside)
         return int(re.findall(r"at least ([\d,]+) MiB", str(failure.value))[0].replace(",", ""))
 
     least = told(MIB)
-    found = fit_to_budget(layout, step, least * MIB, beside=beside)
+    found = fit_to_budget(layout, step, least * MIB, besides=beside)
     assert found.total + beside(found.layout, found.options) <= least * MIB
     assert told((least - 1) * MIB) == least
 

@@ -1,5 +1,6 @@
 """Ops and their gradients by their formulas: the checks of a driver, held to less than it is."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,6 @@ from qlora_wgpu.selfcheck import runner
 from qlora_wgpu.selfcheck.cases import (
     attention,
     cases_for,
-    checks,
     columns,
     delta_net,
     norms,
@@ -21,20 +21,31 @@ OTHERS = (
     "balance_of_experts", "dropout_parts", "embedding_pair", "expert_scores", "factors",
     "scaled_weights",
 )  # fmt: skip
-NAMES = [
-    name
-    for name, function in checks().items()
-    if name in OTHERS or any(function.__module__ == module.__name__ for module in MODULES)
+COUNTS = Counter(
+    case.check
+    for case in cases_for(PROFILES["cpu"])
+    if case.check in OTHERS
+    or any(case.function.__module__ == module.__name__ for module in MODULES)
+)
+CASES = 4
+"""Cases of a test, which compiles their shaders where no test has done so before."""
+PARTS = [
+    pytest.param((check, part, parts), id=f"{check}-{part}" if parts > 1 else check)
+    for check, count in COUNTS.items()
+    for parts in [-(-count // CASES)]
+    for part in range(parts)
 ]
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("check", NAMES)
-def test_ops_by_their_formulas(device, profile, dtype, check, monkeypatch):
+@pytest.mark.parametrize("cases", PARTS)
+def test_ops_by_their_formulas(device, profile, dtype, cases, monkeypatch):
     monkeypatch.setattr(runner, "SUMS", 4e-6)  # exp is good to 1e-6, sums of float32 in any order
-    for case in cases_for(PROFILES[profile]):
-        if case.check == check:
-            own = replace(PROFILES[profile], in_textures=case.in_textures)
-            bench = Bench(device, dtype, own)
-            case.function(bench, *case.arguments)
-            assert bench.excess <= 1.0, (case.arguments, case.in_textures, bench.worst)
+    check, part, parts = cases
+    chosen = [case for case in cases_for(PROFILES[profile]) if case.check == check]
+    for case in chosen[part::parts]:
+        own = replace(PROFILES[profile], in_textures=case.in_textures)
+        bench = Bench(device, dtype, own)
+        case.function(bench, *case.arguments)
+        assert bench.excess <= 1.0, (case.arguments, case.in_textures, bench.worst)

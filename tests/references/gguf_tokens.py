@@ -75,7 +75,7 @@ def cut(pre):
     def write(place):
         recorded("qwen3")(place)
         known = PRE_TOKENIZERS[pre]
-        change(place, pre_tokenizer=known.cut, normalizer=known.normalizer)
+        change(place, pre_tokenizer=known.pre_tokenizer, normalizer=known.normalizer)
         stored = json.loads((place / "tokenizer.json").read_text())
         stored["model"]["ignore_merges"] = known.ignore_merges
         (place / "tokenizer.json").write_text(json.dumps(stored))

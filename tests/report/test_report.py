@@ -38,7 +38,7 @@ ROWS = [
 
 def test_a_page(tmp_path):
     facts = Facts(
-        title="<model> & data", subtitle="a device", figures={"loss": "2.0"},
+        title="<model> & data", subtitle="a device", values={"loss": "2.0"},
         samples=[TextSample("p", "e", "b", "<script>alert(1)</script>")],
         memory={"base": 3 << 20, "tables": 100, "none": 0}, config="model: {path: <x>}",
         command="qlora-wgpu train 'a b.yaml'", began="2026-01-02", warnings=["mind <this>"],

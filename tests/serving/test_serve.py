@@ -53,8 +53,8 @@ def test_an_answer_is_what_the_model_says_by_itself(url, model, written):
     prompt = len(written.ids(TALK))
     assert answer["usage"] == {
         "prompt_tokens": prompt,
-        "completion_tokens": made.tokens,
-        "total_tokens": prompt + made.tokens,
+        "completion_tokens": len(made.ids),
+        "total_tokens": prompt + len(made.ids),
     }
 
 

@@ -2,7 +2,7 @@
 
 import pickle
 
-from qlora_wgpu.cluster.blocks import Asked
+from qlora_wgpu.cluster.blocks import BlockRequest
 from qlora_wgpu.cluster.owner import Cluster, GradientSum
 
 
@@ -29,11 +29,11 @@ class WorkersHere(Cluster):
     def take(self, model):
         self._sum = GradientSum(model)
 
-    def figures(self):
+    def worker_metrics(self):
         return ()
 
-    def _ask(self, method, *given, check):
-        return check(getattr(self.workers[0], method)(Asked(self.version, 0), *given))
+    def _query(self, method, *given, check):
+        return check(getattr(self.workers[0], method)(BlockRequest(self.version, 0), *given))
 
     def _publish(self):
         self.version += 1
@@ -44,7 +44,7 @@ class WorkersHere(Cluster):
         self.asked.append((method, len(arguments)))
         for number, given in enumerate(arguments):
             worker = self.workers[number % len(self.workers)]
-            asked = Asked(self.version, number)
+            asked = BlockRequest(self.version, number)
             told = getattr(worker, method)(asked, *pickle.loads(pickle.dumps(given)))
             sums = pickle.loads(pickle.dumps(told))
             add(self._expected(method, given).check(asked, sums))

@@ -5,12 +5,12 @@ from collections import Counter
 from pathlib import Path
 
 from qlora_wgpu.training import RunSetup, Sample
-from qlora_wgpu.training.observers import EVENTS, EventRows, SourceFigures, WorkerFigures, Written
+from qlora_wgpu.training.observers import EVENTS, EventRows, SourceShare, WorkerMetrics, Written
 
 SETUP = RunSetup(
     device="a GPU", base="model", scheme="nf4", compute_dtype="bfloat16", rank=4, adapted_layers=2,
     adapter_parameters=64, batch_size=1, accumulation=1, train_rows=3, train_tokens=9,
-    sources=(SourceFigures("one", 3, 3, 9),),
+    sources=(SourceShare("one", 3, 3, 9),),
 )  # fmt: skip
 TOLD = {
     "note": (("a note",), {"text": "a note"}),
@@ -23,7 +23,7 @@ TOLD = {
     "setup": ((SETUP,), {"device": "a GPU", "rank": 4}),
     "started": ((8, 0, Counter(weights=2)), {"total_steps": 8, "done": 0}),
     "resumed": ((Path("run/checkpoints/2"), 2), {"checkpoint": "run/checkpoints/2", "step": 2}),
-    "workers": (([WorkerFigures("0", 4, 4, 1.0)],), {}),
+    "workers": (([WorkerMetrics("0", 4, 4, 1.0)],), {}),
     "step": (({"step": 1, "loss": 2.0},), {"step": 1, "loss": 2.0}),
     "evaluation": (({"step": 1, "eval_loss": 2.0},), {"step": 1, "eval_loss": 2.0}),
     "written": ((1, [Written("a", "b", "c")]), {"step": 1}),

@@ -18,7 +18,7 @@ from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import make_sums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.training.executor import ThroughputMeter
-from qlora_wgpu.training.observers import WorkerFigures
+from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep, log_window
 
 
@@ -71,7 +71,7 @@ def test_a_count_is_told_once_and_logged_from_then_on():
 def test_what_is_kept_dequantized_counts_at_every_step():
     run = a_run(kept=3)
     log = MetricsLogger(run)
-    for step, workers in enumerate(((), (), (WorkerFigures("a", 1, 1.0, 1, 1),)), 1):
+    for step, workers in enumerate(((), (), (WorkerMetrics("a", 1, 1.0, 1, 1),)), 1):
         log.finish(SubmittedStep(step, 0.1, 2, workers), stats(1))
     assert [row.get("saturated") for row in run.rows] == [4, 8, 9]  # a worker has counted its own
     assert run.warnings[0].startswith("step 1: 4 values")

@@ -181,11 +181,11 @@ def test_a_rate_that_is_held():
     optim = OptimConfig(lr_scheduler_type="reduce_lr_on_plateau", loraplus_lr_ratio=4.0)
     schedule = Schedule(optim, 10)
     before = schedule.row(3).copy()
-    schedule.held = 3e-5
+    schedule.fixed_rate = 3e-5
     assert schedule.rate(3) == 3e-5
     assert schedule.row(3)[[0, 3]].tolist() == np.float32([3e-5, 4 * 3e-5]).tolist()
     assert schedule.row(3)[[1, 2]].tolist() == before[[1, 2]].tolist()
-    schedule.held = None
+    schedule.fixed_rate = None
     assert schedule.row(3).tobytes() == before.tobytes()
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.config import TrainConfig
-from qlora_wgpu.training.observers import WorkerFigures
+from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.step_log import log_window
 
 
@@ -53,7 +53,7 @@ def test_what_is_not_known_of_every_step_is_not_told(window, loss, hits):
 
 
 def test_a_row_tells_what_else_there_is():
-    workers = {name: WorkerFigures(name, n, n, 2.0) for name, n in (("a", 30), ("b", 10))}
+    workers = {name: WorkerMetrics(name, n, n, 2.0) for name, n in (("a", 30), ("b", 10))}
     sources = SimpleNamespace(until=lambda step: {"one": step})
     run = run_of((6.0, 2.0, 1.0, 0.5), balance=0.1, saturated=3, sources=sources, workers=workers)
     log_window(run)

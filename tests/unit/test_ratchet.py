@@ -17,7 +17,7 @@ ENGINE = [
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
 FILES = {"engine": 242, "product": 180}
-LINES = {"engine": 36_000, "product": 43_350}
+LINES = {"engine": 36_000, "product": 43_500}
 TRAINING = {"engine": 105, "product": 81}  # files that a run of two steps passes through
 
 

@@ -86,6 +86,10 @@ def convert_file(
     else:
         values = read_yaml_file(path, aliases=True).values
     dialect = dialect_of(values)
+    if dialect is None and "model" in values and values.keys() <= sections().keys():
+        raise ConfigError(
+            f"{path} is already a configuration of qlora-wgpu: it needs no conversion"
+        )
     if dialect is None:
         names = ", ".join(d.name for d in DIALECTS)
         raise ConfigError(f"{path} is not recognized as a configuration of {names} by its keys")

@@ -138,9 +138,9 @@ class Draft:
     def resolve(self, given: Any) -> str:
         """A path relative to the current directory, or else to the file's folder."""
         path = str(given)
-        beside = self.file.parent / path
-        is_beside = not files.exists(Path(path)) and files.exists(beside)
-        return beside.as_posix() if is_beside else path
+        in_folder = self.file.parent / path
+        is_in_folder = not files.exists(Path(path)) and files.exists(in_folder)
+        return in_folder.as_posix() if is_in_folder else path
 
     def is_file(self, path: str) -> bool:
         """Whether a data set is one file, which has no splits."""

@@ -75,7 +75,7 @@ class EvalConfig(Section):
 
     @property
     def aim(self) -> str:
-        """What the best adapter has, such as ``highest rewards/margins``."""
+        """The criterion of the best adapter, such as ``highest rewards/margins``."""
         return f"{'highest' if self.more_is_better else 'lowest'} {self.metric_for_best_model}"
 
 

@@ -223,7 +223,7 @@ class LayerOps:
     def gated_delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, *sizes: int
     ) -> Tensor:
-        """The gated delta rule within each sample; see ``ops.gated_delta`` for the sizes."""
+        """The gated delta rule within each sample; see ``ops.delta_net`` for the sizes."""
         return gated_delta_rule(self.g, q, k, v, decay, beta, self.batch, *sizes)
 
     def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
