@@ -294,6 +294,10 @@ class Dataset(Sequence[Example]):
         """Largest token id; -1 if there are no tokens."""
         return max((int(piece.max()) for piece in self._pieces(self._ids)), default=-1)
 
+    def prompt_row(self, number: int) -> Any:
+        """The ``PromptRow`` of an example; None unless the data set has prompts alone."""
+        return None
+
     @property
     def source_of(self) -> npt.NDArray[np.int32] | None:
         """The index of each example's data set in ``source_names``; None without a mixture."""

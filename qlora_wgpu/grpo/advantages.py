@@ -1,4 +1,4 @@
-"""Advantages of completions within their groups, and what TRL logs of rewards."""
+"""Advantages of completions within their groups, and TRL's metrics of rewards."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class AdvantageConfig:
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
         "sum_then_normalize"
     )
+    leave_one_out: bool = False  # whether the baseline is the mean of the others (RLOO)
+    normalize_advantages: bool = False  # whether RLOO's are normalized over all completions
+    reward_clip_range: tuple[float, float] | None = None  # of RLOO's rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +55,20 @@ class Scores:
         }
 
 
-def score(rewards: Array, weights: Array, config: AdvantageConfig) -> Scores:
-    """Compares each completion with its group, whose completions are neighbours.
+def score(
+    rewards: Array, weights: Array, config: AdvantageConfig, penalties: Array | None = None
+) -> Scores:
+    """Compares each completion with its group; the completions of a group are consecutive.
 
     Args:
         rewards: (completions, functions); NaN where a function gives no reward.
         weights: (functions,).
         config: How rewards are scaled and added up.
+        penalties: (completions,), subtracted from RLOO's rewards; by default none.
     """
     size = config.num_generations
+    if config.leave_one_out:
+        return _leave_one_out(rewards, weights, config, penalties)
     if config.multi_objective_aggregation == "normalize_then_sum":
         grouped = rewards.reshape(-1, size, rewards.shape[1])
         normalized = np.stack([_normalized(group) for group in grouped]).reshape(rewards.shape)
@@ -76,6 +84,28 @@ def score(rewards: Array, weights: Array, config: AdvantageConfig) -> Scores:
         advantages = totals - np.repeat([_mean(group) for group in groups], size)
         if config.scale_rewards != "none":
             advantages = advantages / (spread + _EPSILON)
+    return Scores(rewards, weights, np.nan_to_num(advantages, nan=0.0), np.abs(spread) <= _ZERO)
+
+
+def _leave_one_out(
+    rewards: Array, weights: Array, config: AdvantageConfig, penalties: Array | None
+) -> Scores:
+    totals = _totals(rewards, weights)
+    if config.reward_clip_range is not None:
+        totals = np.clip(totals, *config.reward_clip_range)
+    if penalties is not None:
+        totals = totals - penalties
+    size = config.num_generations
+    groups = totals.reshape(-1, size)
+    spread = np.repeat([_std(group) if size > 1 else 0.0 for group in groups], size)
+    others = (~np.isnan(groups)).sum(axis=1, keepdims=True) - 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        baselines = (np.nansum(groups, axis=1, keepdims=True) - groups) / others
+    advantages = totals - baselines.reshape(-1)
+    if size == 1:
+        advantages = np.zeros(len(totals))
+    if config.normalize_advantages:
+        advantages = (advantages - _mean(advantages)) / (_std(advantages) + _EPSILON)
     return Scores(rewards, weights, np.nan_to_num(advantages, nan=0.0), np.abs(spread) <= _ZERO)
 
 

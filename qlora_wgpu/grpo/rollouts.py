@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.data import Batch, Example
+from qlora_wgpu.data import Example
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.grpo.advantages import AdvantageConfig, Scores, score
@@ -22,41 +22,43 @@ from qlora_wgpu.model.steps import PolicyInputs
 from qlora_wgpu.ops.policy import Policy, token_weights
 from qlora_wgpu.training.batching import padded_batch
 
-Checked = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+IntArray = npt.NDArray[np.int64]
+Checked = tuple[IntArray, IntArray, IntArray]  # ids, targets and mask
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A row of the data."""
+    """A prompt of the data."""
 
-    ids: Sequence[int]  # its tokens, up to where the model answers
-    shown: Any  # what reward functions get: a string, or messages
+    ids: Sequence[int]  # its tokens
+    shown: Any  # the prompt for reward functions: a string, or messages
     columns: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns
 
     @property
     def is_chat(self) -> bool:
-        """Whether it consists of messages, and its completions of one, too."""
+        """Whether it consists of messages; its completions are then one message each."""
         return not isinstance(self.shown, str)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model has answered."""
+    """A sampled completion."""
 
     ids: Sequence[int]  # its tokens, with the one that ends it
-    is_truncated: bool  # whether it has reached the maximum before that
+    is_truncated: bool  # whether it reached the maximum length
 
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Completions that were sampled together, in the order of their groups."""
+    """Completions that were sampled together; those of a prompt are consecutive."""
 
     prompts: Sequence[Prompt]  # of each completion
     completions: Sequence[Completion]
     texts: Sequence[str]  # of each completion
     scores: Scores
-    is_learned: npt.NDArray[np.bool_]  # whether each completion has a loss
+    has_loss: npt.NDArray[np.bool_]  # whether each completion has a loss
+    config: AdvantageConfig = field(default_factory=lambda: AdvantageConfig(1))
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -64,10 +66,15 @@ class Rollout:
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each completion that have a loss."""
-        return np.array([len(c.ids) for c in self.completions]) * self.is_learned
+        return np.array([len(c.ids) for c in self.completions]) * self.has_loss
 
-    def metrics(self, names: list[str]) -> dict[str, float]:
-        """What TRL logs of it, by its names."""
+    def penalized(self, penalties: npt.NDArray[np.float64]) -> Rollout:
+        """The rollout with advantages of RLOO's rewards less these penalties."""
+        given = self.scores
+        return replace(self, scores=score(given.rewards, given.weights, self.config, penalties))
+
+    def metrics(self, names: Sequence[str]) -> dict[str, float]:
+        """TRL's metrics of the completions and rewards, by its names."""
         lengths = np.array([len(c.ids) for c in self.completions])
         is_cut = np.array([c.is_truncated for c in self.completions])
         ended = lengths[~is_cut] if not is_cut.all() else np.zeros(1)
@@ -80,11 +87,11 @@ class Rollout:
             "completions/min_terminated_length": float(ended.min()),
             "completions/max_terminated_length": float(ended.max()),
         }
-        return shown | self.scores.metrics(names)
+        return shown | self.scores.metrics(list(names))
 
 
 def seed_of(*numbers: int) -> int:
-    """A seed of 32 bits that follows from some numbers."""
+    """A seed of 32 bits, a hash of some numbers."""
     digest = hashlib.sha256(np.array(numbers, "<i8").tobytes()).digest()
     return int.from_bytes(digest[:4], "little")
 
@@ -97,19 +104,27 @@ def sample_completions(
     *,
     max_completion_length: int,
     stop_ids: Collection[int],
-) -> list[Completion]:
-    """A completion of each prompt, sampled with its own seed, whatever is sampled with it."""
+    is_stopped: Callable[[], bool] = lambda: False,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Completion] | None:
+    """A completion of each prompt, which depends on its own seed alone; None if stopped."""
     requests = [
         engine.add(
             prompt.ids,
-            _with_seed(sampling, seed),
+            replace(sampling, seed=seed),
             max_new_tokens=max_completion_length,
             stop_ids=stop_ids,
         )
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
     while not engine.is_idle:
+        if is_stopped():
+            for request in requests:
+                request.cancel()
+            engine.step()
+            return None
         engine.step()
+        progress(sum(request.finish_reason is not None for request in requests))
     return [
         Completion(
             request.ids if request.stop_token is None else [*request.ids, request.stop_token],
@@ -117,10 +132,6 @@ def sample_completions(
         )
         for request in requests
     ]
-
-
-def _with_seed(sampling: Sampling, seed: int) -> Sampling:
-    return Sampling(**{**vars(sampling), "seed": seed})
 
 
 def evaluate_completions(
@@ -133,7 +144,7 @@ def evaluate_completions(
     *,
     mask_truncated_completions: bool = False,
 ) -> Rollout:
-    """Scores completions, whose groups are neighbours."""
+    """Scores completions; those of a prompt are consecutive."""
     columns = {key: [p.columns.get(key) for p in prompts] for key in prompts[0].columns}
     given: dict[str, Sequence[Any]] = {
         **columns,
@@ -146,7 +157,7 @@ def evaluate_completions(
     }
     scores = score(rewards_of(functions, given), np.array(weights, np.float64), config)
     kept = np.array([not (mask_truncated_completions and c.is_truncated) for c in completions])
-    return Rollout(prompts, completions, texts, scores, kept)
+    return Rollout(prompts, completions, texts, scores, kept, config)
 
 
 # ---- micro-batches -------------------------------------------------------------------------------
@@ -154,21 +165,28 @@ def evaluate_completions(
 
 @dataclass(frozen=True, eq=False)
 class PolicyBatch:
-    """A micro-batch of completions, as a step takes it."""
+    """A micro-batch of completions."""
 
-    batch: Batch
-    ids: npt.NDArray[np.int64]  # (batch, seq)
-    targets: npt.NDArray[np.int64]  # (batch, seq)
-    mask: npt.NDArray[np.int64]  # (batch, seq)
+    ids: IntArray  # (batch, seq)
+    targets: IntArray  # (batch, seq)
+    mask: IntArray  # (batch, seq)
     policy: PolicyInputs
     tokens: int  # without padding
 
 
-class RolloutBatches:
-    """A rollout's micro-batches, in rows of one completion each.
+@dataclass(frozen=True, eq=False)
+class LogProbs:
+    """Log probabilities of the targets of some micro-batches, each (batch, seq)."""
 
-    Log probabilities of the sampling adapter and of the reference are computed once, when it is
-    made: before the adapter is updated.
+    old: Sequence[FloatArray]  # by the adapter that has sampled the completions
+    reference: Sequence[FloatArray]  # by the reference model; zeros without one
+
+
+class RolloutBatches:
+    """The micro-batches of completions that were sampled together, a completion per row.
+
+    Log probabilities of the sampling adapter and of the reference model are computed when it is
+    made, before the adapter is updated.
     """
 
     def __init__(
@@ -180,72 +198,98 @@ class RolloutBatches:
         batch_size: int,
         longest: int,
         max_completion_length: int,
+        start: FloatArray | None = None,
+        known: LogProbs | None = None,
     ) -> None:
-        """Computes log probabilities.
+        """Computes log probabilities, unless they are known.
 
         Args:
-            model: With the adapter that has sampled the completions.
-            rollout: Its completions; ``batch_size`` divides their number.
+            model: The model with the adapter that has sampled the completions.
+            rollout: The completions; their number is a multiple of ``batch_size``.
             policy: The objective.
             batch_size: Completions of a micro-batch.
-            longest: The maximum number of tokens of a row.
+            longest: Maximum number of tokens of a row.
             max_completion_length: As in ``token_weights``.
+            start: Flat parameters of the reference model's adapter; None for none.
+            known: Log probabilities that were computed before.
         """
-        self._rollout, self._policy = rollout, policy
-        self._batch_size, self._max_completion_length = batch_size, max_completion_length
-        starts = range(0, len(rollout), batch_size)
-        self._collated = [self._collate(first, longest) for first in starts]
-        self._checked: list[Checked] = []
-        for batch in self._collated:
-            ids, labels, mask = (
-                np.asarray(a, np.int64)
-                for a in (batch.input_ids, batch.labels, batch.attention_mask)
-            )
-            self._checked.append((ids, shifted_targets(labels, mask), mask))
-        self._old = [model.token_logps(*checked) for checked in self._checked]
-        self._reference = [np.zeros_like(logps) for logps in self._old]
-        if policy.has_reference:
-            with model.disable_adapter():
-                self._reference = [model.token_logps(*checked) for checked in self._checked]
+        self._policy, self._batch_size = policy, batch_size
+        self._max_completion_length = max_completion_length
+        self._checked = [
+            self._collate(rollout, first, longest) for first in range(0, len(rollout), batch_size)
+        ]
+        self.logps = known or self._log_probs(model, start)
+        if known is None and policy.loss_type == "rloo" and policy.has_reference:
+            rollout = rollout.penalized(policy.beta * self._divergences())
+        self.rollout = rollout
 
     def __len__(self) -> int:
-        return len(self._collated)
+        return len(self._checked)
 
     def __iter__(self) -> Iterator[PolicyBatch]:
-        return map(self._made, range(len(self)))
+        return iter(self.blocks(range(len(self))))
 
-    def _collate(self, first: int, longest: int) -> Batch:
-        rollout = self._rollout
+    @property
+    def kl(self) -> float | None:
+        """RLOO's mean KL divergence per token; None for objectives that compute it in a step."""
+        if self._policy.loss_type != "rloo" or not self._policy.has_reference:
+            return None
+        return float(self._divergences().sum() / max(self.rollout.lengths.sum(), 1))
+
+    def blocks(self, numbers: Sequence[int]) -> list[PolicyBatch]:
+        """The micro-batches of a step, by their indices.
+
+        Completions without loss count in the divisor, to which the others of the step add their
+        shares.
+        """
+        lengths, size = self.rollout.lengths, self._batch_size
+        items = lengths.sum() / len(self)
+        made = [
+            token_weights(
+                self._policy.loss_type, lengths[n * size : (n + 1) * size], items,
+                self._max_completion_length,
+            )
+            for n in numbers
+        ]  # fmt: skip
+        present = [lengths[n * size : (n + 1) * size] > 0 for n in numbers]
+        missing = sum(shares[~own].sum() for (_, shares), own in zip(made, present, strict=True))
+        more = np.float32(missing / max(sum(own.sum() for own in present), 1))
+        batches = []
+        for n, (weights, shares), own in zip(numbers, made, present, strict=True):
+            ids, targets, mask = self._checked[n]
+            advantages = self.rollout.scores.advantages[n * size : (n + 1) * size]
+            policy = PolicyInputs(
+                shares[own] + more, weights[own], advantages[own].astype(np.float32),
+                self.logps.old[n], self.logps.reference[n],
+            )  # fmt: skip
+            batches.append(PolicyBatch(ids, targets, mask, policy, int((mask > 0).sum())))
+        return batches
+
+    def _collate(self, rollout: Rollout, first: int, longest: int) -> Checked:
         rows = []
         for number in range(first, first + self._batch_size):
             prompt, completion = rollout.prompts[number], rollout.completions[number]
             ids = np.array([*prompt.ids, *completion.ids], np.int32)
             labels = ids.copy()
-            labels[: len(prompt.ids) if rollout.is_learned[number] else None] = IGNORE_INDEX
+            labels[: len(prompt.ids) if rollout.has_loss[number] else None] = IGNORE_INDEX
             rows.append([Example(ids, labels)])
-        return padded_batch(rows, self._batch_size, longest)
-
-    def _made(self, number: int) -> PolicyBatch:
-        first = number * self._batch_size
-        own = slice(first, first + self._batch_size)
-        lengths = self._rollout.lengths
-        items = lengths.sum() / len(self)
-        present = lengths[own] > 0  # samples without a label are none to the kernels
-        weights, shares = token_weights(
-            self._policy.loss_type, lengths[own], items, self._max_completion_length
+        batch = padded_batch(rows, self._batch_size, longest)
+        ids, labels, mask = (
+            np.asarray(a, np.int64) for a in (batch.input_ids, batch.labels, batch.attention_mask)
         )
-        ids, targets, mask = self._checked[number]
-        advantages = self._rollout.scores.advantages[own].astype(np.float32)
-        policy = PolicyInputs(
-            _whole(shares, present), weights[present], advantages[present], self._old[number],
-            self._reference[number],
-        )  # fmt: skip
-        tokens = int((mask > 0).sum())
-        return PolicyBatch(self._collated[number], ids, targets, mask, policy, tokens)
+        return ids, shifted_targets(labels, mask), mask
 
+    def _log_probs(self, model: QLoRAModel, start: FloatArray | None) -> LogProbs:
+        old = [model.token_logps(*checked) for checked in self._checked]
+        reference = [np.zeros_like(logps) for logps in old]
+        if self._policy.has_reference:
+            with model.disable_adapter():
+                if start is not None:
+                    model.write_parameters(start)
+                reference = [model.token_logps(*checked) for checked in self._checked]
+        return LogProbs(old, reference)
 
-def _whole(shares: FloatArray, present: npt.NDArray[np.bool_]) -> FloatArray:
-    """The shares of completions with labels, which add up to those of all."""
-    kept = shares[present]
-    missing = shares.sum() - kept.sum()
-    return kept + np.float32(missing / max(len(kept), 1))
+    def _divergences(self) -> npt.NDArray[np.float64]:
+        """RLOO's KL divergence of each completion, summed over its tokens."""
+        pairs = zip(self.logps.old, self.logps.reference, strict=True)
+        return np.concatenate([(old - other).sum(axis=1, dtype=np.float64) for old, other in pairs])

@@ -19,14 +19,14 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo")
-"""What ``loss_type`` may be."""
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "rloo")
+"""The values of ``loss_type``; rloo is that of RLOOTrainer."""
 _UNBOUNDED = 3e38
 METRICS = (
     "kl", "clipped_low", "clipped_high", "clipped", "tokens", "completions", "least_clipped_low",
     "most_clipped_high",
 )  # fmt: skip
-"""What stats hold from ``STATS_METRICS`` on: see shaders/policy/total.wgsl."""
+"""The sums in stats from ``STATS_METRICS`` on: see shaders/policy/total.wgsl."""
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -48,8 +48,18 @@ class Policy:
 
     @property
     def has_reference(self) -> bool:
-        """Whether it reads the reference's log probabilities."""
+        """Whether it needs the reference's log probabilities."""
         return self.beta != 0.0
+
+    @property
+    def has_divergence(self) -> bool:
+        """Whether the KL divergence is a term of the loss; RLOO subtracts it from the rewards."""
+        return self.has_reference and self.loss_type != "rloo"
+
+    @property
+    def has_sequence_ratios(self) -> bool:
+        """Whether a completion has one ratio."""
+        return self.sequence_level or self.loss_type == "rloo"
 
 
 def token_weights(
@@ -69,7 +79,7 @@ def token_weights(
     """
     count = len(lengths)
     ones = np.ones(count)
-    if loss_type in ("grpo", "sapo"):
+    if loss_type in ("grpo", "sapo", "rloo"):
         weights, shares = 1 / np.maximum(lengths, 1), ones
     elif loss_type == "bnpo":
         weights, shares = ones / max(lengths.sum(), 1), ones / count
@@ -93,13 +103,13 @@ def policy_loss(
     assert samples is not None and rows is not None, "the batch was laid out without completions"
     tensors = {"losses": losses, "completions": rows, "batch_info": batch.info}
     ratios = None
-    if given.sequence_level:
+    if given.has_sequence_ratios:
         ratios = g.float_vector("ratios of completions", 2 * samples.capacity)
         g.launch(
             "policy/ratios.wgsl",
             row_workgroups(g, samples.capacity),
             {**tensors, "samples": samples.table, "ratios": ratios},
-            constants=row_constants(g),
+            constants={**row_constants(g), "SUMMED": given.loss_type == "rloo"},
         )
     factors = g.float_vector("factors of label rows", batch.rows)
     terms = matrix("terms of label rows", 1, 4 * batch.rows, "float32")
@@ -109,7 +119,7 @@ def policy_loss(
         batch.rows,
         {
             **tensors,
-            "row_samples": samples.of_rows if given.sequence_level else None,
+            "row_samples": samples.of_rows if given.has_sequence_ratios else None,
             "ratios": ratios,
             "terms": terms,
             "factors": factors,
@@ -124,8 +134,9 @@ def policy_loss(
             "negative": given.sapo_temperature_neg,
         },
         {
-            "SEQUENCE": given.sequence_level,
-            "REFERENCE": given.has_reference,
+            "SEQUENCE": given.has_sequence_ratios,
+            "SUMMED": given.loss_type == "rloo",
+            "REFERENCE": given.has_divergence,
             "CORRECTION": given.use_bias_correction_kl,
         },
     )
@@ -133,16 +144,16 @@ def policy_loss(
         "policy/total.wgsl",
         (1, 1, 1),
         {"terms": terms, "samples": samples.table, "batch_info": batch.info, "stats": stats},
-        constants={**one_row(g), "SEQUENCE": given.sequence_level},
+        constants={**one_row(g), "SEQUENCE": given.has_sequence_ratios},
     )
     return factors
 
 
 def means(sums: Mapping[str, float], given: Policy) -> dict[str, float]:
-    """What TRL logs of some sums, by its names; ``sums`` by those of ``METRICS``."""
+    """TRL's metrics by its names, from sums by the names of ``METRICS``."""
     tokens = max(sums["tokens"], 1.0)
-    count = max(sums["completions"], 1.0) if given.sequence_level else tokens
-    shown = {"kl": sums["kl"] / tokens} if given.has_reference else {}
+    count = max(sums["completions"], 1.0) if given.has_sequence_ratios else tokens
+    shown = {"kl": sums["kl"] / tokens} if given.has_divergence else {}
     if given.loss_type == "cispo":
         return shown | {"cispo_clip_ratio": sums["clipped_high"] / count}
     if given.loss_type == "sapo":

@@ -6,7 +6,8 @@
 // with REFERENCE plus β·KL, KL = exp(ref - log p) - (ref - log p) - 1, times r with CORRECTION.
 //   terms[i] = (w · loss, KL, r < 1 - ε and A < 0, r > 1 + ε_high and A > 0)
 //   factors[i] = -w · d loss / d log p: rows' losses are negative log probabilities.
-// Of cispo the last term is r > ε_high and A > 0.
+// Of cispo the last term is r > ε_high and A > 0. With SUMMED the slope of r by log p is not divided by
+// the sample's number of labels.
 //
 // completions: of each label row log p when it was sampled, and the reference's; w; and A. One
 // invocation a label row. Launcher: ops/policy.py.
@@ -90,5 +91,8 @@ fn each(i: u32) {
         let high = ratio > highest && advantage > 0.0;
         terms[i] = vec4<f32>(row.z * made.x, divergence, f32(low), f32(high));
         factors[i] = -row.z * made.y;
+//#if SUMMED
+        factors[i] *= of_sample.y;
+//#endif
     }
 }

@@ -1,6 +1,7 @@
 // ratios[s] = (Σ (log p - old log p), Σ KL) / labels, over the label rows of sample s: the logarithm
 // of the length-normalized ratio of the sample's probabilities (GSPO, arXiv 2507.18071), and the mean
-// of its divergences from the reference.
+// of its divergences from the reference. With SUMMED the logarithm of the ratio itself, Σ (log p - old
+// log p), and the number of labels.
 //
 // THREADS invocations share a sample. Launcher: ops/policy.py.
 //#include common/row_reduce.wgsl
@@ -29,6 +30,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     sum = reduce_sum(sum, local.x);
     divergence = reduce_sum(divergence, local.x);
     if (local.x == 0u && sample < batch_info[3]) {
-        ratios[sample] = vec2<f32>(sum, divergence) / f32(max(span.y - span.x, 1u));
+        let count = f32(max(span.y - span.x, 1u));
+//#if SUMMED
+        ratios[sample] = vec2<f32>(sum, count);
+//#else
+        ratios[sample] = vec2<f32>(sum, divergence) / count;
+//#endif
     }
 }

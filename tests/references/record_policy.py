@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_trainer import RLOOTrainer
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -54,7 +55,11 @@ def trainer(case):
     }  # fmt: skip
     high = options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"]
     same = SimpleNamespace(
-        gather=lambda x: x, reduce=lambda x, **_: x, num_processes=1, sync_gradients=True
+        gather=lambda x: x,
+        reduce=lambda x, **_: x,
+        gather_for_metrics=lambda x: x,
+        num_processes=1,
+        sync_gradients=True,
     )
     made = SimpleNamespace(
         model=SimpleNamespace(training=True),
@@ -114,11 +119,13 @@ def record(case):
         "advantages": torch.from_numpy(advantages()), "old_per_token_logps": old,
         "ref_per_token_logps": reference, "num_items_in_batch": inputs["completion_mask"].sum(),
     }  # fmt: skip
+    inputs["old_logps"] = (old * inputs["completion_mask"]).sum(1)
+    kind = RLOOTrainer if options["loss_type"] == "rloo" else GRPOTrainer
     optimizer = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.0)
     losses, gradients, names = [], [], sorted(trained, key=peft_name)
     for _ in range(STEPS):
         self._metrics["train"].clear()
-        loss = GRPOTrainer._compute_loss(self, model, inputs)
+        loss = kind._compute_loss(self, model, inputs)
         loss.backward()
         losses.append(loss.item())
         gradients.append([

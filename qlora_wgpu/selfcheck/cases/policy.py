@@ -32,6 +32,7 @@ _BETA, _EPSILON, _HIGH, _DELTA = 0.04, 0.2, 0.28, 1.5
 @each(
     ("grpo", False, True), ("bnpo", False, False), ("dr_grpo", True, True), ("dapo", False, True),
     ("luspo", True, False), ("cispo", False, True), ("sapo", False, True), ("grpo", True, True),
+    ("rloo", True, True),
 )  # fmt: skip
 def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bool) -> None:
     """Ratios on both sides of both bounds, advantages of both signs and zero."""
@@ -50,7 +51,8 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
     ratios = rng.choice([0.5, 0.75, 0.95, 1.0, 1.1, 1.23, 1.33, 1.8], len(rows))
     if sequence_level:
         ratios = rng.choice([0.7, 1.0, 1.2, 1.4], len(lengths))[of_rows]
-    old = (logps - np.log(ratios)).astype(np.float32).astype(np.float64)
+    apart = np.log(ratios) / (tokens[of_rows] if loss_type == "rloo" else 1)
+    old = (logps - apart).astype(np.float32).astype(np.float64)
     reference = (logps + rng.normal(0.0, 0.3, len(rows))).astype(np.float32).astype(np.float64)
     advantages = np.array([1.5, -0.5, -2.0, 0.0, 0.75, -1.25, 1.0, -0.3])
     high = 1.25 if loss_type == "cispo" else _HIGH
@@ -67,18 +69,30 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
     batch = run.batch(mask, targets=targets, policy=given)
     losses = np.zeros((mask.size, 2))
     losses[: len(rows), 0] = -logps
+    is_summed = loss_type == "rloo"
+    beta, delta = (0.0, np.inf) if is_summed else (_BETA, _DELTA)
     stats, policy = (
         run.float32(_START[None]),
-        Policy(loss_type, _BETA, _EPSILON, high, _DELTA, sequence_level, 1.0, corrects),
+        Policy(
+            loss_type,
+            beta,
+            _EPSILON,
+            high,
+            None if is_summed else delta,
+            sequence_level,
+            1.0,
+            corrects,
+        ),
     )
     made = policy_loss(run.graph, run.float32(losses.reshape(1, -1)), batch, stats, policy)
     got_stats, got = run.run(stats, made)
 
     means = (of_rows == np.arange(len(lengths))[:, None]) / tokens[:, None]
+    of_ratio = means * tokens[:, None] if is_summed else means
     wanted = advantages[of_rows]
     ratio = np.exp(logps - old)
     if sequence_level:
-        ratio = np.exp(means @ (logps - old))[of_rows]
+        ratio = np.exp(of_ratio @ (logps - old))[of_rows]
 
     def total(logps: Array) -> Array:
         if loss_type == "cispo":
@@ -86,9 +100,9 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
             apart = reference - logps
             divergence = (np.exp(apart) - apart - 1) * np.exp(logps - old)
             return (weights[of_rows] * (loss + _BETA * divergence)).sum()
-        mean_ratio = (means * (logps - old)).sum(axis=1)[of_rows] if sequence_level else None
+        mean_ratio = (of_ratio * (logps - old)).sum(axis=1)[of_rows] if sequence_level else None
         losses = policy_reference.token_losses(
-            logps, old, reference, wanted, loss_type, _BETA, _EPSILON, high, _DELTA,
+            logps, old, reference, wanted, loss_type, beta, _EPSILON, high, delta,
             mean_ratio=mean_ratio, corrects=corrects,
         )  # fmt: skip
         return (weights[of_rows] * losses).sum()
@@ -101,6 +115,7 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
     sums[:2] += total(logps), shares.sum()
     at = STATS_METRICS
     sums[at : at + 6] += (
+        0.0 if is_summed else
         ((np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)).sum(),
         low_clipped.sum(), high_clipped.sum(), (low_clipped | high_clipped).sum(), len(rows),
         len(lengths),
