@@ -23,8 +23,8 @@ from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.preferences import PAIRED, UNPAIRED, format_of
-from qlora_wgpu.data.prompt_rows import PromptSource
 from qlora_wgpu.data.prepared import cache_folder, key_of, load_or_build
+from qlora_wgpu.data.prompt_rows import PromptSource
 from qlora_wgpu.data.row_formats import TokenizedExample
 from qlora_wgpu.data.row_source import (
     AnswerSource,

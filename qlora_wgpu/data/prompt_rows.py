@@ -76,7 +76,8 @@ class PromptSource(RowSource):
         """Reads and encodes all prompts."""
         examples, rows, dropped, empty, longest = [], [], 0, 0, 0
         limit, number = self.how.max_seq_length, 0
-        for number, (where, made) in enumerate(self._prompts(), 1):
+        for where, made in self._prompts():
+            number += 1
             if made is None:
                 empty += 1
                 continue

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import ConfigError, RewardError
 
 _START = 60.0  # seconds for a file to be imported
 
@@ -56,15 +56,15 @@ class RewardProcess:
         """The rewards of a batch.
 
         Raises:
-            DataError: If the function raises, or takes too long.
+            RewardError: If the function raises, or takes too long.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # of a process that has ended, which is told below
-            self._process.stdin.write(json.dumps(batch) + "\n")
+            self._process.stdin.write(json.dumps(batch, default=str) + "\n")
             self._process.stdin.flush()
         answer = self._answer(self._timeout)
         if "error" in answer:
-            raise DataError(f"reward function {self._where}: {answer['error']}")
+            raise RewardError(f"reward function {self._where}: {answer['error']}")
         rewards: Sequence[float | None] = answer["rewards"]
         return rewards
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.errors import ConfigError, DataError, brief
+from qlora_wgpu.errors import ConfigError, RewardError, brief
 from qlora_wgpu.grpo.advantages import Array
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -194,7 +194,7 @@ def built_in(name: str, options: Mapping[str, Any]) -> RewardFunction:
 def _column(columns: Mapping[str, Any], name: str, function: str) -> Sequence[Any]:
     if name not in columns:
         known = sorted(key for key in columns if key not in ("prompts", "completion_ids"))
-        raise DataError(
+        raise RewardError(
             f"reward function {function}: the rows have no column {brief(name)} "
             f"(columns: {', '.join(known) or 'none'})"
         )
@@ -215,22 +215,22 @@ def rewards_of(
         batch: Their keyword arguments: prompts, completions, completion_ids and columns.
 
     Raises:
-        DataError: If a function raises, or returns something else than a finite number or None for
-            each completion; it names the function and the completion.
+        RewardError: If a function raises, or returns anything but a finite number or None for each
+            completion; it names the function and the completion.
     """
     count = len(batch["completions"])
     rewards = np.full((count, len(functions)), np.nan)
     for place, (name, function) in enumerate(functions.items()):
         try:
             made = list(function(**batch))
-        except DataError:
+        except RewardError:
             raise
         except Exception as err:
-            raise DataError(
+            raise RewardError(
                 f"reward function {name} failed: {type(err).__name__}: {str(err)[:200]}"
             ) from err
         if len(made) != count:
-            raise DataError(
+            raise RewardError(
                 f"reward function {name} returned {len(made)} rewards for {count} completions"
             )
         for number, reward in enumerate(made):
@@ -239,7 +239,7 @@ def rewards_of(
             is_number = isinstance(reward, int | float | np.number) and math.isfinite(reward)
             if not is_number:
                 text = brief(text_of(batch["completions"][number]))
-                raise DataError(
+                raise RewardError(
                     f"reward function {name} returned {brief(reward)}, not a finite number or "
                     f"None, for the completion {text}"
                 )

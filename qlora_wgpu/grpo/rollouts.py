@@ -199,7 +199,7 @@ class RolloutBatches:
         longest: int,
         max_completion_length: int,
         start: FloatArray | None = None,
-        known: LogProbs | None = None,
+        known: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         """Computes log probabilities, unless they are known.
 
@@ -211,14 +211,18 @@ class RolloutBatches:
             longest: Maximum number of tokens of a row.
             max_completion_length: As in ``token_weights``.
             start: Flat parameters of the reference model's adapter; None for none.
-            known: Log probabilities that were computed before.
+            known: Old and reference log probabilities that were computed before, flat.
         """
         self._policy, self._batch_size = policy, batch_size
         self._max_completion_length = max_completion_length
         self._checked = [
             self._collate(rollout, first, longest) for first in range(0, len(rollout), batch_size)
         ]
-        self.logps = known or self._log_probs(model, start)
+        self.logps = (
+            self._log_probs(model, start)
+            if known is None
+            else LogProbs(self._shaped(known[0]), self._shaped(known[1]))
+        )
         if known is None and policy.loss_type == "rloo" and policy.has_reference:
             rollout = rollout.penalized(policy.beta * self._divergences())
         self.rollout = rollout
@@ -278,6 +282,14 @@ class RolloutBatches:
             np.asarray(a, np.int64) for a in (batch.input_ids, batch.labels, batch.attention_mask)
         )
         return ids, shifted_targets(labels, mask), mask
+
+    def _shaped(self, flat: FloatArray) -> list[FloatArray]:
+        """Log probabilities by micro-batch."""
+        ends = np.cumsum([ids.size for ids, _, _ in self._checked])
+        parts = np.split(flat, ends[:-1])
+        return [
+            own.reshape(ids.shape) for own, (ids, _, _) in zip(parts, self._checked, strict=True)
+        ]
 
     def _log_probs(self, model: QLoRAModel, start: FloatArray | None) -> LogProbs:
         old = [model.token_logps(*checked) for checked in self._checked]

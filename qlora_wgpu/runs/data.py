@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
@@ -19,6 +20,7 @@ from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import DataReader, warn_of_long_rows
 from qlora_wgpu.training.observers import Unwatched
+from qlora_wgpu.training.policies import RolloutPlan, plan_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class PreparedData:
     path: str  # the path it was read from
     dataset: Dataset  # the examples
     tokenizer: Tokenizer  # the tokenizer that encoded them
-    plan: BatchSampler  # how they are divided into steps
+    plan: BatchSampler | RolloutPlan  # how they are divided into steps
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class RunData:
 
     train: Dataset  # the training data
     held_out: Dataset | None  # the evaluation data
-    plan: BatchSampler  # how the training data is divided into steps
+    plan: BatchSampler | RolloutPlan  # how the training data is divided into steps
     max_seq_length: int  # maximum number of tokens of a row
     prompts: tuple[SamplePrompt, ...] = ()  # prompts of the samples
 
@@ -71,7 +73,7 @@ def prepare(
     tokenizer = tokenizer_of(settings, folder)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
-    return PreparedData(path, dataset, tokenizer, BatchSampler.of(dataset.lengths, settings))
+    return PreparedData(path, dataset, tokenizer, plan_of(dataset.lengths, settings))
 
 
 def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
@@ -112,8 +114,25 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
         positions=longest_text(source.pretrained.config),
     )  # fmt: skip
     train, held_out = reader.read()
-    plan = BatchSampler.of(train.lengths, settings)
+    refuse_long_completions(settings, train, held_out, source)
+    plan = plan_of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
+
+
+def refuse_long_completions(
+    settings: Config, train: Dataset, held_out: Dataset | None, source: OpenedModel
+) -> None:
+    """Refuses completions that may exceed the maximum length of the model."""
+    limit = longest_text(source.pretrained.config)
+    if settings.train.objective not in POLICY_OBJECTIVES or limit is None:
+        return
+    longest = max(train.longest, 0 if held_out is None else held_out.longest)
+    if longest + settings.grpo.max_completion_length > limit:
+        raise ConfigError(
+            f"the longest prompt has {longest:,} tokens; with grpo.max_completion_length "
+            f"({settings.grpo.max_completion_length:,}) that exceeds the model's maximum of "
+            f"{limit:,}: lower grpo.max_completion_length or data.max_seq_length"
+        )
 
 
 def warn_of_cache(observer: Observer) -> None:

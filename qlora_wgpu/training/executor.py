@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
+from qlora_wgpu.model.steps import LossSums, PolicyInputs, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.preferences import PreferenceBatch
 
@@ -79,6 +79,7 @@ class MicroBatch:
     samples: PreferenceInputs | None = None  # the inputs of DPO, ORPO and KTO
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
+    policy: PolicyInputs | None = None  # the inputs of GRPO and RLOO
 
     @classmethod
     def of_answers(
@@ -155,7 +156,7 @@ class LocalExecutor:
             self._compile(batch.ids.shape)
             self._model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
-                weights=batch.weights, samples=batch.samples,
+                weights=batch.weights, samples=batch.samples, policy=batch.policy,
             )  # fmt: skip
         return True
 

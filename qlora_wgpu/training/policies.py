@@ -17,6 +17,7 @@ from qlora_wgpu.data import epoch_order
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import STEPS
 from qlora_wgpu.ops.policy import Policy
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.executor import MicroBatch
 
 
@@ -114,6 +115,13 @@ class RolloutPlan:
     def dropout_key(self, step: int, block: int) -> int:
         """The 32-bit key of a micro-batch's dropout masks."""
         return zlib.crc32(np.array([self.seed, step, block], np.uint64).tobytes())
+
+
+def plan_of(lengths: npt.NDArray[np.int64], config: Config) -> BatchSampler | RolloutPlan:
+    """How a run's data is divided into steps."""
+    if config.train.objective in POLICY_OBJECTIVES:
+        return RolloutPlan.of(lengths, config)
+    return BatchSampler.of(lengths, config)
 
 
 class Rollouts(Protocol):
