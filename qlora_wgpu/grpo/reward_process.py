@@ -1,4 +1,4 @@
-"""Reward functions of the user's own files, each in a process with a time limit.
+"""Reward functions in the user's own files, each in a process with a time limit.
 
 A file runs with the user's rights, if the command line or the caller allows it. A process of its
 own keeps what it prints out of a run's output, and a batch that takes too long can be ended.
@@ -59,7 +59,7 @@ class RewardProcess:
             RewardError: If the function raises, or takes too long.
         """
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # of a process that has ended, which is told below
+        with contextlib.suppress(OSError):  # of a process that has ended, which is reported below
             self._process.stdin.write(json.dumps(batch, default=str) + "\n")
             self._process.stdin.flush()
         answer = self._answer(self._timeout)
@@ -67,6 +67,11 @@ class RewardProcess:
             raise RewardError(f"reward function {self._where}: {answer['error']}")
         rewards: Sequence[float | None] = answer["rewards"]
         return rewards
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """Ends the process."""

@@ -20,6 +20,7 @@ from qlora_wgpu.grpo.advantages import Array
 RewardFunction = Callable[..., Sequence[float | None]]
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
+_MOST_TRIED = 256  # completions of a batch on which a function has failed
 _LONGEST = 100_000  # characters of a completion that patterns are tried on
 
 
@@ -205,6 +206,18 @@ def _column(columns: Mapping[str, Any], name: str, function: str) -> Sequence[An
 # ---- calling them --------------------------------------------------------------------------------
 
 
+def _on_which(function: RewardFunction, batch: Mapping[str, Sequence[Any]]) -> str:
+    """The first completion that a function fails on by itself, in words; may be empty."""
+    if not getattr(function, "is_running", True):
+        return ""
+    for number, completion in enumerate(batch["completions"][:_MOST_TRIED]):
+        try:
+            function(**{key: [values[number]] for key, values in batch.items()})
+        except Exception:
+            return f" (on the completion {brief(text_of(completion))})"
+    return ""
+
+
 def rewards_of(
     functions: Mapping[str, RewardFunction], batch: Mapping[str, Sequence[Any]]
 ) -> Array:
@@ -223,12 +236,11 @@ def rewards_of(
     for place, (name, function) in enumerate(functions.items()):
         try:
             made = list(function(**batch))
-        except RewardError:
-            raise
         except Exception as err:
-            raise RewardError(
-                f"reward function {name} failed: {type(err).__name__}: {str(err)[:200]}"
-            ) from err
+            what = f"reward function {name} failed: {type(err).__name__}: {str(err)[:200]}"
+            if isinstance(err, RewardError):
+                what = str(err)
+            raise RewardError(f"{what}{_on_which(function, batch)}") from err
         if len(made) != count:
             raise RewardError(
                 f"reward function {name} returned {len(made)} rewards for {count} completions"

@@ -63,11 +63,17 @@ class RolloutSampler:
         self._generation = -1  # the one that the batches are of
         self._batches: RolloutBatches | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
+        self._seconds = 0.0
         self._start: npt.NDArray[np.float32] | None = None
         if run.config.lora.init_from is not None:  # it is part of the reference model
             self._start = run.model.read_flat(run.model.adapter.parameters).copy()
 
     # -- steps -------------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """The time that sampling and scoring have taken since the first step."""
+        return self._seconds
 
     def begin(self, step: int) -> bool:
         """Samples and scores a step's completions if they are not there; False if stopped."""
@@ -80,6 +86,7 @@ class RolloutSampler:
         prompts = [prompt_of(self._run.rows, number) for number in numbers]
         seeds = [seed_of(self._plan.seed, generation, n) for n in range(len(prompts))]
         rollout = self._sampled(prompts, seeds, "sampling completions", size)
+        self._seconds += time.perf_counter() - began
         if rollout is None:
             return False
         self._batches = self._batched(rollout)
@@ -88,7 +95,6 @@ class RolloutSampler:
         shown = dict(rollout.metrics(list(self._rewards.functions)))
         if (kl := self._batches.kl) is not None:
             shown["kl"] = kl
-        shown["generation_seconds"] = time.perf_counter() - began
         self._metrics[step] = shown
         self._log(step, rollout, size)
         return True
@@ -110,6 +116,10 @@ class RolloutSampler:
     def metrics(self, step: int) -> Mapping[str, float]:
         """TRL's metrics of the completions that were sampled for this step; empty for none."""
         return self._metrics.pop(step, {})
+
+    def close(self) -> None:
+        """Ends the processes of reward functions in files."""
+        self._rewards.close()
 
     # -- evaluations -------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
@@ -20,7 +19,7 @@ from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import DataReader, warn_of_long_rows
 from qlora_wgpu.training.observers import Unwatched
-from qlora_wgpu.training.policies import RolloutPlan, plan_of
+from qlora_wgpu.training.policies import RolloutPlan, plan_of, refuse_long_completions
 
 
 @dataclass(frozen=True)
@@ -114,25 +113,9 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
         positions=longest_text(source.pretrained.config),
     )  # fmt: skip
     train, held_out = reader.read()
-    refuse_long_completions(settings, train, held_out, source)
+    refuse_long_completions(settings, train, held_out, source.pretrained.config)
     plan = plan_of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
-
-
-def refuse_long_completions(
-    settings: Config, train: Dataset, held_out: Dataset | None, source: OpenedModel
-) -> None:
-    """Refuses completions that may exceed the maximum length of the model."""
-    limit = longest_text(source.pretrained.config)
-    if settings.train.objective not in POLICY_OBJECTIVES or limit is None:
-        return
-    longest = max(train.longest, 0 if held_out is None else held_out.longest)
-    if longest + settings.grpo.max_completion_length > limit:
-        raise ConfigError(
-            f"the longest prompt has {longest:,} tokens; with grpo.max_completion_length "
-            f"({settings.grpo.max_completion_length:,}) that exceeds the model's maximum of "
-            f"{limit:,}: lower grpo.max_completion_length or data.max_seq_length"
-        )
 
 
 def warn_of_cache(observer: Observer) -> None:

@@ -27,6 +27,7 @@ class ThroughputMeter:
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._tokens = 0
+        self._begin = 0.0
         self._paused = 0.0
 
     def _now(self) -> float:
@@ -34,7 +35,8 @@ class ThroughputMeter:
 
     def start(self) -> None:
         """Marks the start of the first step."""
-        self._marks.append((self._now(), self._tokens))
+        self._begin = self._now()
+        self._marks.append((self._begin, self._tokens))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -49,6 +51,11 @@ class ThroughputMeter:
         """Marks the end of a step with this many tokens."""
         self._tokens += tokens
         self._marks.append((self._now(), self._tokens))
+
+    @property
+    def seconds(self) -> float:
+        """The time since the first step, without what was paused."""
+        return max(self._now() - self._begin, 1e-9)
 
     @property
     def tokens_per_second(self) -> float:

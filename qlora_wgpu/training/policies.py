@@ -6,15 +6,16 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
-from qlora_wgpu.data import epoch_order
+from qlora_wgpu.data import Dataset, epoch_order
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.limits import STEPS
 from qlora_wgpu.ops.policy import Policy
 from qlora_wgpu.training.batching import BatchSampler
@@ -124,8 +125,28 @@ def plan_of(lengths: npt.NDArray[np.int64], config: Config) -> BatchSampler | Ro
     return BatchSampler.of(lengths, config)
 
 
+def refuse_long_completions(
+    settings: Config, train: Dataset, held_out: Dataset | None, base: Mapping[str, Any]
+) -> None:
+    """Refuses completions that may exceed the maximum of a model with this config.json."""
+    limit = longest_text(base)
+    if settings.train.objective not in POLICY_OBJECTIVES or limit is None:
+        return
+    longest = max(train.longest, 0 if held_out is None else held_out.longest)
+    if longest + settings.grpo.max_completion_length > limit:
+        raise ConfigError(
+            f"the longest prompt has {longest:,} tokens; with grpo.max_completion_length "
+            f"({settings.grpo.max_completion_length:,}) that exceeds the model's maximum of "
+            f"{limit:,}: lower grpo.max_completion_length or data.max_seq_length"
+        )
+
+
 class Rollouts(Protocol):
     """Samples and scores the completions that a run's steps train on."""
+
+    @property
+    def seconds(self) -> float:
+        """The time that sampling and scoring have taken since the first step."""
 
     def begin(self, step: int) -> bool:
         """Samples and scores a step's completions if they are not there; False if stopped."""
@@ -135,6 +156,9 @@ class Rollouts(Protocol):
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """TRL's metrics of the completions that were sampled for this step; empty for none."""
+
+    def close(self) -> None:
+        """Frees what it has opened."""
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """TRL's metrics of completions of the held-out prompts."""

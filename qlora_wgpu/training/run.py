@@ -46,7 +46,12 @@ from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMete
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
 from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
-from qlora_wgpu.training.policies import RolloutPlan, Rollouts, policy_of
+from qlora_wgpu.training.policies import (
+    RolloutPlan,
+    Rollouts,
+    policy_of,
+    refuse_long_completions,
+)
 from qlora_wgpu.training.preferences import PreferenceData, preference_of, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
@@ -108,7 +113,6 @@ class Run:
         self._overwrite, self._resume = overwrite, resume
         self._executor, self._texts, self._listed = executor, texts, callbacks
         self._started: float | None = None
-        self._logged_at = 0.0  # when the last row was logged
 
     # -- from start to end -------------------------------------------------------------------------
 
@@ -125,6 +129,8 @@ class Run:
             at_end.enter_context(exclusive(self.model, self.config.output.dir))
             self._check_data()
             optimizer = self._prepare()
+            if self.rollouts is not None:
+                at_end.callback(self.rollouts.close)
             self._open_folder(at_end)
             evaluator = Evaluator(self)
             texts = SampleLogger(self, self._texts, evaluator)
@@ -206,6 +212,7 @@ class Run:
         plateau = first_plateau(config, held_out=self.held_out is not None)
         self.state = RunState(aim=config.eval.aim, plateau=plateau)
         self.plan = RolloutPlan.of(self.rows.lengths, config)
+        refuse_long_completions(config, self.rows, self.held_out, self.model.folder.config)
         self.longest = max(config.data.max_seq_length, self.plan.longest)
 
     def _prepare(self) -> Optimizer:
@@ -271,8 +278,7 @@ class Run:
                 evaluator.measure(0)
             self.state.eval_loss_before = self.state.eval_loss
         note_total_steps(self)
-        self._logged_at = time.perf_counter()
-        self._started = self._logged_at - self.state.seconds  # with earlier parts
+        self._started = time.perf_counter() - self.state.seconds  # with earlier parts
         self.sources = SourceCounter(self.rows, self.plan)
 
     @contextmanager
@@ -333,12 +339,6 @@ class Run:
         """Updates the time that the run has taken so far."""
         if self._started is not None:
             self.state.seconds = time.perf_counter() - self._started
-
-    def generation_share(self, seconds: float) -> float:
-        """The share of the time since the last logged row that this many seconds are."""
-        now = time.perf_counter()
-        passed, self._logged_at = now - self._logged_at, now
-        return min(seconds / max(passed, 1e-9), 1.0)
 
     def logged(self, row: Row) -> None:
         """Reports a row of logged steps."""

@@ -199,10 +199,8 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
 def _policy_metrics(run: Run) -> Row:
     """The mean metrics of GRPO or RLOO by TRL's names, and the share of time in generation."""
     means = {name: total / count for name, (total, count) in run.state.averages.items()}
-    seconds = means.pop("generation_seconds", None)
-    if seconds is not None:
-        spent = seconds * run.state.averages["generation_seconds"][1]
-        means["generation_share"] = run.generation_share(spent)
+    if run.rollouts is not None:
+        means["generation_share"] = run.rollouts.seconds / run.throughput.seconds
     return dict(means)
 
 
