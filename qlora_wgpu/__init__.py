@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from qlora_wgpu.families.family import register_family
     from qlora_wgpu.generation import QLoRAModel
     from qlora_wgpu.generation.generate import generate
+    from qlora_wgpu.grpo.trainer import Trainer
     from qlora_wgpu.runs import estimate, evaluate, open_adapter
     from qlora_wgpu.runs.reporting import RunHistory, read_log
-    from qlora_wgpu.training import Step, Trainer, TrainerCallback, TrainResult
+    from qlora_wgpu.training import Step, TrainerCallback, TrainResult
     from qlora_wgpu.version import __version__
 
 __all__ = [
@@ -58,7 +59,8 @@ _ROOMS = {
     "generation": ("QLoRAModel", "generate"),
     "runs.reporting": ("RunHistory", "read_log"),
     "runs": ("estimate", "evaluate", "open_adapter"),
-    "training": ("Step", "TrainResult", "Trainer", "TrainerCallback"),
+    "grpo.trainer": ("Trainer",),
+    "training": ("Step", "TrainResult", "TrainerCallback"),
     "version": ("__version__",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

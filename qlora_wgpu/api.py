@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -36,7 +36,7 @@ from qlora_wgpu.training import Observer, TrainerCallback, TrainResult
 from qlora_wgpu.training.callbacks import check_callbacks
 from qlora_wgpu.training.observers import Unwatched
 
-_ARGUMENTS = ("callbacks", "overwrite", "resume", "overrides", "quiet")
+_ARGUMENTS = ("callbacks", "overwrite", "resume", "overrides", "quiet", "allow_code")
 _OTHER_ARGUMENTS = {
     "observer": "callbacks", "observers": "callbacks", "peft_config": "lora",
     "resume_from_checkpoint": "resume", "overwrite_output_dir": "overwrite", "verbose": "quiet",
@@ -98,6 +98,8 @@ def train(
     resume: bool = False,
     overrides: Sequence[str] = (),
     quiet: bool = False,
+    reward_funcs: Sequence[Callable[..., Any]] = (),
+    allow_code: bool = False,
     **settings: Any,
 ) -> TrainResult:
     """Fine-tunes a model and prints the progress, like ``qlora-wgpu train``.
@@ -119,6 +121,10 @@ def train(
             bit-exactly, or to start it if there is none. A finished run is not trained again.
         overrides: Strings such as ``"optim.learning_rate=1e-4"``, for a YAML file.
         quiet: Whether to print nothing.
+        reward_funcs: Reward functions of GRPO and RLOO with TRL's signature, in addition to those
+            of ``grpo.reward_funcs``.
+        allow_code: Whether ``grpo.reward_funcs`` may name functions in files, which run with your
+            rights.
         **settings: Settings that override the configuration's: by key (``learning_rate=1e-4``), by
             section (``optim={"learning_rate": 1e-4}``), or by both
             (``**{"optim.learning_rate": 1e-4}``).
@@ -136,6 +142,7 @@ def train(
         OutOfMemoryError: If the model does not fit into the device's memory.
         TrainingError: If the loss is not finite or diverges.
         CallbackError: If a callback failed; the run is saved.
+        RewardError: If a reward function failed; the run is saved.
     """
     check_callbacks(callbacks)
     _refuse_other_arguments(settings)
@@ -144,6 +151,7 @@ def train(
     require_own_peers(config, values, named)
     options: dict[str, Any] = {
         "overwrite": overwrite, "resume": resume, "callbacks": callbacks,
+        "reward_funcs": reward_funcs, "allow_code": allow_code,
     }  # fmt: skip
     if quiet:
         return runs.train(values, **options)

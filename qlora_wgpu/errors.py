@@ -41,6 +41,10 @@ class DataError(QLoRAError):
     """A data set cannot be read, or has no tokens to train on."""
 
 
+class RewardError(DataError):
+    """A reward function of a run failed; the run is saved."""
+
+
 class TokenizerError(QLoRAError):
     """A tokenizer or chat template is missing or broken."""
 

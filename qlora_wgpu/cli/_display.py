@@ -237,6 +237,8 @@ class TrainingDisplay(Display):
         if self._task is None:
             return
         loss = "no labels" if row["loss"] is None else f"loss {row['loss']:.4f}"
+        if (reward := row.get("reward")) is not None:
+            loss = f"reward {reward:.4f}  length {row['completions/mean_length']:.1f}"
         loss += _rewards(row)
         speed = f"{row['tokens_per_second']:,.0f} tok/s"
         if self._workers:
@@ -271,7 +273,10 @@ class TrainingDisplay(Display):
 
     def evaluation(self, row: dict[str, Any]) -> None:
         """Prints a line."""
-        line = f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}"
+        held_out = f"held-out loss {row['eval_loss']:.4f}"
+        if (reward := row.get("eval_reward")) is not None:
+            held_out = f"held-out reward {reward:.4f}"
+        line = f"step {row['step']:>5}  {held_out}"
         line += _rewards(row, "eval_")
         if (hits := row.get("eval_mean_token_accuracy")) is not None:
             line += f"  token accuracy {hits:.1%}"

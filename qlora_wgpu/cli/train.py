@@ -16,6 +16,7 @@ from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.values import REWARD
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError, shell_command, shell_word
 from qlora_wgpu.runs.settings import as_config, require_own_peers
@@ -42,11 +43,16 @@ from qlora_wgpu.visible import without_empty_lines
     is_flag=True,
     help="Print a JSON object per event instead, and the result at the end.",
 )
+@click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Allow grpo.reward_funcs to run functions of Python files, with your rights.",
+)
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors, on stderr.")
 @click.pass_obj
 def train(
     journal: Journal | None, config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool,
-    as_json: bool, quiet: bool,
+    as_json: bool, quiet: bool, allow_code: bool,
 ) -> None:  # fmt: skip
     """Fine-tune a model as configured in CONFIG.
 
@@ -61,19 +67,21 @@ def train(
     console = Terminal(ignore_errors=True, stderr=as_json or quiet)
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
-    again, noted = _command(config, overrides, "--resume"), JournalObserver(journal)
+    flags = ["--allow-code"] if allow_code else []
+    again, noted = _command(config, overrides, *flags, "--resume"), JournalObserver(journal)
+    options = {"overwrite": overwrite, "resume": resume, "allow_code": allow_code}
     try:
         if as_json or quiet:
             lines = (EventRows(partial(write_json, ignore_errors=True)),) if as_json else ()
             watchers = (*lines, Unwatched(), noted)  # warnings are on stderr
-            result = _watched_run(settings, watchers, overwrite=overwrite, resume=resume)
+            result = _watched_run(settings, watchers, **options)
         else:
-            result = shown_run(console, settings, noted, overwrite=overwrite, resume=resume)
+            result = shown_run(console, settings, noted, **options)
     except KeyboardInterrupt:  # before the first step, or a second one; else it is a result
         if (noted.has_folder or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             message = f"stopped; checkpoints are kept, and `{again}` continues"
         else:  # the run to be replaced still exists
-            restart = _command(config, overrides, "--overwrite") if overwrite else again
+            restart = _command(config, overrides, *flags, "--overwrite") if overwrite else again
             message = f"stopped before the first checkpoint; `{restart}` starts the run again"
         console.print(message, style="yellow", soft_wrap=True)
         raise
@@ -100,8 +108,8 @@ def _watched_run(settings: Config, observers: Sequence[Observer], **options: Any
     return runs.train(settings, events, **options)
 
 
-def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
-    return shell_command(["qlora-wgpu", "train", config, *overrides, flag])
+def _command(config: str, overrides: tuple[str, ...], *flags: str) -> str:
+    return shell_command(["qlora-wgpu", "train", config, *overrides, *flags])
 
 
 class JournalObserver(Observer):
@@ -151,10 +159,13 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
 
 def _result_rows(result: TrainResult) -> dict[str, str]:
     rows = {}
-    if result.eval_loss_before is not None and result.eval_loss is not None:
+    if result.metric_for_best_model == REWARD:  # whose loss is its negative
+        rows |= _reward_rows(result)
+    elif result.eval_loss_before is not None and result.eval_loss is not None:
         losses = f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
         rows["held-out loss"] = losses
-    if result.best_step is not None and result.best_step != result.steps:
+    is_loss = result.metric_for_best_model != REWARD
+    if is_loss and result.best_step is not None and result.best_step != result.steps:
         best = f"{result.best_eval_loss:.4f}"
         if result.best_metric is not None and result.metric_for_best_model != "loss":
             best += f", {result.metric_for_best_model} {result.best_metric:.4f},"
@@ -166,6 +177,16 @@ def _result_rows(result: TrainResult) -> dict[str, str]:
         f"{result.peak_bytes / 2**20:,.1f} MiB"
     )
     rows["adapter"] = str(result.adapter_dir)
+    return rows
+
+
+def _reward_rows(result: TrainResult) -> dict[str, str]:
+    rows = {}
+    if result.eval_loss_before is not None and result.eval_loss is not None:
+        before, after = -result.eval_loss_before, -result.eval_loss
+        rows["held-out reward"] = f"{before:.4f} before, {after:.4f} after"
+    if result.best_step is not None and result.best_step != result.steps:
+        rows["best"] = f"{result.best_metric:.4f} after step {result.best_step}"
     return rows
 
 

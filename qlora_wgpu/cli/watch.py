@@ -50,8 +50,12 @@ def watch(run: str, once: bool, every: float) -> None:
 def shown(view: RunStatus, width: int) -> RenderableType:
     """A run's state, for a terminal of this width."""
     parts: list[RenderableType] = [_head(view), _latest(view)]
-    loss = smoothed(points(view.steps, "loss"))
-    parts += _plot("loss", loss, points(view.evaluations, "eval_loss"), width)
+    rewards = smoothed(points(view.steps, "reward"))
+    if rewards:
+        parts += _plot("reward", rewards, points(view.evaluations, "eval_reward"), width)
+    else:
+        loss = smoothed(points(view.steps, "loss"))
+        parts += _plot("loss", loss, points(view.evaluations, "eval_loss"), width)
     hits = smoothed(points(view.steps, "mean_token_accuracy"))
     held_out = points(view.evaluations, "eval_mean_token_accuracy")
     parts += _plot("token accuracy", hits, held_out, width)
@@ -74,6 +78,7 @@ def _latest(view: RunStatus) -> RenderableType:
     """The latest metrics."""
     row = view.steps[-1] if view.steps else {}
     parts = [
+        _formatted(row, "reward", "reward {:.4f}"),
         _formatted(row, "loss", "loss {:.4f}"),
         _formatted(row, "mean_token_accuracy", "acc {:.1%}"),
         _formatted(row, "grad_norm", "grad norm {:.3f}"),
@@ -84,6 +89,8 @@ def _latest(view: RunStatus) -> RenderableType:
     if view.evaluations:
         latest = view.evaluations[-1]
         loss = _formatted(latest, "eval_loss", "held-out loss {:.4f}")
+        if latest.get("eval_reward") is not None:
+            loss = _formatted(latest, "eval_reward", "held-out reward {:.4f}")
         hits = _formatted(latest, "eval_mean_token_accuracy", "acc {:.1%}")
         text += f"\n{loss}  {hits}  after step {latest['step']:,}"
     return Text(text)

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.sections.data import DataConfig
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES, GRPOConfig
 from qlora_wgpu.config.sections.model import LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.sections.run import (
     ClusterConfig,
@@ -21,7 +22,7 @@ from qlora_wgpu.config.sections.run import (
     OutputConfig,
 )
 from qlora_wgpu.config.sections.train import OptimConfig, TrainConfig
-from qlora_wgpu.config.values import eval_metrics
+from qlora_wgpu.config.values import LOSS, REWARD, eval_metrics
 from qlora_wgpu.config.yaml import dump_yaml
 from qlora_wgpu.errors import ConfigError
 
@@ -34,6 +35,7 @@ class Config(Section):
     lora: LoraConfig = Field(default_factory=LoraConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     eval: Annotated[EvalConfig, FREE_ON_RESUME] = Field(default_factory=EvalConfig)
     log: Annotated[LogConfig, FREE_ON_RESUME] = Field(default_factory=LogConfig)
@@ -58,6 +60,30 @@ class Config(Section):
                 f"has objective: {value.objective}, which detects rows by their keys and compares "
                 "only answers: leave data.format and data.train_on at auto"
             )
+        if value.objective in POLICY_OBJECTIVES and data.packing:
+            raise ValueError(
+                f"has objective: {value.objective}, which does not support data.packing: set it to "
+                "false"
+            )
+        return value
+
+    @field_validator("grpo")
+    @classmethod
+    def _fits_the_objective(cls, value: GRPOConfig, info: ValidationInfo) -> GRPOConfig:
+        train = info.data.get("train")
+        if train is None:
+            return value
+        if (unused := value.unused_by(train.objective)) is not None:
+            other = "rloo" if train.objective == "grpo" else "grpo"
+            raise ValueError(
+                f"has {unused}, which train.objective: {train.objective} does not use: remove it, "
+                f"or set train.objective: {other}"
+            )
+        if train.objective in POLICY_OBJECTIVES:
+            value.check_sizes(
+                train.objective, train.per_device_train_batch_size,
+                train.gradient_accumulation_steps,
+            )  # fmt: skip
         return value
 
     @field_validator("eval")
@@ -67,6 +93,12 @@ class Config(Section):
         if train is None:
             return value
         known = eval_metrics(train.objective, train.loss_type)
+        name = value.metric_for_best_model
+        if train.objective in POLICY_OBJECTIVES:
+            if name == LOSS and "metric_for_best_model" not in value.model_fields_set:
+                return value.model_copy(update={"metric_for_best_model": REWARD})
+            if name.startswith("rewards/") and name.endswith("/mean"):
+                return value
         if value.metric_for_best_model not in known:
             raise ValueError(
                 f"has metric_for_best_model: {value.metric_for_best_model}, but the metrics of "

@@ -45,7 +45,7 @@ def parse_bytes(text: str) -> int | None:
 
 # ---- metrics of evaluations ----------------------------------------------------------------------
 
-LOSS = "loss"
+LOSS, REWARD = "loss", "reward"
 _ANSWER_METRICS = (
     "rewards/margins", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected",
 )  # fmt: skip
@@ -55,6 +55,8 @@ _METRICS = {
     "dpo": (LOSS, *_PAIR_METRICS, "mean_token_accuracy"),
     "orpo": (LOSS, *_PAIR_METRICS, "nll_loss", "log_odds_ratio", "log_odds_chosen"),
     "kto": (LOSS, *_ANSWER_METRICS),
+    "grpo": (REWARD,),
+    "rloo": (REWARD,),
 }
 
 

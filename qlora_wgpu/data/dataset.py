@@ -17,12 +17,14 @@ import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.config.paths import DataPlace
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template, suitable_template
 from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.preferences import PAIRED, UNPAIRED, format_of
 from qlora_wgpu.data.prepared import cache_folder, key_of, load_or_build
+from qlora_wgpu.data.prompt_rows import PromptSource
 from qlora_wgpu.data.row_formats import TokenizedExample
 from qlora_wgpu.data.row_source import (
     AnswerSource,
@@ -85,6 +87,10 @@ def load_dataset(
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.from_folder(tokenizer)
     selection, source = _open(path, tokenizer, how, progress, held_out=held_out)
+    if isinstance(source, PromptSource):
+        prompts = source.dataset()
+        prompts.left_out = {} if selection is None else selection.left_out
+        return prompts
     folder = None
     if cache and selection is not None and cache_problem() is None:
         folder = cache_folder() / _key(selection, source)
@@ -101,7 +107,10 @@ def encode_rows(
     name: str = "rows",
 ) -> Dataset:
     """Tokenizes rows in memory; errors refer to a row as ``rows[0]``, by ``name``."""
-    dataset = load_or_build(None, _open(rows, tokenizer, how, name=name)[1].fill)
+    source = _open(rows, tokenizer, how, name=name)[1]
+    if isinstance(source, PromptSource):
+        return source.dataset()
+    dataset = load_or_build(None, source.fill)
     dataset.unit = unit_of(how)
     return dataset
 
@@ -135,7 +144,7 @@ def _open(
     held_out: bool = False,
     name: str = "rows",
 ) -> tuple[SplitFiles | None, RowSource]:
-    kind = RowSource if how.objective == "sft" else AnswerSource
+    kind = _source_of(how.objective)
     if not isinstance(data, str | os.PathLike):
         rows = partial(rows_in_memory, _listed(data, name), name)
         return None, kind(name, rows, (), tokenizer, _template(how, tokenizer), how, progress)
@@ -147,11 +156,17 @@ def _open(
     if documents and how.objective != "sft":
         raise DataError(
             f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
-            "answers"
+            f"{'prompts' if how.objective in POLICY_OBJECTIVES else 'answers'}"
         )
     rows = partial(rows_of_files, selection, images=how.images is not None)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source
+
+
+def _source_of(objective: str) -> type[RowSource]:
+    if objective in POLICY_OBJECTIVES:
+        return PromptSource
+    return RowSource if objective == "sft" else AnswerSource
 
 
 def _listed(rows: Any, name: str) -> Any:
@@ -273,6 +288,10 @@ class Subset(Dataset):
 
     def _at(self, number: int) -> Example:
         return self._whole[int(self._numbers[number])]
+
+    def prompt_row(self, number: int) -> Any:
+        """The ``PromptRow`` of an example; None unless the data set has prompts alone."""
+        return self._whole.prompt_row(int(self._numbers[number]))
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:

@@ -329,6 +329,10 @@ class Dataset(Sequence[Example]):
         """Largest token id; -1 if there are no tokens."""
         return max((int(piece.max()) for piece in self._pieces(self._ids)), default=-1)
 
+    def prompt_row(self, number: int) -> Any:
+        """The ``PromptRow`` of an example; None unless the data set has prompts alone."""
+        return None
+
     @property
     def image_sources(self) -> Mapping[str, ImageSource]:
         """The images of the examples by their keys."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,11 @@ class ConcatDataset(Dataset):
         at = bisect_right(self._firsts, number) - 1
         example: Example = self._sets[at][number - self._firsts[at]]
         return example
+
+    def prompt_row(self, number: int) -> Any:
+        """The ``PromptRow`` of an example; None unless the data sets have prompts alone."""
+        at = bisect_right(self._firsts, number) - 1
+        return self._sets[at].prompt_row(number - self._firsts[at])
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:

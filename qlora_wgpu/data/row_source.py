@@ -328,7 +328,7 @@ Answers = tuple[Answer | None, Answer | None]  # chosen and rejected, or one of 
 
 def unit_of(how: PreprocessConfig) -> int:
     """The number of examples in a row."""
-    return 1 if how.objective == "sft" else 2
+    return 2 if how.objective in ANSWER_NAMES else 1
 
 
 class AnswerSource(RowSource):

@@ -40,6 +40,7 @@ class Request:
         self.logprobs = logprobs
         # Set when it has ended
         self.finish_reason: FinishReason | None = None if max_new_tokens else "length"
+        self.stop_token: int | None = None  # the one of ``stop_ids`` that ended it
         self.sampling = sampling
         seed = sampling.seed
         self.seed = secrets.randbits(64) if seed is None else int(seed)
@@ -69,7 +70,7 @@ class Request:
     def take(self, token: int, logits: npt.NDArray[np.float32] | None = None) -> None:
         """Appends a sampled token."""
         if token in self.stop_ids:
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_token = "stop", token
             return
         self.ids.append(token)
         if self.logprobs is not None and logits is not None:

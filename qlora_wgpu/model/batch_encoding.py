@@ -11,7 +11,7 @@ from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.tensor import pad_rows
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.steps import PreferenceInputs, encode_samples
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, encode_samples
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
@@ -191,6 +191,7 @@ def encode_batch(
     samples: PreferenceInputs | None = None,
     images: ImageInputs | None = None,
     blocks: IntArray | None = None,
+    policy: PolicyInputs | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
@@ -237,6 +238,8 @@ def encode_batch(
                 f"the batch requires images of at most {batch.image_capacity} tokens in all"
             )
         put(batch.image_rows.offset, images.rows, np.uint32)
+    if policy is not None:
+        samples = PreferenceInputs(policy.shares, policy.advantages)
     if batch.samples is not None:
         if samples is None:
             raise ShapeError("an objective over answers requires the batch's samples")
@@ -245,6 +248,10 @@ def encode_batch(
         put(batch.info.offset, info, np.uint32)
         put(batch.samples.of_rows.offset, of_rows, np.uint32)
         put(batch.samples.table.offset, table, np.uint32)
+    if batch.completions is not None:
+        if policy is None:
+            raise ShapeError("an objective over completions needs the batch's log probabilities")
+        put(batch.completions.offset, policy.encode(rows, of_rows // 2), np.float32)
     return data
 
 

@@ -33,6 +33,7 @@ from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
 from qlora_wgpu.model.steps import (
     LossSums,
+    PolicyInputs,
     PreferenceInputs,
     StepKind,
     StepOptions,
@@ -246,6 +247,7 @@ class QLoRAModel(AdapterModel):
         weights: FloatArray | None = None,
         samples: PreferenceInputs | None = None,
         images: ImageInputs | None = None,
+        policy: PolicyInputs | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -259,6 +261,7 @@ class QLoRAModel(AdapterModel):
             samples: Inputs of a preference objective (``options.objective.preference``), whose loss
                 is divided by the number of pairs or answers.
             images: The batch's images, by ``image_inputs``.
+            policy: Inputs of an objective over completions (``options.objective.policy``).
 
         Returns:
             Its number of label tokens.
@@ -272,8 +275,9 @@ class QLoRAModel(AdapterModel):
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
         self._run(
-            options, ids, targets, mask, samples, images, dropout_key=dropout_key, weights=weights
-        )
+            options, ids, targets, mask, samples, images, dropout_key=dropout_key,
+            weights=weights, policy=policy,
+        )  # fmt: skip
         return int((targets != IGNORE_INDEX).sum())
 
     def measure(
@@ -299,7 +303,7 @@ class QLoRAModel(AdapterModel):
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
         samples: PreferenceInputs | None,
-        images: ImageInputs | None,
+        images: ImageInputs | None = None,
         **inputs: Any,
     ) -> Program:
         """Writes a micro-batch and runs its step; does not wait."""
@@ -339,6 +343,27 @@ class QLoRAModel(AdapterModel):
         if images is None or not any(map(len, images)):
             return None
         return image_inputs(ids, mask, images, self.architecture)
+
+    def token_logps(
+        self,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+    ) -> FloatArray:
+        """The log probability of each target, float32 (batch, seq), 0 where there is none; waits.
+
+        By the very kernels that train, so that an unchanged model gives the same bits in a step.
+        """
+        options = self.options.step("logps", *ids.shape)
+        losses = self.layout.step(options).sums
+        assert losses is not None
+        with self.device.in_turn:
+            program = self._run(options, ids, targets, mask, None)
+            values = np.frombuffer(program.read(losses), np.float32).reshape(-1, 2)
+        rows = np.flatnonzero(targets.reshape(-1) != IGNORE_INDEX)
+        logps = np.zeros(ids.size, np.float32)
+        logps[rows] = -values[: len(rows), 0]
+        return logps.reshape(ids.shape)
 
     def prepare(self, batch: int, seq: int, *, images: bool = False) -> None:
         """Compiles and allocates what training on this shape needs, with images or without."""

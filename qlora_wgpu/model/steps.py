@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.errors import ConfigError, ShapeError
 from qlora_wgpu.families.family import Architecture, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
@@ -23,7 +23,7 @@ from qlora_wgpu.ops.routing import balance_loss
 from qlora_wgpu.ops.trained import overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 
-StepKind = Literal["train", "loss", "sums", "divergence"]
+StepKind = Literal["train", "loss", "sums", "divergence", "logps"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class StepOptions:
     """One step's shape and what it computes; equal options give equal programs."""
 
     # ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for the log
-    # probability of each sample's answer, ``"divergence"`` for its distance from the reference's.
+    # probability of each sample's answer, ``"divergence"`` for how far that is from the
+    # reference's, ``"logps"`` for the log probability of each label.
     kind: StepKind
     batch: int  # sequences
     seq: int  # tokens of each, padding included
@@ -44,7 +45,10 @@ class StepOptions:
 
     @property
     def is_sampled(self) -> bool:
-        return self.objective.preference is not None or self.kind in ("sums", "divergence")
+        """Whether each sample of a micro-batch counts by itself."""
+        objective = self.objective
+        over_answers = objective.preference is not None or objective.policy is not None
+        return self.kind in ("sums", "divergence") or (over_answers and self.kind != "logps")
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class TrainingOptions:
         plain = StepOptions(kind, batch, seq, image_rows=image_rows)
         if kind == "train":
             return replace(plain, **vars(self))
-        if kind == "loss" and self.objective.preference is not None:
+        if kind == "logps" or (kind == "loss" and self.objective.preference is not None):
             return replace(plain, objective=self.objective)
         return plain
 
@@ -88,6 +92,22 @@ class PreferenceInputs:
     @classmethod
     def plain(cls, count: int) -> PreferenceInputs:
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyInputs:
+    """What is known of a micro-batch's completions besides their tokens, in the order of rows."""
+
+    shares: FloatArray  # what each adds to the step's divisor; see ``ops.policy.token_weights``
+    weights: FloatArray  # the weight of each one's tokens
+    advantages: FloatArray
+    old_logps: FloatArray  # (batch, seq), of each target when the completion was sampled
+    reference_logps: FloatArray  # the same by the reference; zeros without one
+
+    def encode(self, rows: npt.NDArray[np.integer[Any]], of_rows: IntArray) -> FloatArray:
+        """The table of ``BatchBuffers.completions``, (label rows, 4)."""
+        logps = (array.reshape(-1)[rows] for array in (self.old_logps, self.reference_logps))
+        return np.stack([*logps, self.weights[of_rows], self.advantages[of_rows]], axis=1)
 
 
 def encode_samples(
@@ -151,13 +171,18 @@ def trace_step(
         sampled=options.is_sampled,
         images=of.images if options.image_rows else None,
         image_rows=options.image_rows,
+        completions=trains and options.objective.policy is not None,
     )
     write_trained(graph, modules)
     checkpointing = trains and options.checkpointing
     hidden = base.family.forward(graph, of.config, modules, batch, checkpointing=checkpointing)
-    head, routers = head_of(of, modules), batch.routers
-    if options.kind in ("sums", "divergence"):
+    policy, routers = options.objective.policy, batch.routers
+    head = head_of(of, modules, 1.0 if policy is None else policy.temperature)
+    if options.kind in ("sums", "divergence", "logps"):
         losses = label_losses(graph, hidden, head, batch)
+        if options.kind == "logps":
+            losses.storage = Storage("losses of label rows", "activations", losses.nbytes)
+            return PlannedStep(batch, compile_plan(graph), losses)
         if options.kind == "divergence":
             divergence(graph, losses, batch, stats)
             return PlannedStep(batch, compile_plan(graph))
@@ -185,11 +210,18 @@ def write_trained(g: Graph, modules: Modules) -> None:
             write_whole(g, weight.whole, weight.resident)
 
 
-def head_of(architecture: Architecture, modules: Modules) -> Head:
-    bias = modules.norms[architecture.head_bias] if architecture.head_bias else None
-    return Head(
-        modules.head, architecture.logit_scale, architecture.logit_softcap, modules.head_lora, bias
-    )
+def head_of(architecture: Architecture, modules: Modules, temperature: float = 1.0) -> Head:
+    """A model's head, and what its logits go through; they are divided by the temperature."""
+    bias, softcap = None, architecture.logit_softcap
+    if architecture.head_bias:
+        bias = modules.norms[architecture.head_bias]
+        if temperature != 1.0:
+            raise ConfigError(
+                f"{architecture.head_bias}: a head with a bias needs a temperature of 1"
+            )
+    softcap = None if softcap is None else softcap / temperature
+    scale = architecture.logit_scale / temperature
+    return Head(modules.head, scale, softcap, modules.head_lora, bias)
 
 
 def make_sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:

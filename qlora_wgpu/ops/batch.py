@@ -107,6 +107,10 @@ class BatchBuffers:
     # whose tokens see each other in both directions; None if attention is causal.
     blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
+    # float32 (4 · batch · seq), of each label row in their order, for objectives over completions:
+    # its label's log probability when it was sampled, and by the reference; its weight; and its
+    # completion's advantage.
+    completions: Tensor | None = None
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
     images: ImageLayout | None = None  # how images are read, if the batch may have some
@@ -197,6 +201,7 @@ def make_batch_buffers(
     images: ImageLayout | None = None,
     image_rows: int = 0,
     rotated: bool = False,
+    completions: bool = False,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
@@ -204,7 +209,8 @@ def make_batch_buffers(
     blocked = blocked or (images is not None and images.bidirectional and image_rows > 0)
     before_blocks = 5 + weighted + cached + 3 * sampled
     before_images = before_blocks + 3 * blocked
-    windows = before_images + (image_rows > 0)
+    before_completions = before_images + (image_rows > 0)
+    windows = before_completions + 4 * completions
     storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
     def part(name: str, index: int, dtype: str = "uint32", words: int = rows) -> Tensor:
@@ -217,6 +223,10 @@ def make_batch_buffers(
         offset = first * window + 256
         table = vector("samples", 4 * capacity, "uint32", storage, offset)
         samples = SampleBuffers(table, part("row_samples", first + 2), capacity)
+    of_completions = None
+    if completions:
+        offset = before_completions * window + 256
+        of_completions = vector("completions", 4 * rows, "float32", storage, offset)
     return BatchBuffers(
         batch,
         seq,
@@ -235,6 +245,7 @@ def make_batch_buffers(
         drops,
         part("blocks", before_blocks, words=3 * rows) if blocked else None,
         samples,
+        of_completions,
         images=images,
         image_rows=part("image_rows", before_images) if image_rows else None,
         image_capacity=image_rows,

@@ -24,6 +24,7 @@ from qlora_wgpu.ops.logits import (
 )
 from qlora_wgpu.ops.lora_ends import LoraHead
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
+from qlora_wgpu.ops.policy import Policy, policy_loss
 from qlora_wgpu.ops.preference import Preference, preference
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.ops.trained_gradients import HeadGradient, add_whole_head
@@ -39,12 +40,14 @@ class Objective:
     # Whether each row is weighted by its label's probability, as a constant (DFT, arXiv
     # 2508.05629).
     confidence: bool = False
-    preference: Preference | None = None  # the objective over whole answers, if any
+    preference: Preference | None = None  # the objective over whole answers, if it is one
+    policy: Policy | None = None  # the objective over sampled completions, if it is one
 
     @property
     def has_factors(self) -> bool:
-        """Whether each label row's gradient has its own factor."""
-        return self.weighted or self.confidence or self.preference is not None
+        """Whether each label row's gradient is multiplied by a number of its own."""
+        over_answers = self.preference is not None or self.policy is not None
+        return self.weighted or self.confidence or over_answers
 
     @property
     def is_bent(self) -> bool:
@@ -196,6 +199,8 @@ class _Loss:
         given, objective = (self._g, self.losses, self._batch, stats), self._objective
         if objective.preference is not None:
             return preference(*given, objective.preference)
+        if objective.policy is not None:
+            return policy_loss(*given, objective.policy)
         if objective.weighted or objective.confidence:
             return weighted_total(*given, confidence=objective.confidence)
         self._g.launch(

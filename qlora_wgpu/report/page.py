@@ -357,6 +357,7 @@ def inline(rows: Sequence[Mapping[str, Any]], head: str = "") -> str:
 
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
+        *_reward_charts(rows),
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
         *_preference_charts(rows),
         chart("token accuracy", _accuracy(rows), "{:.1%}".format),
@@ -382,9 +383,23 @@ def _preference_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield chart(title, lines, "{:.3g}".format)
 
 
+def _reward_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The mean reward and length of sampled completions."""
+    for key, title in (("reward", "mean reward"), ("completions/mean_length", "mean length")):
+        trained = points(rows, key)
+        lines = [
+            Line("as logged", "faint", trained),
+            Line("training", "main", smoothed(trained)),
+            Line("held-out", "dots", points(rows, f"eval_{key}")),
+        ]
+        yield chart(title, lines, "{:.3g}".format)
+
+
 def _losses(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     """The loss as logged and smoothed, and the held-out loss."""
     loss, held_out = points(rows, "loss"), points(rows, "eval_loss")
+    if points(rows, "reward"):  # the held-out loss is the negative reward
+        held_out = []
     raw, length = Line("as logged", "faint", loss), smoothing_length(len(loss))
     dots = Line("held-out", "dots", held_out)
     if length == 1:
@@ -430,14 +445,15 @@ def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
         return False
     figure = figure_type(figsize=(8, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
-    loss, held_out = points(rows, "loss"), points(rows, "eval_loss")
+    key = "reward" if points(rows, "reward") else "loss"
+    loss, held_out = points(rows, key), points(rows, f"eval_{key}")
     if loss:
         axes.plot(*zip(*loss, strict=True), color="#0a6", alpha=0.3, linewidth=1)
         axes.plot(*zip(*smoothed(loss), strict=True), color="#0a6", label="training, smoothed")
     if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#d63", label="held-out")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel("mean reward" if key == "reward" else "loss (nats per token)")
     axes.grid(alpha=0.3)
     if loss or held_out:
         axes.legend()

@@ -22,6 +22,7 @@ from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import DataReader, warn_of_long_rows
 from qlora_wgpu.training.images import images_of
 from qlora_wgpu.training.observers import Unwatched
+from qlora_wgpu.training.policies import RolloutPlan, plan_of, refuse_long_completions
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class PreparedData:
     path: str  # the path it was read from
     dataset: Dataset  # the examples
     tokenizer: Tokenizer  # the tokenizer that encoded them
-    plan: BatchSampler  # how they are divided into steps
+    plan: BatchSampler | RolloutPlan  # how they are divided into steps
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class RunData:
 
     train: Dataset  # the training data
     held_out: Dataset | None  # the evaluation data
-    plan: BatchSampler  # how the training data is divided into steps
+    plan: BatchSampler | RolloutPlan  # how the training data is divided into steps
     max_seq_length: int  # maximum number of tokens of a row
     prompts: tuple[SamplePrompt, ...] = ()  # prompts of the samples
 
@@ -80,7 +81,7 @@ def prepare(
     images = image_files(folder, lambda: tokenizer)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out, images=images)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
-    return PreparedData(path, dataset, tokenizer, BatchSampler.of(dataset.lengths, settings))
+    return PreparedData(path, dataset, tokenizer, plan_of(dataset.lengths, settings))
 
 
 def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
@@ -123,7 +124,8 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
         positions=longest_text(source.pretrained.config), images=source.images,
     )  # fmt: skip
     train, held_out = reader.read()
-    plan = BatchSampler.of(train.lengths, settings)
+    refuse_long_completions(settings, train, held_out, source.pretrained.config)
+    plan = plan_of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
 
 

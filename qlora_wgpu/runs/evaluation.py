@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import explicit_in
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, DataError, brief, option
 from qlora_wgpu.files import is_dir
@@ -155,6 +156,11 @@ def evaluate(
     if adapter is not None:
         note_differences(named, settings, adapter, observer)
     preference, loaded = preference_of(settings.train), adapter
+    if settings.train.objective in POLICY_OBJECTIVES:
+        raise ConfigError(
+            f"eval is not supported with train.objective: {settings.train.objective}, whose rows "
+            "have no answers: the held-out rewards are in the run's metrics.jsonl"
+        )
     if adapter is None and preference is not None and preference.has_reference:
         loaded = settings.lora.init_from  # the reference of a run that has not started
     source = OpenedModel.open(base_in(settings), settings.model).for_adapter(loaded)

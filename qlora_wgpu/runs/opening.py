@@ -37,6 +37,7 @@ from qlora_wgpu.runs.placement import Placement, fit
 from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.training.policies import policy_of
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
 
@@ -274,7 +275,9 @@ def load_training(
     layout = verified_layout(
         device, lambda: checking_device(settings.device), workload.launches, placed.layout, observer
     )
-    options = training_options(settings.train, weighted=settings.data.has_weights)
+    options = training_options(
+        settings.train, weighted=settings.data.has_weights, policy=policy_of(settings)
+    )
     options = replace(options, checkpointing=workload.step.checkpointing)
     return load_model(layout, device, loading_observer, seed=settings.train.seed, options=options)
 

@@ -14,6 +14,7 @@ import numpy as np
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import config_of_run, find_run
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.messages import with_system
@@ -201,6 +202,8 @@ def longest_sample(prompts: Sequence[SamplePrompt]) -> int:
 
 def _sample_prompt(data: Dataset, index: int, images: ImageFiles | None) -> SamplePrompt:
     example = data[index]
+    if data.prompt_row(index) is not None:
+        return SamplePrompt(example.input_ids.tolist(), [])
     labelled = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
     # The prompt ends at the first label; without a prompt, take the beginning of the text.
     length = labelled[0] if labelled and labelled[0] > 1 else max(1, min(16, len(example) // 2))
@@ -225,6 +228,8 @@ def run_prompts(
     limit = longest_text(source.pretrained.config)
     own, max_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
     if not own:
+        if settings.train.objective in POLICY_OBJECTIVES:
+            max_new = max_new or min(settings.grpo.max_completion_length, _MAX_TOKENS)
         of_data = sample_prompts(data, source.images)
         return tuple(replace(prompt, max_tokens=max_new) for prompt in of_data)
     new_tokens = max_new or _OWN_TOKENS

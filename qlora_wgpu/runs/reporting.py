@@ -304,6 +304,13 @@ class Reporter(Observer):
             f"token accuracy {now}": f"{hits[-1]:.1%}" if hits else "",
             "tokens": f"{last.get('num_tokens', 0):,}",
         }
+        if sampled := [row for row in rows if row.get("reward") is not None]:
+            values = {n: v for n, v in values.items() if not n.startswith(("held-out", "perpl"))}
+            values["mean reward"] = f"{sampled[-1]['reward']:.4f}"
+            held_out = [row["eval_reward"] for row in log.evaluations if "eval_reward" in row]
+            if held_out:
+                values["held-out reward before"] = f"{held_out[0]:.4f}"
+                values[f"held-out reward {now}"] = f"{held_out[-1]:.4f}"
         if rewards := [row for row in rows if "rewards/margins" in row]:
             values = {n: value for n, value in values.items() if not n.startswith("perplexity")}
             values["reward margin"] = f"{rewards[-1]['rewards/margins']:.3f}"

@@ -1,9 +1,11 @@
 """A whole training run, from a configuration to an adapter and its report."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,12 @@ import numpy.typing as npt
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import bucket_length
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.grpo.reward_set import RewardSet
+from qlora_wgpu.grpo.sampler import MOST_AT_ONCE, RolloutSampler
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
@@ -38,9 +44,9 @@ from qlora_wgpu.runs.settings import (
     require_init_from,
     require_own_peers,
 )
-from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload
+from qlora_wgpu.runs.workload import RolloutShape, RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
-from qlora_wgpu.training.batching import sorted_by_length
+from qlora_wgpu.training.batching import BatchSampler, sorted_by_length
 from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_shares
@@ -49,6 +55,7 @@ from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
+from qlora_wgpu.training.policies import RolloutPlan
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
@@ -65,6 +72,8 @@ def train(
     resume: bool = False,
     overrides: Overrides = (),
     callbacks: Sequence[TrainerCallback] = (),
+    reward_funcs: Sequence[Callable[..., Any]] = (),
+    allow_code: bool = False,
 ) -> TrainResult:
     """Fine-tunes a model as ``qlora_wgpu.train`` does, without printing anything.
 
@@ -80,16 +89,41 @@ def train(
         settings = relocate_paths(settings, events)
     page = Reporter(settings, events)
     events.subscribe(page)
+    rewards = _rewards_of(settings, reward_funcs, allow_code=allow_code)
     try:
-        return _train(settings, events, page, callbacks, overwrite=overwrite, resume=resume)
+        return _train(
+            settings, events, page, callbacks, rewards, overwrite=overwrite, resume=resume
+        )
     except BaseException as err:
         page.failed(err)
         raise
+    finally:
+        if rewards is not None:
+            rewards.close()
+
+
+def _rewards_of(
+    settings: Config, functions: Sequence[Callable[..., Any]], *, allow_code: bool
+) -> RewardSet | None:
+    """The reward functions of GRPO and RLOO; None for other objectives."""
+    if settings.train.objective in POLICY_OBJECTIVES:
+        if settings.cluster.scheduler is not None:
+            raise ConfigError(
+                f"train.objective: {settings.train.objective} is not supported on a cluster: "
+                "remove cluster.scheduler"
+            )
+        return RewardSet.of(settings, functions, allow_code=allow_code)
+    if functions:
+        raise ConfigError(
+            f"reward_funcs is not used by train.objective: {settings.train.objective}: set it to "
+            "grpo or rloo"
+        )
+    return None
 
 
 def _train(
-    settings: Config, events: Events, page: Reporter, callbacks: Sequence[TrainerCallback], *,
-    overwrite: bool, resume: bool,
+    settings: Config, events: Events, page: Reporter, callbacks: Sequence[TrainerCallback],
+    rewards: RewardSet | None, *, overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     settings.require_train()
     check_output(settings, overwrite=overwrite, resume=resume)
@@ -110,12 +144,18 @@ def _train(
     events.check()
     shapes = run_shapes(settings, data)
     workload = TrainingWorkload.of(
-        settings, source.pretrained, data.length, shapes, images=features is not None
+        settings,
+        source.pretrained,
+        data.length,
+        shapes,
+        rollout_shape(data, settings),
+        images=features is not None,
     )
     opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
-        own = bool(settings.eval.sample_prompts)  # whose answers end with the turn
+        # Answers to prompts of the configuration, and completions, end with the turn
+        own = bool(settings.eval.sample_prompts) or rewards is not None
         texts = SampleTexts(
             write, source.tokenizer, data.prompts, ends=prompt.stop_ids if own else (),
             all_of_them=own, features=features or {},
@@ -129,6 +169,11 @@ def _train(
         run = Run(
             model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
             executor=executor, texts=texts, callbacks=callbacks, features=features,
+            rollouts=None if rewards is None else partial(
+                RolloutSampler, rewards=rewards, tokenizer=source.tokenizer,
+                stop_ids=prompt.stop_ids,
+                at_once=MOST_AT_ONCE if workload.rollouts is None else workload.rollouts.count,
+            ),
         )  # fmt: skip
         try:
             result = run.train()
@@ -223,6 +268,8 @@ _Lengths = npt.NDArray[np.int64]
 def run_shapes(settings: Config, data: RunData) -> RunShapes:
     """What a run computes in addition to its longest step, to plan its memory."""
     longest = max(settings.data.max_seq_length, data.plan.longest)
+    if isinstance(data.plan, RolloutPlan):
+        return _rollout_shapes(data, data.plan, longest)
     rows, held_out = settings.rows_at_once, data.held_out
     preference = preference_of(settings.train)
     measured: Iterable[int] = ()
@@ -244,6 +291,33 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
         tuple(dict.fromkeys([bucket_length(data.plan.longest, longest), *trained])),
         tuple(answers),
     )
+
+
+def _rollout_shapes(data: RunData, plan: RolloutPlan, longest: int) -> RunShapes:
+    """What GRPO computes: micro-batches of all lengths that completions may have."""
+    most = bucket_length(plan.longest, longest)
+    shortest = int(plan.lengths.min()) + 1
+    lengths = {bucket_length(tokens, longest): None for tokens in range(plan.longest, shortest, -8)}
+    others = [length for length in lengths if length != most]
+    kinds: tuple[StepKind, ...] = ("logps",)
+    return RunShapes(
+        tuple(len(prompt.ids) for prompt in data.prompts),
+        longest_sample(data.prompts),
+        (),
+        (most, *others),
+        tuple((kind, length) for kind in kinds for length in (most, *others)),
+    )
+
+
+def rollout_shape(data: RunData, settings: Config) -> RolloutShape | None:
+    """The generation of GRPO and RLOO; None for other objectives."""
+    plan = data.plan
+    if not isinstance(plan, RolloutPlan):
+        return None
+    prompt = max(data.train.longest, 0 if data.held_out is None else data.held_out.longest)
+    completions = plan.num_prompts * plan.num_generations
+    capacity = prompt + settings.grpo.max_completion_length
+    return RolloutShape(prompt, capacity, min(MOST_AT_ONCE, completions))
 
 
 def _answer_shapes(
@@ -273,8 +347,10 @@ def _answer_shapes(
 
 
 def _training_blocks(data: RunData) -> list[Block]:
-    steps = range(min(data.plan.total_steps, _PLANNED_STEPS))
-    return [block for step in steps for block in data.plan.blocks(step)]
+    plan = data.plan
+    assert isinstance(plan, BatchSampler)
+    steps = range(min(plan.total_steps, _PLANNED_STEPS))
+    return [block for step in steps for block in plan.blocks(step)]
 
 
 def _lengths(blocks: Iterable[Block], lengths: _Lengths, longest: int) -> list[int]:

@@ -37,6 +37,7 @@ from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.ops.tensor import add_to, fill_zero
 from qlora_wgpu.training import training_options
 from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
+from qlora_wgpu.training.policies import policy_of
 
 
 class Workload(ABC):
@@ -90,6 +91,15 @@ class RunShapes:
 
 
 @dataclass(frozen=True)
+class RolloutShape:
+    """The generation of GRPO and RLOO."""
+
+    prompt: int  # tokens of the longest prompt
+    capacity: int  # maximum number of tokens of a prompt with its completion
+    count: int  # maximum number of completions in a batch
+
+
+@dataclass(frozen=True)
 class TrainingWorkload(Workload):
     """Training: the longest step, the updates, and the other programs that its data requires."""
 
@@ -103,20 +113,23 @@ class TrainingWorkload(Workload):
     sides: int = 1  # rows of a micro-batch per row of the batch size: two for pairs
     optim: OptimConfig = field(default_factory=OptimConfig)
     shapes: RunShapes | None = None  # None if the data is unknown
+    rollouts: RolloutShape | None = None  # None unless completions are sampled
 
     @classmethod
     def of(
-        cls, settings: Config, base: Pretrained, length: int, shapes: RunShapes | None = None, *,
-        images: bool = False,
+        cls, settings: Config, base: Pretrained, length: int, shapes: RunShapes | None = None,
+        rollouts: RolloutShape | None = None, *, images: bool = False,
     ) -> TrainingWorkload:  # fmt: skip
         """The workload of a run whose longest row has ``length`` tokens, with images or without."""
         train, rows = settings.train, settings.rows_at_once
-        options = training_options(train, weighted=settings.data.has_weights)
+        options = training_options(
+            train, weighted=settings.data.has_weights, policy=policy_of(settings)
+        )
         step = options.step("train", rows, length, rows * length if images else 0)
         return cls(
             base, step, settings.lora, settings.quant,
             train.compute_dtype, train.gradient_accumulation_steps, AdapterDtypes.of(settings),
-            rows // train.per_device_train_batch_size, settings.optim, shapes,
+            rows // train.per_device_train_batch_size, settings.optim, shapes, rollouts,
         )  # fmt: skip
 
     @property
@@ -141,7 +154,8 @@ class TrainingWorkload(Workload):
             self._other(layout, kind, length)
             for kind, length in (*shapes.answers, *(("loss", n) for n in shapes.held_out))
         ]
-        first = [layout.step(self.step).plan, *self._texts(layout, shapes), training[0]]
+        first = [layout.step(self.step).plan, *self._texts(layout, shapes)]
+        first += [*self.rollout_plans(layout), training[0]]
         if layout.adapter.forms.updates:
             first.append(update_plan(layout, self.optim))
         else:
@@ -152,6 +166,17 @@ class TrainingWorkload(Workload):
         options = TrainingOptions(objective=self.step.objective)
         image_rows = self.step.batch * length if self.step.image_rows else 0
         return layout.step(options.step(kind, self.step.batch, length, image_rows)).plan
+
+    def rollout_plans(self, layout: ModelPlan) -> list[Plan]:
+        """The plans of GRPO's generation and log probabilities; none for other objectives."""
+        given = self.rollouts
+        if given is None:
+            return []
+        prompts = largest_batch(given.prompt, given.capacity, given.count)
+        sizes = [prompts, *((rows, 1) for rows in batch_sizes(given.count))]
+        cache = KVCache(given.capacity, given.count)
+        logps = self._other(layout, "logps", self.step.seq)
+        return [logps, *text_plans(layout, cache, sizes)]
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
         longest = shapes.longest_sample
@@ -182,6 +207,8 @@ class TrainingWorkload(Workload):
             kinds.append("sums")
         if preference is not None and preference.has_divergence:
             kinds.append("divergence")
+        if self.step.objective.policy is not None:
+            kinds = ["logps"]
         plans = [] if layout.dequantize_plan is None else [layout.dequantize_plan]
         plans.append(layout.step(self.step).plan)
         plans += [self._other(layout, kind, self.step.seq) for kind in kinds]

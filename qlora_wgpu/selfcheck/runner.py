@@ -25,7 +25,7 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.steps import PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 
@@ -111,19 +111,21 @@ class Runner:
         weights: npt.NDArray[np.float32] | None = None,
         samples: PreferenceInputs | None = None,
         blocks: npt.NDArray[np.int64] | None = None,
+        policy: PolicyInputs | None = None,
     ) -> BatchBuffers:
         buffers = make_batch_buffers(
             *mask.shape,
             noise=noise,
             weighted=weights is not None,
             drops=dropout_key is not None,
-            sampled=samples is not None,
+            sampled=samples is not None or policy is not None,
             blocked=blocks is not None,
+            completions=policy is not None,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
             buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights, samples=samples,
-            blocks=blocks,
+            blocks=blocks, policy=policy,
         )  # fmt: skip
         return buffers
 

@@ -48,6 +48,8 @@ class RunState:
     window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
     # Sums of DPO, ORPO or KTO metrics in these steps (``ops/preference.py``)
     metrics: list[float] = field(default_factory=list)
+    # Metrics of GRPO or RLOO in these steps, each with its sum and the number of values
+    averages: dict[str, list[float]] = field(default_factory=dict)
     learning_rate: float = 0.0  # the last step's
     grad_norm: float = 0.0  # the last step's
     last_loss: float | None = None  # mean loss of the last logged steps
@@ -73,6 +75,13 @@ class RunState:
         """Adds a step's sums of DPO, ORPO or KTO metrics; older versions stored fewer."""
         both = zip_longest(self.metrics, sums, fillvalue=0.0)
         self.metrics = [before + own for before, own in both]
+
+    def add_averages(self, values: Mapping[str, float]) -> None:
+        """Adds metrics whose mean over the steps is logged, unless they are not finite."""
+        for name, value in values.items():
+            if math.isfinite(value):
+                total, count = self.averages.get(name, (0.0, 0))
+                self.averages[name] = [total + value, count + 1]
 
     def to_json(self) -> str:
         """The state as JSON, which keeps floats bit-exact."""
@@ -171,20 +180,25 @@ def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"
+_ROLLOUT = "rollout.safetensors"
 
 
 def save_checkpoint(
-    folder: Path, model: AdapterModel, state: RunState, identity: Mapping[str, Any]
-) -> None:
+    folder: Path, model: AdapterModel, state: RunState, identity: Mapping[str, Any],
+    rollout: Mapping[str, npt.NDArray[np.generic]] | None = None,
+) -> None:  # fmt: skip
     """Writes everything that a run needs to continue; the folder appears complete or not at all.
 
-    Data order and dropout depend on the seed and the step only, so they need no state.
+    Data order and dropout depend on the seed and the step only, so they need no state; ``rollout``
+    has completions that later steps train on.
     """
     adapter = model.adapter
     with atomic_folder(folder) as unfinished:
         model.save_adapter(unfinished)
         flats = [model.read_flat(each) for each in adapter.moments.vectors]
         write_safetensors(unfinished / _MOMENTS, adapter.moments.split(flats))
+        if rollout:
+            write_safetensors(unfinished / _ROLLOUT, rollout)
         (unfinished / _STATE).write_text(state.to_json(), encoding="utf-8")
         write_manifest(unfinished, {"step": state.step, **identity})
 
@@ -210,6 +224,14 @@ def load_checkpoint(
     for moment, values in zip(adapter.moments.vectors, moments, strict=True):
         model.write_flat(moment, values)
     return state
+
+
+def load_rollout(folder: Path) -> dict[str, npt.NDArray[Any]]:
+    """The completions that a checkpoint stores for later steps; empty if there are none."""
+    if not exists(folder / _ROLLOUT):
+        return {}
+    with SafetensorsFile(folder / _ROLLOUT) as file:
+        return {name: file.raw(name).copy() for name in file.names()}
 
 
 def start_of(folders: list[Path]) -> Mapping[str, npt.NDArray[np.float32]] | None:

@@ -14,6 +14,7 @@ from qlora_wgpu.checkpoint import read_manifest
 from qlora_wgpu.config import Config, DataConfig, TrainConfig
 from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import DataPlace
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import (
     IGNORE_INDEX,
     Dataset,
@@ -38,6 +39,7 @@ from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.observers import Observer, SourceShare
+from qlora_wgpu.training.policies import RolloutPlan
 from qlora_wgpu.training.run_folder import checkpoint_folders
 
 # Desirable to undesirable, weights times numbers: equation 8 of arXiv 2402.01306
@@ -332,6 +334,13 @@ def _integers(value: Any, where: str) -> Any:
 
 def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None:
     """Refuses data that was prepared for another ``train.objective``."""
+    if objective in POLICY_OBJECTIVES:
+        if dataset.prompt_row(0) is None:
+            raise DataError(
+                f"train.objective: {objective} requires prompts: pass a path, or rows with a "
+                "prompt, not token ids"
+            )
+        return
     if dataset.unit == 1:
         if objective != "sft":
             raise DataError(
@@ -382,7 +391,7 @@ class SourceCounter:
     They depend on the plan and the step only, so there is no state.
     """
 
-    def __init__(self, dataset: Dataset, plan: BatchSampler) -> None:
+    def __init__(self, dataset: Dataset, plan: BatchSampler | RolloutPlan) -> None:
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
         self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
 

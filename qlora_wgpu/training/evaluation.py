@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.config.values import AT_EVALUATIONS, LOSS
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums
@@ -111,7 +111,11 @@ class Evaluator:
 
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
-        if (answers := run.held_out_answers) is not None:
+        if run.rollouts is not None:
+            made = run.rollouts.evaluate(step)
+            found = {f"eval_{name}": value for name, value in made.items() if math.isfinite(value)}
+            found = {"eval_loss": -found.get("eval_reward", math.nan), **found}
+        elif (answers := run.held_out_answers) is not None:
             given = run.model, run.executor, answers, rows, run.config.rows_at_once
             loss, count, *metrics = answer_sums(*given, self._progress)
             found = {"eval_loss": loss / count}
@@ -123,11 +127,18 @@ class Evaluator:
             found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
         run.events.activity("")
         loss = found["eval_loss"]
+        if not math.isfinite(loss) and run.rollouts is not None:
+            raise run.failure("no reward function gives a reward for the held-out prompts")
         if not math.isfinite(loss):
             if step == 0:
                 raise run.failure_at_start("the held-out loss is not finite")
             raise run.failure(f"the held-out loss is not finite after step {step}")
         name = run.config.eval.metric_for_best_model
+        if f"eval_{name}" not in found:
+            raise ConfigError(
+                f"eval.metric_for_best_model: {name} is not a metric of the evaluation: it has "
+                f"{', '.join(key.removeprefix('eval_') for key in found)}"
+            )
         metric = found[f"eval_{name}"]
         if not math.isfinite(metric):
             raise run.failure(f"the held-out {name} is not finite after step {step}")

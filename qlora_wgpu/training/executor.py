@@ -13,7 +13,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
+from qlora_wgpu.model.steps import LossSums, PolicyInputs, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.preferences import PreferenceBatch
 
@@ -28,6 +28,7 @@ class ThroughputMeter:
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._tokens = 0
+        self._begin = 0.0
         self._paused = 0.0
 
     def _now(self) -> float:
@@ -35,7 +36,8 @@ class ThroughputMeter:
 
     def start(self) -> None:
         """Marks the start of the first step."""
-        self._marks.append((self._now(), self._tokens))
+        self._begin = self._now()
+        self._marks.append((self._begin, self._tokens))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -50,6 +52,11 @@ class ThroughputMeter:
         """Marks the end of a step with this many tokens."""
         self._tokens += tokens
         self._marks.append((self._now(), self._tokens))
+
+    @property
+    def seconds(self) -> float:
+        """The time since the first step, without what was paused."""
+        return max(self._now() - self._begin, 1e-9)
 
     @property
     def tokens_per_second(self) -> float:
@@ -81,6 +88,7 @@ class MicroBatch:
     images: ImageInputs | None = None  # its images, in a run that has any
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
+    policy: PolicyInputs | None = None  # the inputs of GRPO and RLOO
 
     @classmethod
     def of_answers(
@@ -162,6 +170,7 @@ class LocalExecutor:
             self._model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
                 weights=batch.weights, samples=batch.samples, images=batch.images,
+                policy=batch.policy,
             )  # fmt: skip
         return True
 

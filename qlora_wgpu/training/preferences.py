@@ -16,13 +16,16 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
 from qlora_wgpu.model.steps import PreferenceInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
+from qlora_wgpu.ops.policy import Policy
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
 
 # ---- settings ------------------------------------------------------------------------------------
 
 
-def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
+def training_options(
+    settings: TrainConfig, *, weighted: bool = False, policy: Policy | None = None
+) -> TrainingOptions:
     """Options of training steps, from the ``train`` section; ``weighted`` rows have weights."""
     preference = preference_of(settings)
     return TrainingOptions(
@@ -33,15 +36,16 @@ def training_options(settings: TrainConfig, *, weighted: bool = False) -> Traini
             weighted=weighted,
             confidence=settings.loss == "dft",
             preference=preference,
+            policy=policy,
         ),
         noise=settings.neftune_noise_alpha,
-        router_aux_loss_coef=0.0 if preference else settings.router_aux_loss_coef,
+        router_aux_loss_coef=0.0 if preference or policy else settings.router_aux_loss_coef,
     )
 
 
 def preference_of(settings: TrainConfig) -> Preference | None:
-    """The preference objective (DPO, ORPO or KTO); None for supervised training."""
-    if settings.objective == "sft":
+    """The preference objective (DPO, ORPO or KTO); None for other training."""
+    if settings.objective not in ("dpo", "orpo", "kto"):
         return None
     return Preference(
         settings.objective,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -21,6 +21,7 @@ from qlora_wgpu.errors import (
     DeviceLostError,
     OutOfMemoryError,
     QLoRAError,
+    RewardError,
     TrainingError,
     WeightFileError,
     command,
@@ -34,6 +35,7 @@ from qlora_wgpu.training.callbacks import CallbackHandler, Step, TrainerCallback
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
 from qlora_wgpu.training.data import (
     SourceCounter,
+    as_dataset,
     check_unpaired_balance,
     refuse_other_objectives,
     require_both_kinds,
@@ -45,7 +47,13 @@ from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_fi
 from qlora_wgpu.training.images import Features, FeaturesOfBatch, with_images, without_images
 from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
-from qlora_wgpu.training.preferences import PreferenceData, training_options
+from qlora_wgpu.training.policies import (
+    RolloutPlan,
+    Rollouts,
+    policy_of,
+    refuse_long_completions,
+)
+from qlora_wgpu.training.preferences import PreferenceData, preference_of, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
 from qlora_wgpu.training.start import (
@@ -68,11 +76,12 @@ class Run:
     events: Events  # passes events to observers
     rows: Dataset  # the training data
     held_out: Dataset | None  # the evaluation data
-    plan: BatchSampler  # how the training data is divided into steps
+    plan: BatchSampler | RolloutPlan  # how the training data is divided into steps
     longest: int  # maximum number of tokens of a training row
     executor: Executor  # computes micro-batches
     answers: PreferenceData | None  # the training data of DPO, ORPO or KTO
     held_out_answers: PreferenceData | None  # the evaluation data of DPO, ORPO or KTO
+    rollouts: Rollouts | None  # samples and scores the completions of GRPO and RLOO
     identity: RunFingerprint  # the settings, data and base that checkpoints must match
     folder: RunFolder  # the folder that everything is written to
     state: RunState  # the state that checkpoints store
@@ -89,6 +98,7 @@ class Run:
         held_out: Dataset | None = None, *, overwrite: bool = False, resume: bool = False,
         executor: Executor | None = None, texts: SampleGenerator | None = None,
         callbacks: Sequence[TrainerCallback] = (), features: Features | None = None,
+        rollouts: Callable[[Run], Rollouts] | None = None,
     ) -> None:  # fmt: skip
         """Starts nothing yet.
 
@@ -99,7 +109,8 @@ class Run:
         self.model, self.config, self.events = model, config, events
         self.rows, self.held_out = rows, held_out
         self.throughput, self.stop = ThroughputMeter(), StopRequest()
-        self.best = self.sources = self.callbacks = self.result = None
+        self.best = self.sources = self.callbacks = self.result = self.rollouts = None
+        self._opens_rollouts = rollouts
         self.saved_at, self.saturated, self.workers = -1, 0, {}
         self._overwrite, self._resume = overwrite, resume
         self._executor, self._texts, self._listed = executor, texts, callbacks
@@ -124,6 +135,8 @@ class Run:
             at_end.enter_context(exclusive(self.model, self.config.output.dir))
             self._check_data()
             optimizer = self._prepare()
+            if self.rollouts is not None:
+                at_end.callback(self.rollouts.close)
             self._open_folder(at_end)
             evaluator = Evaluator(self)
             texts = SampleLogger(self, self._texts, evaluator)
@@ -175,6 +188,9 @@ class Run:
     def _check_data(self) -> None:
         """Checks the data for labels and the objective, and divides it into steps."""
         config, size = self.config, self.model.architecture.vocab_size
+        if policy_of(config) is not None:
+            self._check_prompts(size)
+            return
         self.rows = require_labels(self.rows, "train_dataset", size, "nothing to train on")
         if self.held_out:
             name, consequence = "eval_dataset", "there is no loss to measure"
@@ -191,10 +207,26 @@ class Run:
         self.plan = BatchSampler.of(self.rows.lengths, config)
         self.longest = max(config.data.max_seq_length, self.plan.longest)
 
+    def _check_prompts(self, vocabulary: int) -> None:
+        """Checks the prompts of GRPO and RLOO, and divides them into generations and steps."""
+        config = self.config
+        self.rows = as_dataset(self.rows, "train_dataset", vocabulary)
+        refuse_other_objectives(self.rows, "train_dataset", config.train.objective)
+        if self.held_out is not None:
+            self.held_out = as_dataset(self.held_out, "eval_dataset", vocabulary)
+            refuse_other_objectives(self.held_out, "eval_dataset", config.train.objective)
+        plateau = first_plateau(config, held_out=self.held_out is not None)
+        self.state = RunState(aim=config.eval.aim, plateau=plateau)
+        self.plan = RolloutPlan.of(self.rows.lengths, config)
+        refuse_long_completions(config, self.rows, self.held_out, self.model.folder.config)
+        self.longest = max(config.data.max_seq_length, self.plan.longest)
+
     def _prepare(self) -> Optimizer:
         """Allocates the longest step, and computes the reference model if there is one."""
         model, config = self.model, self.config
-        model.options = training_options(config.train, weighted=config.data.has_weights)
+        model.options = training_options(
+            config.train, weighted=config.data.has_weights, policy=policy_of(config)
+        )
         model.zero_gradient()
         if self._executor is not None:
             self.executor = self._executor
@@ -207,11 +239,21 @@ class Run:
         self.executor.prepare(self.plan.batch_size, length)
         optimizer = Optimizer(model, config.optim, self.total_steps)
         given = model, self.executor, config, self.events, self.longest
+        if isinstance(self.plan, RolloutPlan):
+            self.rollouts = self._sampled_by()
         self.answers = answers_of(self.rows, *given)
         self.held_out_answers = answers_of(self.held_out, *given)
         reference = None if self.answers is None else self.answers.reference_hash
         self.identity = RunFingerprint(model, config, self.rows, self.held_out, reference)
         return optimizer
+
+    def _sampled_by(self) -> Rollouts:
+        if self._opens_rollouts is None:
+            raise ConfigError(
+                f"train.objective: {self.config.train.objective} needs reward functions: use "
+                "qlora_wgpu.Trainer or qlora_wgpu.train"
+            )
+        return self._opens_rollouts(self)
 
     def _open_folder(self, at_end: ExitStack) -> None:
         """Locks ``output.dir``, and resumes the run there if requested."""
@@ -256,7 +298,9 @@ class Run:
             if self.stop.requested:  # the second time: end at once
                 raise
             self.stop.requested, self.stop.number = True, signal.SIGINT
-        except (OutOfMemoryError, ClusterError, WeightFileError, CallbackError) as err:
+        except (
+            OutOfMemoryError, ClusterError, WeightFileError, CallbackError, RewardError,
+        ) as err:  # fmt: skip
             queue.finish_all()  # the device still works, and no step is partly applied
             self.model.zero_gradient()
             raise self._saved_error(err) from (err.__cause__ or err)
@@ -334,7 +378,8 @@ class Run:
                 self.read_clock()
                 self.state.log_digest = self.folder.log.digest
                 checkpoint = self.folder.checkpoint_folder(step)
-                save_checkpoint(checkpoint, self.model, self.state, self.identity.record)
+                rollout = None if self.rollouts is None else self.rollouts.tensors(step)
+                save_checkpoint(checkpoint, self.model, self.state, self.identity.record, rollout)
             except CheckpointError as err:
                 kept = f"step-{self.saved_at} is kept"
                 if self.saved_at < 0:
@@ -374,7 +419,7 @@ class Run:
             "the base, or the adapter of lora.init_from, produces values that are too large; try "
             "train.compute_dtype: float32, or another base"
         )
-        if train.objective != "sft" and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
+        if preference_of(train) is not None and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
             cause = f"train.beta is {train.beta:g}; set it closer to 0.1, the default"
         return TrainingError(f"{what}, before the first update: {cause}")
 

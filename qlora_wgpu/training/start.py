@@ -13,7 +13,7 @@ from qlora_wgpu.config.paths import RunPaths
 from qlora_wgpu.config.section import RenamedKeyWarning
 from qlora_wgpu.errors import CheckpointError, ConfigError, command, option
 from qlora_wgpu.files import exists
-from qlora_wgpu.training.checkpoints import load_best, load_newest
+from qlora_wgpu.training.checkpoints import load_best, load_newest, load_rollout
 from qlora_wgpu.training.optimizer import learning_rates, warmup_steps
 from qlora_wgpu.training.run_folder import (
     checkpoint_folders,
@@ -79,6 +79,8 @@ def load_run(run: Run) -> None:
     for reason in skipped:
         run.events.warning(reason)
     run.state, run.saved_at = state, state.step
+    if run.rollouts is not None:
+        run.rollouts.restore(state.step, load_rollout(checkpoint))
     _load_best(run)
     folder.forget_after(state.step, state.logged_step, state.eval_step)
     if state.log_digest not in (None, folder.log.digest):

@@ -21,8 +21,11 @@ from qlora_wgpu.ops.optimizers import (
     STATS_NORM,
     STATS_TOKENS,
 )
+from qlora_wgpu.ops.policy import METRICS as POLICY_METRICS
+from qlora_wgpu.ops.policy import means as policy_means
 from qlora_wgpu.ops.preference import METRICS, means
 from qlora_wgpu.training.observers import Row, WorkerMetrics
+from qlora_wgpu.training.policies import policy_of
 from qlora_wgpu.training.preferences import preference_of
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class MetricsLogger:
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
         self._preference = preference_of(run.config.train)
+        self._policy = policy_of(run.config)
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> StepMetrics:
         """Checks and adds up a step's sums from the device; logs them if a row is due."""
@@ -72,11 +76,16 @@ class MetricsLogger:
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        hits = None if self._preference else unit * float(stats[STATS_CORRECT])
+        is_supervised = self._preference is None and self._policy is None
+        hits = unit * float(stats[STATS_CORRECT]) if is_supervised else None
         state.window.append((loss, labels, hits, balance))
         if self._preference is not None:
             own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]
             state.add_metrics(own)
+        if self._policy is not None and self._run.rollouts is not None:
+            sums = dict(zip(POLICY_METRICS, stats[STATS_METRICS:].tolist(), strict=False))
+            state.add_averages(policy_means(sums, self._policy))
+            state.add_averages(self._run.rollouts.metrics(submitted.step))
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -107,8 +116,8 @@ class MetricsLogger:
 
     def check_end(self) -> None:
         """Checks the whole run after its last step."""
-        if self._preference is not None:
-            return  # preference losses are not comparable with a uniform guess
+        if self._preference is not None or self._policy is not None:
+            return  # their losses are not comparable with a uniform guess
         if reason := self._divergence.ended():
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
         if reason := self._divergence.without_progress():
@@ -123,7 +132,7 @@ class MetricsLogger:
             if step == 1:  # before the first update
                 raise self._run.failure_at_start("the loss or its gradient is not finite at step 1")
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
-        if self._preference is not None:
+        if self._preference is not None or self._policy is not None:
             return
         if labels and (reason := self._divergence.diverged(loss / labels, norm)):
             raise self._run.failure(
@@ -146,6 +155,7 @@ def log_window(run: Run) -> None:
         "loss": state.last_loss,
         "mean_token_accuracy": sum(hits) / count if is_known else None,
         **answer_metrics(run.config.train, state.metrics),
+        **_policy_metrics(run),
         "learning_rate": state.learning_rate,
         "grad_norm": state.grad_norm,
         "num_tokens": state.num_tokens,
@@ -163,14 +173,15 @@ def log_window(run: Run) -> None:
         run.workers.clear()
     state.window.clear()
     state.metrics.clear()
+    state.averages.clear()
     state.logged_step = state.step
     run.folder.log.append(row)
     run.logged(row)
 
 
 def router_aux_loss_coef(run: Run) -> float:
-    """The factor of the load-balancing loss of experts; 0 with DPO, ORPO and KTO."""
-    if preference_of(run.config.train) is not None:
+    """The factor of the load-balancing loss of experts; 0 unless training is supervised."""
+    if preference_of(run.config.train) is not None or policy_of(run.config) is not None:
         return 0.0
     return run.model.architecture.balance_coefficient(run.config.train.router_aux_loss_coef)
 
@@ -183,6 +194,14 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
     known = dict.fromkeys(METRICS, 0.0) | dict(zip(METRICS, sums, strict=False))
     found = means(known, preference)
     return {f"{prefix}{name}": value for name, value in found.items()}
+
+
+def _policy_metrics(run: Run) -> Row:
+    """The mean metrics of GRPO or RLOO by TRL's names, and the share of time in generation."""
+    means = {name: total / count for name, (total, count) in run.state.averages.items()}
+    if run.rollouts is not None:
+        means["generation_share"] = run.rollouts.seconds / run.throughput.seconds
+    return dict(means)
 
 
 def _shares(workers: Sequence[WorkerMetrics]) -> dict[str, dict[str, float | None]]:

@@ -16,11 +16,12 @@ import numpy as np
 from qlora_wgpu.gpu.timing import Readback
 from qlora_wgpu.graph.host_callbacks import DiskReadStats
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.training.batching import padded_batch, weight_unit
+from qlora_wgpu.training.batching import BatchSampler, padded_batch, weight_unit
 from qlora_wgpu.training.callbacks import CallbackHandler, Step
 from qlora_wgpu.training.evaluation import Evaluator, SampleLogger, plateau_message
 from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.policies import RolloutPlan
 from qlora_wgpu.training.preferences import PreferenceData
 from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
 
@@ -90,6 +91,8 @@ class StepQueue:
     def submit(self, step: int) -> bool:
         """Queues a step; False if the run was stopped before its end."""
         run = self._run
+        if run.rollouts is not None and not run.rollouts.begin(step):
+            return False
         unit = self._weight_unit(step)
         tokens = self._submit_micro_batches(step, unit)
         if tokens is None:
@@ -141,9 +144,12 @@ class StepQueue:
 
     def _weight_unit(self, step: int) -> float:
         """The divisor of a step's weights."""
-        if not self._run.config.data.has_weights or self._run.answers is not None:
+        plan = self._run.plan
+        if not self._run.config.data.has_weights or isinstance(plan, RolloutPlan):
             return 1.0
-        blocks = self._run.plan.blocks(step - 1)
+        if self._run.answers is not None:
+            return 1.0
+        blocks = plan.blocks(step - 1)
         return weight_unit(self._run.rows[i] for block in blocks for row in block for i in row)
 
     def _submit_micro_batches(self, step: int, unit: float) -> int | None:
@@ -157,6 +163,8 @@ class StepQueue:
             made = self._micro_batches(step, unit)
             if run.answers is not None:
                 made = self._answer_blocks(step, run.answers)
+            if run.rollouts is not None:
+                made = iter(run.rollouts.batches(step))
             for block in made:
                 if stop.requested:
                     is_cut = True
@@ -171,22 +179,25 @@ class StepQueue:
         if is_cut or not done:
             return None
         if not labels:
-            run.events.warning(f"step {step}: none of its rows has labels, so nothing was updated")
+            what = "rows has labels" if run.rollouts is None else "completions has a loss"
+            run.events.warning(f"step {step}: none of its {what}, so nothing was updated")
         return tokens
 
     def _answer_blocks(self, step: int, answers: PreferenceData) -> Iterator[MicroBatch]:
         """The micro-batches of a DPO, ORPO or KTO step; dropout is only used for the loss."""
-        model, blocks = self._run.model, self._run.plan.blocks(step - 1)
+        model, plan = self._run.model, self._run.plan
+        assert isinstance(plan, BatchSampler)
         index = 0
-        for batch in answers.batches(blocks, self._run.plan.batch_size):
+        for batch in answers.batches(plan.blocks(step - 1), plan.batch_size):
             is_loss = batch.kind == "loss"
-            key = self._run.plan.dropout_key(step, index) if model.is_random and is_loss else None
+            key = plan.dropout_key(step, index) if model.is_random and is_loss else None
             yield MicroBatch.of_answers(model, batch, key)
             index += is_loss
 
     def _micro_batches(self, step: int, unit: float) -> Iterator[MicroBatch]:
         """The micro-batches of a supervised step; weights are divided by ``unit``."""
         run, model, plan = self._run, self._run.model, self._run.plan
+        assert isinstance(plan, BatchSampler)
         has_weights = run.config.data.has_weights
         for index, chosen in enumerate(plan.blocks(step - 1)):
             rows = [[run.rows[i] for i in row] for row in chosen]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, copy_prompt_files
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.errors import ConfigError, TrainingError, brief
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_there
@@ -25,6 +25,7 @@ from qlora_wgpu.training.callbacks import (
 from qlora_wgpu.training.data import DataReader, Rows
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.observers import Events, TrainResult
+from qlora_wgpu.training.policies import Rollouts
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.start import refuse_both
 
@@ -175,6 +176,7 @@ class Trainer:
             run = Run(
                 self.model, self.config, self._events, train, held_out,
                 overwrite=overwrite, resume=resume, callbacks=self._callbacks,
+                rollouts=self._rollouts(prompt),
             )  # fmt: skip
             try:
                 yield from run.steps()
@@ -184,6 +186,10 @@ class Trainer:
                     keep_prompt(self.config, source, prompt, result, self._events)
                     if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
                         self.model.prompt_folder = result.adapter_dir
+
+    def _rollouts(self, prompt: PromptFormat | None) -> Callable[[Run], Rollouts] | None:
+        """Opens who samples the completions of GRPO; None for objectives without."""
+        return None
 
     @contextmanager
     def _prompt_files(self) -> Iterator[Path]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.config.values import (
     OPTIMIZERS,
     Float,
@@ -30,6 +31,8 @@ LOSSES = {
     "dpo": PAIR_LOSSES,
     "orpo": (),
     "kto": ("kto", "apo_zero_unpaired"),
+    "grpo": (),
+    "rloo": (),
 }
 
 
@@ -64,9 +67,10 @@ class TrainConfig(Section):
     """Scale of the noise added to embeddings in training (NEFTune); 5 is usual, 0 disables it."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of data order, dropout and adapter initialization."""
-    objective: Literal["sft", "dpo", "orpo", "kto"] = "sft"
+    objective: Literal["sft", "dpo", "orpo", "kto", "grpo", "rloo"] = "sft"
     """Training objective, as in TRL: supervised (sft), pairs of a chosen and a rejected answer
-    (dpo, orpo), or answers labeled desirable or undesirable (kto)."""
+    (dpo, orpo), answers labeled desirable or undesirable (kto), or completions that are sampled and
+    scored by reward functions (grpo, rloo; see the section grpo)."""
     loss_type: LossType = Field(
         None,
         description="Loss of the objective, as in TRL: nll or dft for sft; "
@@ -93,6 +97,8 @@ class TrainConfig(Section):
         allowed = LOSSES[objective]
         if value is not None and value not in allowed:
             names = " or ".join(allowed) if allowed else "null"
+            if objective == "grpo":
+                names += " (set grpo.loss_type)"
             raise ValueError(f"must be {names} with train.objective: {objective}")
         if objective == "sft" and value != "dft":
             return value
@@ -105,6 +111,14 @@ class TrainConfig(Section):
                 raise ValueError(
                     f"cannot be combined with train.{name}: train.{what} does not support it"
                 )
+        return value
+
+    @field_validator("beta")
+    @classmethod
+    def _not_for_policies(cls, value: float, info: ValidationInfo) -> float:
+        objective = info.data.get("objective")
+        if objective in POLICY_OBJECTIVES and value != 0.1:
+            raise ValueError(f"is not used by train.objective: {objective}: set grpo.beta")
         return value
 
     @field_validator("label_smoothing")

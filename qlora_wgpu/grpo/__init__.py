@@ -1,0 +1,1 @@
+"""Group relative policy optimization: completions are sampled, scored and learned from."""

@@ -1,0 +1,26 @@
+"""Losses of completions' tokens, by TRL's formulas for GRPO and its kin."""
+
+import numpy as np
+
+from qlora_wgpu.reference.pointwise import sigmoid
+from qlora_wgpu.reference.tape import Array
+
+
+def token_losses(
+    logps: Array, old: Array, reference: Array, advantages: Array, loss_type: str, beta: float,
+    epsilon: float, epsilon_high: float, delta: float = np.inf, temperatures=(1.0, 1.05),
+    mean_ratio: Array | None = None, *, corrects: bool = True,
+) -> Array:  # fmt: skip
+    """Of tokens with these log probabilities; ``mean_ratio`` is that of sequences, if they count.
+
+    Through the ratio that cispo has no gradient passes: it is that of ``old`` and its own constant.
+    """
+    ratio = np.exp(logps - old if mean_ratio is None else mean_ratio)
+    if loss_type == "sapo":
+        tau = np.where(advantages > 0, *temperatures)
+        loss = -4 / tau * sigmoid(tau * (ratio - 1)) * advantages
+    else:
+        clipped = np.clip(ratio, 1 - epsilon, 1 + epsilon_high)
+        loss = -np.minimum(np.minimum(ratio, delta) * advantages, clipped * advantages)
+    apart = reference - logps
+    return loss + beta * (np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)

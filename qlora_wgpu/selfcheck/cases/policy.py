@@ -1,0 +1,128 @@
+"""Objectives over sampled completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.steps import PolicyInputs
+from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_METRICS
+from qlora_wgpu.ops.policy import Policy, policy_loss, token_weights
+from qlora_wgpu.reference import policy as policy_reference
+from qlora_wgpu.reference.tape import Array, grad
+from qlora_wgpu.selfcheck.cases.common import each
+from qlora_wgpu.selfcheck.runner import Runner
+
+_LENGTHS = (
+    150,
+    3,
+    40,
+    11,
+    70,
+    65,
+    2,
+    33,
+)  # of samples, two rows of them; the first token is a prompt
+_START = np.arange(STATS_LENGTH, dtype=np.float64)
+_BETA, _EPSILON, _HIGH, _DELTA = 0.04, 0.2, 0.28, 1.5
+
+
+@each(
+    ("grpo", False, True), ("bnpo", False, False), ("dr_grpo", True, True), ("dapo", False, True),
+    ("luspo", True, False), ("cispo", False, True), ("sapo", False, True), ("grpo", True, True),
+    ("rloo", True, True),
+)  # fmt: skip
+def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bool) -> None:
+    """Ratios on both sides of both bounds, advantages of both signs and zero."""
+    rng = np.random.default_rng(7)
+    lengths = np.array(_LENGTHS)
+    mask = np.zeros((2, lengths.reshape(2, -1).sum(axis=1).max() + 3), np.int64)
+    for row, parts in enumerate(lengths.reshape(2, -1)):
+        mask[row, : parts.sum()] = np.repeat(np.arange(1, len(parts) + 1), parts)
+    targets = np.where(mask > 0, 1, IGNORE_INDEX)
+    targets[np.diff(mask, append=0) != 0] = IGNORE_INDEX  # a sample's last token predicts nothing
+    rows = np.flatnonzero(targets.ravel() != IGNORE_INDEX)
+    tokens = lengths - 1
+    of_rows = np.repeat(np.arange(len(lengths)), tokens)
+    logps = -rng.uniform(0.01, 3.0, len(rows)).astype(np.float32).astype(np.float64)
+    # Apart by 0.05 from where a clipped loss has a kink.
+    ratios = rng.choice([0.5, 0.75, 0.95, 1.0, 1.1, 1.23, 1.33, 1.8], len(rows))
+    if sequence_level:
+        ratios = rng.choice([0.7, 1.0, 1.2, 1.4], len(lengths))[of_rows]
+    apart = np.log(ratios) / (tokens[of_rows] if loss_type == "rloo" else 1)
+    old = (logps - apart).astype(np.float32).astype(np.float64)
+    reference = (logps + rng.normal(0.0, 0.3, len(rows))).astype(np.float32).astype(np.float64)
+    advantages = np.array([1.5, -0.5, -2.0, 0.0, 0.75, -1.25, 1.0, -0.3])
+    high = 1.25 if loss_type == "cispo" else _HIGH
+    weights, shares = token_weights(loss_type, tokens, 300.0, 160)
+
+    def spread(values: Array) -> Any:
+        placed = np.zeros(mask.size, np.float32)
+        placed[rows] = values
+        return placed.reshape(mask.shape)
+
+    given = PolicyInputs(
+        shares, weights, advantages.astype(np.float32), spread(old), spread(reference)
+    )
+    batch = run.batch(mask, targets=targets, policy=given)
+    losses = np.zeros((mask.size, 2))
+    losses[: len(rows), 0] = -logps
+    is_summed = loss_type == "rloo"
+    beta, delta = (0.0, np.inf) if is_summed else (_BETA, _DELTA)
+    stats, policy = (
+        run.float32(_START[None]),
+        Policy(
+            loss_type,
+            beta,
+            _EPSILON,
+            high,
+            None if is_summed else delta,
+            sequence_level,
+            1.0,
+            corrects,
+        ),
+    )
+    made = policy_loss(run.graph, run.float32(losses.reshape(1, -1)), batch, stats, policy)
+    got_stats, got = run.run(stats, made)
+
+    means = (of_rows == np.arange(len(lengths))[:, None]) / tokens[:, None]
+    of_ratio = means * tokens[:, None] if is_summed else means
+    wanted = advantages[of_rows]
+    ratio = np.exp(logps - old)
+    if sequence_level:
+        ratio = np.exp(of_ratio @ (logps - old))[of_rows]
+
+    def total(logps: Array) -> Array:
+        if loss_type == "cispo":
+            loss = -np.minimum(ratio, high) * wanted * logps
+            apart = reference - logps
+            divergence = (np.exp(apart) - apart - 1) * np.exp(logps - old)
+            return (weights[of_rows] * (loss + _BETA * divergence)).sum()
+        mean_ratio = (of_ratio * (logps - old)).sum(axis=1)[of_rows] if sequence_level else None
+        losses = policy_reference.token_losses(
+            logps, old, reference, wanted, loss_type, beta, _EPSILON, high, delta,
+            mean_ratio=mean_ratio, corrects=corrects,
+        )  # fmt: skip
+        return (weights[of_rows] * losses).sum()
+
+    run.compare(got[0, : len(rows)], -grad(total, 1.0, logps))
+    low_clipped = (ratio < 1 - _EPSILON) & (wanted < 0)
+    high_clipped = (ratio > (high if loss_type == "cispo" else 1 + high)) & (wanted > 0)
+    apart = reference - logps
+    sums = _START.copy()
+    sums[:2] += total(logps), shares.sum()
+    at = STATS_METRICS
+    sums[at : at + 6] += (
+        0.0 if is_summed else
+        ((np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)).sum(),
+        low_clipped.sum(), high_clipped.sum(), (low_clipped | high_clipped).sum(), len(rows),
+        len(lengths),
+    )  # fmt: skip
+    if sequence_level:
+        own = np.array([means @ low_clipped, means @ high_clipped])
+        sums[at + 1 : at + 4] = _START[at + 1 : at + 4] + np.array([*own.sum(axis=1), own.sum()])
+    sums[at + 6] = min(sums[at + 6], (means @ low_clipped).min())
+    sums[at + 7] = max(sums[at + 7], (means @ high_clipped).max())
+    run.compare_each(got_stats[0], sums)

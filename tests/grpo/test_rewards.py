@@ -1,0 +1,132 @@
+"""Reward functions by name and of files: what they give, and what is refused."""
+
+import pytest
+
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.grpo.reward_process import RewardProcess
+from qlora_wgpu.grpo.rewards import built_in, rewards_of
+
+CASES = [
+    ("exact_match", {}, ["Paris ", "paris"], ["Paris", "Paris"], [1, 0]),
+    ("contains", {}, ["It is Paris.", "Rome", "x"], ["Paris", "Paris", " "], [1, 0, None]),
+    ("regex", {"pattern": r"\bno\b"}, ["oh no!", "nothing"], [0, 0], [1, 0]),
+    ("numeric", {}, ["so 1,234.50 $", "12", "", "5%"], ["$1234.5", "13", "7", "none"],
+     [1, 0, 0, None]),
+    ("numeric", {"tolerance": 0.1}, ["105"], ["100"], [1]),
+    ("format", {"tags": ["think", "answer"]},
+     ["<think>a</think>\n<answer>b</answer>", "<think>a<answer>b</answer>",
+      "x<think></think><answer></answer>"], [0, 0, 0], [1, 0, 0]),
+    ("json", {}, ['{"a": 1}', "```json\n[1]\n```", "a", "[" * 100_000], [0] * 4, [1, 1, 0, 0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "completions", "answers", "expected"), CASES)
+def test_what_a_name_gives(name, options, completions, answers, expected):
+    for given in (completions, [[{"role": "assistant", "content": c}] for c in completions]):
+        made = built_in(name, options)(completions=given, completion_ids=[], answer=answers)
+        assert list(made) == expected
+
+
+def test_length_counts_tokens():
+    made = built_in("length", {"target": 4})(completion_ids=[[1] * n for n in (4, 2, 0, 8, 99)])
+    assert made == [1.0, 0.5, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("exact", {}, "unknown function 'exact' .known: exact_match"),
+        ("regex", {}, "regex needs pattern"),
+        ("regex", {"pattern": "("}, "invalid pattern"),
+        ("numeric", {"tol": 1}, "no option 'tol' .known: column, tolerance"),
+        ("length", {"target": 0}, "target of 1 token or more"),
+        ("format", {"tags": "think"}, "a list of tags"),
+    ],
+)
+def test_what_is_no_function(name, options, match):
+    with pytest.raises(ConfigError, match=match):
+        built_in(name, options)
+
+
+BATCH = {"prompts": ["p", "q"], "completions": ["a", "bb"], "completion_ids": [[1], [2, 3]]}
+
+
+def test_rewards_are_a_table():
+    made = rewards_of({"a": lambda **b: [1, None], "b": lambda **b: [0.5, True]}, BATCH)
+    assert made[0].tolist() == [1.0, 0.5] and made[1, 0] != made[1, 0] and made[1, 1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda **b: [1.0], "returned 1 rewards for 2 completions"),
+        (lambda **b: [1.0, float("nan")], "returned nan, not a finite number .* completion 'bb'"),
+        (lambda **b: ["1", 0], "returned '1'"),
+        (lambda **b: 1 / 0, "reward function f failed: ZeroDivisionError"),
+        (built_in("exact_match", {"column": "x"}), "no column 'x'"),
+    ],
+)
+def test_a_reward_that_is_none_is_an_error_that_names_it(function, match):
+    with pytest.raises(DataError, match=match):
+        rewards_of({"f": function}, BATCH)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "own.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_a_file_s_function_runs_in_a_process(written, capfd):
+    text = "def score(completions, scale, **rest):\n    print('hello')\n"
+    text += "    return [None if c == 'a' else len(c) * s for c, s in zip(completions, scale)]\n"
+    reward = RewardProcess(written(text), "score")
+    try:
+        assert reward(**BATCH, scale=[1.0, 2.0]) == [None, 4.0]
+        with pytest.raises(DataError, match=r"KeyError|TypeError"):
+            reward(**BATCH)
+        assert reward(**BATCH, scale=[1.0, 1.0]) == [None, 2.0]
+    finally:
+        reward.close()
+    out, err = capfd.readouterr()
+    assert not out and "hello" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("x = 1", "it has no function score"),
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("import os; os._exit(4)", "ended with exit code 4"),
+    ],
+)
+def test_a_file_that_is_none(written, text, match):
+    with pytest.raises(ConfigError, match=match):
+        RewardProcess(written(text), "score")
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        ("import time; time.sleep(60)", "no reward within 0.5 s"),
+        ("import os; os._exit(9)", "ended with exit code 9"),
+        ("return ['x', 1]", "ValueError"),
+    ],
+)
+def test_a_function_that_ends_a_batch(written, body, match):
+    reward = RewardProcess(written(f"def score(**batch):\n    {body}\n"), "score", timeout=0.5)
+    try:
+        with pytest.raises(DataError, match=match):
+            reward(**BATCH)
+    finally:
+        reward.close()
+
+
+def test_a_file_that_does_not_exist():
+    with pytest.raises(ConfigError, match="does not exist"):
+        RewardProcess("nowhere.py", "score")
