@@ -33,6 +33,7 @@ from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
 from qlora_wgpu.model.steps import (
     LossSums,
     PreferenceInputs,
+    ScoreInputs,
     StepKind,
     StepOptions,
     TrainingOptions,
@@ -98,6 +99,7 @@ class QLoRAModel(AdapterModel):
         gradient_checkpointing: bool = False,
         gradient_dtype: Literal["float32", "bfloat16"] = "float32",
         keep_dequantized: KeepDequantized = "auto",
+        num_labels: int | None = None,
         progress: Progress = lambda name: None,
     ) -> Self:
         """Loads a model folder onto a device, with a new adapter or one from a folder.
@@ -117,6 +119,8 @@ class QLoRAModel(AdapterModel):
                 which takes memory and makes steps faster, with bit-identical results;
                 ``"auto"`` does so on a software GPU without a memory limit, if they and the copies
                 for generation take at most a third of the machine's memory.
+            num_labels: Number of classes of a new classifier, 1 for a reward model; by default the
+                model is what folder and adapter say.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -129,6 +133,8 @@ class QLoRAModel(AdapterModel):
         _check_settings(lora, quant)
         _check_choices(seed, gradient_dtype, keep_dequantized)
         pretrained = Pretrained.open(path)  # before a device is asked for
+        if num_labels is not None:
+            pretrained = pretrained.scored(num_labels)
         start = None
         if adapter is not None:
             lora, pretrained, start = _config_of_folder(adapter, lora, pretrained)
@@ -233,7 +239,7 @@ class QLoRAModel(AdapterModel):
         mask: batch_encoding.IntArray,
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
-        samples: PreferenceInputs | None = None,
+        samples: PreferenceInputs | ScoreInputs | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -267,7 +273,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: PreferenceInputs | None = None,
+        samples: PreferenceInputs | ScoreInputs | None = None,
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
 
@@ -281,7 +287,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: PreferenceInputs | None,
+        samples: PreferenceInputs | ScoreInputs | None,
         **inputs: Any,
     ) -> Program:
         """Writes a micro-batch and runs its step; does not wait."""
@@ -311,6 +317,27 @@ class QLoRAModel(AdapterModel):
             program = self._run(options, ids, targets, mask, PreferenceInputs.plain(count))
             values = np.frombuffer(program.read(sums), np.float32)
         return values.reshape(-1, 4)[:count, 0].copy()
+
+    def scores(
+        self, ids: batch_encoding.IntArray, mask: batch_encoding.IntArray, samples: ScoreInputs
+    ) -> FloatArray:
+        """The scores (sequences, classes) of a reward model or classifier, float32; waits.
+
+        Also adds the loss of the samples' targets to ``stats``, as ``measure`` does.
+
+        Args:
+            ids: (batch, seq), checked, one sequence per row.
+            mask: (batch, seq), checked.
+            samples: The sequences' positions and targets.
+        """
+        options = self.options.step("loss", *ids.shape)
+        made = self.layout.step(options).sums
+        assert made is not None, "the model's objective is not over sequences"
+        targets = np.full(ids.shape, IGNORE_INDEX, np.int64)
+        with self.device.in_turn:
+            program = self._run(options, ids, targets, mask, samples)
+            values = np.frombuffer(program.read(made), np.float32)
+        return values.reshape(ids.shape[0], -1)[: len(samples.rows)].copy()
 
     def prepare(self, batch: int, seq: int) -> None:
         """Compiles and allocates what training on this shape needs."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.errors import ConfigError, ShapeError
 from qlora_wgpu.families.family import Architecture, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
@@ -16,10 +16,11 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
 from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy, label_losses
-from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
+from qlora_wgpu.ops.modules import DenseMatrix, Head, ScoreHead, trained_rows
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.preference import divergence, summed_logps
 from qlora_wgpu.ops.routing import balance_loss
+from qlora_wgpu.ops.score import score
 from qlora_wgpu.ops.trained import overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 
@@ -59,7 +60,7 @@ class TrainingOptions:
         """A step of this kind; evaluation uses a preference objective, or else the plain loss."""
         if kind == "train":
             return StepOptions(kind, batch, seq, **vars(self))
-        if kind == "loss" and self.objective.preference is not None:
+        if kind == "loss" and self.objective.of_samples is not None:
             return StepOptions(kind, batch, seq, objective=self.objective)
         return StepOptions(kind, batch, seq)
 
@@ -86,6 +87,14 @@ class PreferenceInputs:
     @classmethod
     def plain(cls, count: int) -> PreferenceInputs:
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreInputs:
+    """A micro-batch's sequences for a scoring objective, one per row, in front."""
+
+    rows: IntArray  # (sequences), the position among all tokens that each is scored at
+    targets: FloatArray  # (sequences, ``Scoring.width``)
 
 
 def encode_samples(
@@ -131,7 +140,8 @@ class PlannedStep:
 
     batch: BatchBuffers  # its inputs
     plan: Plan
-    sums: Tensor | None = None  # the result of a step of kind ``sums``
+    # The result of a step of kind ``sums``; of kind ``loss``, the scores of a scoring objective.
+    sums: Tensor | None = None
 
 
 def trace_step(
@@ -139,6 +149,7 @@ def trace_step(
 ) -> PlannedStep:
     trains, of = options.kind == "train", base.architecture
     coefficient = of.balance_coefficient(options.router_aux_loss_coef)
+    scoring = options.objective.scoring
     batch = make_batch_buffers(
         options.batch,
         options.seq,
@@ -147,10 +158,19 @@ def trace_step(
         routers=RouterSums() if coefficient else None,
         drops=trains,
         sampled=options.is_sampled,
+        sequence_width=scoring.width if scoring else 0,
     )
     write_trained(graph, modules)
     checkpointing = trains and options.checkpointing
     hidden = base.family.forward(graph, of.config, modules, batch, checkpointing=checkpointing)
+    if scoring is not None:
+        assert isinstance(modules.head, ScoreHead)
+        whole = modules.head.whole
+        scores = score(graph, hidden, whole, batch, stats, scoring, gradient=trains)
+        if not trains:
+            scores.storage = Storage("scores", "activations", scores.nbytes)  # kept after the run
+        return _ended(graph, modules, batch, scores, trains=trains)
+    refuse_scored(of)
     head, routers = head_of(of, modules), batch.routers
     if options.kind in ("sums", "divergence"):
         losses = label_losses(graph, hidden, head, batch)
@@ -165,12 +185,28 @@ def trace_step(
     cross_entropy(
         graph, hidden, head, batch, stats, gradient=trains, objective=options.objective
     )  # fmt: skip
+    return _ended(graph, modules, batch, None, trains=trains)
+
+
+def _ended(
+    graph: Graph, modules: Modules, batch: BatchBuffers, sums: Tensor | None, *, trains: bool
+) -> PlannedStep:
+    """The step after its loss, with the backward pass if it trains."""
     if trains:
         graph.backward()
         both = map(trained_rows, (modules.embedding, modules.head))  # of a tied one once
         for trained in dict.fromkeys(trained for trained in both if trained is not None):
             sum_up(graph, trained)
-    return PlannedStep(batch, compile_plan(graph))
+    return PlannedStep(batch, compile_plan(graph), sums)
+
+
+def refuse_scored(architecture: Architecture) -> None:
+    """Refuses a reward model or classifier where a language model is required."""
+    if architecture.classes:
+        raise ConfigError(
+            "the adapter or model is a reward model or classifier, which has no lm_head: it "
+            "computes scores only (qlora-wgpu classify, model.score)"
+        )
 
 
 def write_trained(g: Graph, modules: Modules) -> None:

@@ -90,6 +90,8 @@ class BatchBuffers:
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
     samples: SampleBuffers | None = None  # for objectives over whole answers
+    # float32 (batch · width), for objectives over whole sequences: the targets of each row's.
+    sequence_targets: Tensor | None = None
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
 
@@ -154,17 +156,23 @@ def make_batch_buffers(
     routers: RouterSums | None = None,
     drops: bool = False,
     sampled: bool = False,
+    sequence_width: int = 0,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
     windows = 5 + weighted + cached + 3 * sampled
-    storage = Storage("a batch's inputs", "inputs", windows * window + 256)
+    targets_at = windows * window + 256
+    targets = batch * sequence_width
+    storage = Storage("a batch's inputs", "inputs", targets_at + -(-targets * 4 // 256) * 256)
 
     def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
         after_info = 256 if index >= 5 else 0
         return vector(name, rows, dtype, storage, index * window + after_info)
 
+    sequence_targets = None
+    if targets:
+        sequence_targets = vector("targets of sequences", targets, "float32", storage, targets_at)
     samples = None
     if sampled:
         first, capacity = 5 + weighted + cached, max(rows // _SHORTEST, 1)
@@ -188,4 +196,5 @@ def make_batch_buffers(
         part("places", 5 + weighted) if cached else None,
         drops,
         samples,
+        sequence_targets,
     )

@@ -25,6 +25,7 @@ from qlora_wgpu.ops.logits import (
 from qlora_wgpu.ops.lora_ends import LoraHead
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
 from qlora_wgpu.ops.preference import Preference, preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.ops.trained_gradients import HeadGradient, add_whole_head
 
@@ -40,6 +41,12 @@ class Objective:
     # 2508.05629).
     confidence: bool = False
     preference: Preference | None = None  # the objective over whole answers, if any
+    scoring: Scoring | None = None  # the objective over whole sequences, if any
+
+    @property
+    def of_samples(self) -> Preference | Scoring | None:
+        """The objective over answers or sequences, if any."""
+        return self.preference or self.scoring
 
     @property
     def has_factors(self) -> bool:

@@ -25,7 +25,7 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.steps import PreferenceInputs
+from qlora_wgpu.model.steps import PreferenceInputs, ScoreInputs
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 
@@ -109,14 +109,15 @@ class Runner:
         dropout_key: int | None = None,
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
-        samples: PreferenceInputs | None = None,
+        samples: PreferenceInputs | ScoreInputs | None = None,
     ) -> BatchBuffers:
         buffers = make_batch_buffers(
             *mask.shape,
             noise=noise,
             weighted=weights is not None,
             drops=dropout_key is not None,
-            sampled=samples is not None,
+            sampled=isinstance(samples, PreferenceInputs),
+            sequence_width=samples.targets.shape[1] if isinstance(samples, ScoreInputs) else 0,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
