@@ -33,6 +33,7 @@ from qlora_wgpu.data.row_source import (
     unit_of,
 )
 from qlora_wgpu.data.row_stats import PreprocessConfig
+from qlora_wgpu.data.scored_rows import LabelledSource, RewardSource, label_names
 from qlora_wgpu.data.sources import holds_documents, place_of, read_rows, select_files
 from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -134,7 +135,7 @@ def _open(
     held_out: bool = False,
     name: str = "rows",
 ) -> tuple[SplitFiles | None, RowSource]:
-    kind = RowSource if how.objective == "sft" else AnswerSource
+    kind = _SOURCES.get(how.objective, AnswerSource)
     if not isinstance(data, str | os.PathLike):
         rows = partial(rows_in_memory, _listed(data, name), name)
         return None, kind(name, rows, (), tokenizer, _template(how, tokenizer), how, progress)
@@ -146,11 +147,33 @@ def _open(
     if documents and how.objective != "sft":
         raise DataError(
             f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
-            "answers"
+            f"{'a label' if how.objective == 'classification' else 'answers'}"
         )
     rows = partial(rows_of_files, selection)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source
+
+
+_SOURCES: dict[str, type[RowSource]] = {
+    "sft": RowSource,
+    "reward": RewardSource,
+    "classification": LabelledSource,
+}
+"""How rows become examples, by ``train.objective``; others compare answers."""
+
+
+def read_label_names(
+    path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    problem_type: str,
+) -> list[str]:
+    """The names of all labels of a data set; see ``label_names``."""
+    if not isinstance(path, str | os.PathLike):
+        return label_names(rows_in_memory(_listed(path, "rows"), "rows"), columns, problem_type)
+    selection = _select(path, held_out=False)
+    if holds_documents(selection.files):
+        raise DataError(f"{path} is text, but train.objective: classification requires labels")
+    return label_names(rows_of_files(selection), columns, problem_type)
 
 
 def _listed(rows: Any, name: str) -> Any:
@@ -182,6 +205,11 @@ def _key(selection: SplitFiles, source: RowSource) -> str:
         "ends": sorted(tokenizer.eos_token_ids),
         **({"as_chats": True} if how.as_chats else {}),
         **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
+        **(
+            {"scored": [how.objective, *how.labels, how.problem_type]}
+            if how.objective in ("reward", "classification")
+            else {}
+        ),
         **({"slice": selection.rows.text} if selection.rows is not None else {}),
     }
     return key_of(list(selection.files), settings)

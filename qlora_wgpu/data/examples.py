@@ -87,11 +87,14 @@ class Example:
         labels: The same ids where the loss is taken and -100 elsewhere, int32, shape (length,). Not
             shifted: position i is predicted from the positions before it, so label 0 has no effect.
         weight: The weight of its tokens in the loss, which is divided by the sum of all weights.
+        targets: What a reward model or classifier is trained on, float32: the margin of a chosen
+            sequence, a class, or a number for each class; None for other objectives.
     """
 
     input_ids: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32]
     weight: float = 1.0
+    targets: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -159,6 +162,8 @@ class Dataset(Sequence[Example]):
         self._ends = np.cumsum(lengths)
         self._weights = np.array([e.weight for e in examples], np.float32)
         self._continues = np.zeros(len(examples), np.uint8)
+        given = [each.targets for each in examples if each.targets is not None]
+        self._targets = np.stack(given) if given else None
         self._tokens_read = 0  # since mapped pages were released
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
@@ -173,6 +178,7 @@ class Dataset(Sequence[Example]):
         warnings: Sequence[str],
         weights: npt.NDArray[np.float32] | None = None,
         continues: npt.NDArray[np.uint8] | None = None,
+        targets: npt.NDArray[np.float32] | None = None,
     ) -> Dataset:
         """Wraps concatenated ids and labels, and the end of each example.
 
@@ -182,6 +188,8 @@ class Dataset(Sequence[Example]):
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
         dataset._weights = np.ones(len(ends), np.float32) if weights is None else weights
         dataset._continues = np.zeros(len(ends), np.uint8) if continues is None else continues
+        if targets is not None and len(targets):  # of all examples, equally many
+            dataset._targets = targets.reshape(len(ends), -1)
         return dataset
 
     def __repr__(self) -> str:
@@ -210,10 +218,11 @@ class Dataset(Sequence[Example]):
         end = int(self._ends[number])
         ids, labels = np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end])
         weight = float(self._weights[number])
+        targets = None if self._targets is None else np.array(self._targets[number])
         if not self._is_mapped:
-            return Example(ids, labels, weight)
+            return Example(ids, labels, weight, targets)
         self._tokens_read += len(ids)
-        example = Example(ids.copy(), labels.copy(), weight)
+        example = Example(ids.copy(), labels.copy(), weight, targets)
         if self._tokens_read > _RESIDENT:
             self._tokens_read = 0
             release_pages(self._ids)
@@ -301,11 +310,13 @@ class Dataset(Sequence[Example]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all ids, labels, lengths and weights."""
+        """A hash of all ids, labels, lengths, weights and targets."""
         digest = hashlib.sha256()
         for array in (self._ends, self._ids, self._labels):
             for piece in self._pieces(array):
                 digest.update(np.ascontiguousarray(piece).data)
         if (self._weights != 1).any():
             digest.update(np.ascontiguousarray(self._weights).data)
+        if self._targets is not None:
+            digest.update(np.ascontiguousarray(self._targets).data)
         return digest.hexdigest()[:16]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from io import BytesIO
@@ -93,10 +93,10 @@ def _new_lock(parent: Path) -> FileLock:
 # ---- cached data sets ----------------------------------------------------------------------------
 
 _KEPT = 32  # data sets in the cache
-VERSION = 13  # of the tokenization and the arrays; another one invalidates the cache
+VERSION = 14  # of the tokenization and the arrays; another one invalidates the cache
 _ARRAYS = {
     "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
-    "continues": np.uint8,
+    "continues": np.uint8, "targets": np.float32,
 }  # fmt: skip
 
 
@@ -153,11 +153,17 @@ class DatasetWriter:
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(
-        self, ids: list[int], labels: list[int], weight: float = 1.0, *, continues: bool = False
-    ) -> None:
-        """Appends an example; ``continues`` marks another window of the document before it."""
+        self, ids: list[int], labels: list[int], weight: float = 1.0, *, continues: bool = False,
+        targets: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        """Appends an example; ``continues`` marks another window of the document before it.
+
+        All examples have equally many ``targets``.
+        """
         self._end += len(ids)
-        values: tuple[list[Any], ...] = (ids, labels, [self._end], [weight], [continues])
+        values: tuple[list[Any], ...] = (
+            ids, labels, [self._end], [weight], [continues], list(targets),
+        )  # fmt: skip
         with _writing(self._folder):
             for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True):
                 data = np.array(value, dtype).data
@@ -222,6 +228,8 @@ def read(folder: Path) -> Dataset | None:
         return None
     total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
     if {len(arrays[name]) for name in ("weights", "continues")} != {len(arrays["ends"])}:
+        return None
+    if len(arrays["targets"]) and len(arrays["targets"]) % len(arrays["ends"]):
         return None
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None

@@ -67,6 +67,7 @@ class TokenizedExample:
     answer: str = ""  # such as "chosen", for an answer of a preference row
     weight: float = 1.0  # of its tokens in the loss
     continues: bool = False  # whether it is another window of the document before it
+    targets: tuple[float, ...] = ()  # as of ``Example``
 
 
 class RowEncoder:
@@ -77,7 +78,8 @@ class RowEncoder:
     in other rows the answer or the whole ``text``, or every token (all). Turns with ``weight: 0``
     or ``train: false`` are always masked; with auto and assistant, ``train: true`` includes turns
     of other roles. Except in chats, which the template renders completely, the tokenizer's special
-    tokens are added (never a second BOS token), and an EOS token at the end, which is trained on.
+    tokens are added (never a second BOS token), and with ``add_eos`` an EOS token at the end, which
+    is trained on.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class RowEncoder:
         train_on: TrainOn = "auto",
         *,
         use_flags: bool = True,
+        add_eos: bool = True,
     ) -> None:
+        self._add_eos = add_eos
         self._tokenizer = tokenizer
         self._template = template
         self._how = how = Masking(train_on, tokenizer.eos_token, use_flags)
@@ -159,7 +163,7 @@ class RowEncoder:
         text = _text_of(row, "text")
         _check_not_blank(text)
         _check_size(text, MAX_TEXT)
-        return RenderedRow(text, None, self._needs_special_tokens(text))
+        return RenderedRow(text, None, self._needs_special_tokens(text), self._add_eos)
 
     def _needs_special_tokens(self, text: str) -> bool:
         bos = self._tokenizer.bos_token
@@ -170,7 +174,7 @@ class RowEncoder:
         _check_not_blank(text)
         _check_size(text, MAX_AT_ONCE)
         answered = None if self._how.train_on == "all" else [(len(prompt), len(text))]
-        return RenderedRow(text, answered, self._needs_special_tokens(text))
+        return RenderedRow(text, answered, self._needs_special_tokens(text), self._add_eos)
 
     def _rendered(
         self, written: Sequence[Conversation | RenderedRow | QLoRAError]

@@ -107,7 +107,7 @@ def _not_blank(path: Path) -> Iterator[str]:
         raise DataError(f"{path.name} has no text")
 
 
-def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def groups_of(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Batches of rows; those before an invalid row are yielded before its error."""
     group: list[Row] = []
     try:
@@ -148,7 +148,9 @@ class RowSource:
         """Adds all examples; returns the counts of the rows and the warnings."""
         added = 0
         for each in self._examples(empty=False):
-            writer.add(each.ids, each.labels, each.weight, continues=each.continues)
+            writer.add(
+                each.ids, each.labels, each.weight, continues=each.continues, targets=each.targets
+            )
             added += 1
         if not added:
             raise DataError(self._tally.no_examples())
@@ -188,7 +190,7 @@ class RowSource:
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
         encoder = RowEncoder(self.tokenizer, self.template, self.how.train_on)
-        for rows in _groups(self._formatted()):
+        for rows in groups_of(self._formatted()):
             encoded = encoder.encode_many([(row, row_format) for _, row, row_format in rows])
             for (where, row, row_format), each in zip(rows, encoded, strict=True):
                 self._read()
@@ -304,6 +306,7 @@ ANSWER_NAMES = {
     "dpo": ("chosen", "rejected"),
     "orpo": ("chosen", "rejected"),
     "kto": ("desirable", "undesirable"),
+    "reward": ("chosen", "rejected"),
 }
 """Names of the two answers of a row, by ``train.objective``."""
 
@@ -313,7 +316,7 @@ Answers = tuple[Answer | None, Answer | None]  # chosen and rejected, or one of 
 
 def unit_of(how: PreprocessConfig) -> int:
     """The number of examples in a row."""
-    return 1 if how.objective == "sft" else 2
+    return 2 if how.objective in ANSWER_NAMES else 1
 
 
 class AnswerSource(RowSource):
@@ -336,12 +339,12 @@ class AnswerSource(RowSource):
         return (each for each in super().examples() if each.ids)
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
-        encoder = RowEncoder(self.tokenizer, self.template, "last_turn", use_flags=False)
-        for rows in _groups(self._formatted()):
+        encoder = self._encoder()
+        for rows in groups_of(self._formatted()):
             answers = [self._answers(row, row_format) for _, row, row_format in rows]
             pairs = [each for each in answers if not isinstance(each, DataError)]
             encoded = encoder.encode_many([a for pair in pairs for a in pair if a is not None])
-            for (where, _, _), each in zip(rows, answers, strict=True):
+            for (where, row, _), each in zip(rows, answers, strict=True):
                 self._read()
                 if isinstance(each, EmptyRow):
                     self._tally.count("empty", where)
@@ -352,7 +355,15 @@ class AnswerSource(RowSource):
                 sides = self._sides(where, each, made, empty=empty)
                 names = cycle(ANSWER_NAMES[self.how.objective])
                 for side, name in zip(sides, names, strict=False):
-                    yield replace(side, answer=name)
+                    yield self._finished(row, side, name)
+
+    def _encoder(self) -> RowEncoder:
+        return RowEncoder(self.tokenizer, self.template, "last_turn", use_flags=False)
+
+    def _finished(
+        self, row: Mapping[str, Any], side: TokenizedExample, name: str
+    ) -> TokenizedExample:
+        return replace(side, answer=name)
 
     def _format_of(self, row: dict[str, Any]) -> str:
         return format_of(row, self.how.objective)

@@ -30,8 +30,10 @@ class PreprocessConfig:
     # Longer rows are truncated at the end (keep_start) or the beginning (keep_end), dropped, an
     # error, or (windows) plain text becomes several examples and other rows keep their start
     truncation: Truncation = "keep_start"
-    objective: str = "sft"  # ``train.objective``: sft, dpo, orpo or kto
+    objective: str = "sft"  # ``train.objective``
     as_chats: bool = False  # ``data.apply_chat_template``: whether text becomes turns of a chat
+    labels: tuple[str, ...] = ()  # ``train.labels``: names of the classes, in order
+    problem_type: str = "single_label_classification"  # ``train.problem_type``
 
 
 _NAMED = 5  # locations of rows in a warning

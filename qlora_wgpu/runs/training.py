@@ -16,6 +16,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
 from qlora_wgpu.runs.prompts import (
@@ -48,9 +49,10 @@ from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
-from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
+from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, samples_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
+from qlora_wgpu.training.scoring import with_labels
 from qlora_wgpu.training.start import check_output, refuse_both
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -91,6 +93,7 @@ def _train(
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     settings.require_train()
+    settings = with_labels(settings)
     check_output(settings, overwrite=overwrite, resume=resume)
     require_init_from(settings.lora)
     base = base_in(settings)
@@ -101,8 +104,9 @@ def _train(
     check_init_from(source.pretrained, settings.lora)
     data = read_run_data(settings, source, events)
     prompt = prompt_of_run(settings, source)  # once the data has been read
-    prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
-    data = replace(data, prompts=prompts)
+    if not settings.train.is_scored:  # others generate sample texts
+        prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
+        data = replace(data, prompts=prompts)
     events.check()
     shapes = run_shapes(settings, data)
     workload = TrainingWorkload.of(settings, source.pretrained, data.length, shapes)
@@ -114,26 +118,28 @@ def _train(
             write, source.tokenizer, data.prompts, ends=prompt.stop_ids if own else (),
             all_of_them=own,
         )  # fmt: skip
-        events.activity("generating samples before training")
-        samples = texts.before()
-        _report_samples(samples, page, events)
+        samples: tuple[Sample, ...] = ()
+        if data.prompts:
+            events.activity("generating samples before training")
+            samples = texts.before()
+            _report_samples(samples, page, events)
         output, dumped = Path(settings.output.dir), settings.model_dump()
         for service in services(settings.log.report_to, output, dumped, resume=resume):
             events.subscribe(service, on_error="drop")
         run = Run(
             model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
-            executor=executor, texts=texts, callbacks=callbacks,
+            executor=executor, texts=texts if samples else None, callbacks=callbacks,
         )  # fmt: skip
         try:
             result = run.train()
         finally:
             events.close()
         keep_prompt(settings, source.path, prompt, result, events)
-        if not result.interrupted:
+        if samples and not result.interrupted:
             events.activity("generating samples after training")
             samples = _after(texts, samples, result, events)
             _report_samples(samples, page, events)
-    result = replace(result, sample=samples[0], samples=samples)
+    result = replace(result, sample=next(iter(samples), None), samples=samples)
     reports = page.ended(result)
     events.reported(reports)
     result = replace(result, reports=reports)
@@ -218,7 +224,7 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     """What a run computes in addition to its longest step, to plan its memory."""
     longest = max(settings.data.max_seq_length, data.plan.longest)
     rows, held_out = settings.rows_at_once, data.held_out
-    preference = preference_of(settings.train)
+    preference = samples_of(settings.train)
     measured: Iterable[int] = ()
     answers: Iterable[tuple[StepKind, int]] = ()
     if preference is not None:
@@ -241,7 +247,7 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
 
 
 def _answer_shapes(
-    data: RunData, preference: Preference, batch_size: int, longest: int
+    data: RunData, preference: Preference | Scoring, batch_size: int, longest: int
 ) -> tuple[Iterable[int], Iterable[tuple[StepKind, int]]]:
     """Lengths of evaluation batches, and kinds and lengths of the other steps, in order."""
     measured: dict[int, None] = {}

@@ -10,7 +10,9 @@ from functools import cache
 
 from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
+from qlora_wgpu.config.sections.train import SCORED
 from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.prefill import largest_batch
@@ -110,6 +112,9 @@ class TrainingWorkload(Workload):
         """The workload of a run whose longest row has ``length`` tokens."""
         train, rows = settings.train, settings.rows_at_once
         options = training_options(train, weighted=settings.data.has_weights)
+        if options.objective.scoring is not None:
+            base = base.scored(options.objective.scoring.classes)
+        refuse_other_base(base, train.objective)
         return cls(
             base, options.step("train", rows, length), settings.lora, settings.quant,
             train.compute_dtype, train.gradient_accumulation_steps, AdapterDtypes.of(settings),
@@ -151,6 +156,8 @@ class TrainingWorkload(Workload):
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
         longest = shapes.longest_sample
+        if not shapes.prompts:
+            return
         first, *others = (max(bucket_length(each, longest), 2) for each in shapes.prompts)
         sizes = [(1, tokens) for tokens in dict.fromkeys([first, 1, *others])]
         yield from text_plans(layout, KVCache(longest), sizes)
@@ -182,11 +189,23 @@ class TrainingWorkload(Workload):
         plans.append(layout.step(self.step).plan)
         plans += [self._other(layout, kind, self.step.seq) for kind in kinds]
         plans.append(update_plan(layout, self.optim))
-        plans += text_plans(layout, KVCache(_VERIFIED_TEXT), ((1, _VERIFIED_TEXT), (1, 1)))
-        if layout.profile.textures and layout.packed_sizes.fits:
+        is_scored = self.step.objective.scoring is not None
+        if not is_scored:
+            plans += text_plans(layout, KVCache(_VERIFIED_TEXT), ((1, _VERIFIED_TEXT), (1, 1)))
+        if not is_scored and layout.profile.textures and layout.packed_sizes.fits:
             plans += _strip_plans(layout.changed(profile=layout.profile))
         for plan in (*plans, *_norms_plans(layout)):
             yield from plan.launches
+
+
+def refuse_other_base(base: Pretrained, objective: str) -> None:
+    """Refuses a reward model or classifier as the base of a language model."""
+    if base.architecture.classes and objective not in SCORED:
+        raise ConfigError(
+            f"{base.name_or_path} is a reward model or classifier, which train.objective: "
+            f"{objective} cannot train: use its language model, or train.objective: "
+            f"{' or '.join(SCORED)}"
+        )
 
 
 Total = Callable[..., int | None]

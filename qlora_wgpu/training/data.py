@@ -14,6 +14,7 @@ from qlora_wgpu.checkpoint import read_manifest
 from qlora_wgpu.config import Config, DataConfig, TrainConfig
 from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import DataPlace
+from qlora_wgpu.config.sections.train import SCORED
 from qlora_wgpu.data import (
     IGNORE_INDEX,
     Dataset,
@@ -203,13 +204,14 @@ Rows = str | PathLike[str] | Sequence[Any]
 
 def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
-    objective: str = "sft",
+    train: TrainConfig,
 ) -> Sequence[Any]:  # fmt: skip
     """Encodes rows in any format of files; token ids are returned unchanged."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
-        return encode_rows(dataset, tokenizer(), preparation(settings, objective), name)
+        how = preparation(settings, train.objective, train)
+        return encode_rows(dataset, tokenizer(), how, name)
     if "weight" in settings.columns:
         raise DataError(
             f"{name} has token ids, for which data.columns.weight is not supported: leave it out"
@@ -217,8 +219,13 @@ def encoded(
     return dataset
 
 
-def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfig:
-    """The preprocessing of rows for an objective, from the ``data`` section."""
+def preparation(
+    settings: DataConfig, objective: str = "sft", train: TrainConfig | None = None
+) -> PreprocessConfig:
+    """The preprocessing of rows for an objective, from the ``data`` section.
+
+    Labels become numbers by the ``train`` section.
+    """
     return PreprocessConfig(
         max_seq_length=settings.max_seq_length,
         chat_template=settings.chat_template,
@@ -228,6 +235,8 @@ def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfi
         truncation=settings.truncation,
         objective=objective,
         as_chats=settings.apply_chat_template,
+        labels=() if train is None or train.labels is None else tuple(train.labels),
+        problem_type="single_label_classification" if train is None else train.problem_type,
     )
 
 
@@ -325,6 +334,17 @@ def _integers(value: Any, where: str) -> Any:
 
 def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None:
     """Refuses data that was prepared for another ``train.objective``."""
+    has_targets = len(dataset) > 0 and dataset[0].targets is not None
+    if has_targets or objective in SCORED:
+        made_for = "another objective"
+        if has_targets:
+            made_for = "reward" if dataset.unit == 2 else "classification"
+        if made_for != objective:
+            raise DataError(
+                f"{name} was prepared for {made_for}, not for train.objective: {objective}: pass "
+                "a path, or the original rows"
+            )
+        return
     if dataset.unit == 1:
         if objective != "sft":
             raise DataError(
@@ -502,14 +522,13 @@ class DataReader:
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
-        objective = self._config.train.objective
         if isinstance(rows, str | PathLike):
             name = fspath(rows)
             dataset = self._of_files(name, settings, held_out=held_out)
             if self._vocabulary is not None:
                 check_ids(name, dataset, self._vocabulary)
         else:
-            tokens = encoded(rows, name, self._tokenizer, settings, objective)
+            tokens = encoded(rows, name, self._tokenizer, settings, self._config.train)
             dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
             if tokens is rows:  # token ids: whoever encoded them got the warnings
                 return dataset
@@ -526,7 +545,7 @@ class DataReader:
             path,
             self._tokenizer(),
             settings.max_seq_length,
-            how=preparation(settings, self._config.train.objective),
+            how=preparation(settings, self._config.train.objective, self._config.train),
             held_out=held_out,
             cache=settings.cache,
             progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),

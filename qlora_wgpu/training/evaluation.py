@@ -16,6 +16,7 @@ from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
@@ -25,6 +26,7 @@ from qlora_wgpu.training.observers import Written
 from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
 from qlora_wgpu.training.run_folder import RunLog
+from qlora_wgpu.training.scoring import ScoredData, scored_loss
 from qlora_wgpu.training.step_log import answer_metrics
 
 if TYPE_CHECKING:
@@ -110,9 +112,18 @@ class Evaluator:
 
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
-        if (answers := run.held_out_answers) is not None:
-            given = run.model, run.executor, answers, rows, run.config.rows_at_once
-            loss, count, *metrics = answer_sums(*given, self._progress)
+        answers = run.held_out_answers
+        if isinstance(answers, ScoredData):
+            assert isinstance(run.model, QLoRAModel)
+            given = run.model, answers, rows, run.config.rows_at_once
+            scored = scored_loss(*given, self._progress)
+            found = {"eval_loss": scored.loss}
+            found |= {f"eval_{name}": value for name, value in scored.metrics.items()}
+        elif answers is not None:
+            size = run.config.rows_at_once
+            loss, count, *metrics = answer_sums(
+                run.model, run.executor, answers, rows, size, self._progress
+            )
             found = {"eval_loss": loss / count}
             found |= answer_metrics(run.config.train, metrics, "eval_")
         else:

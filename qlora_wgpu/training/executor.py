@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
+from qlora_wgpu.model.steps import LossSums, PreferenceInputs, ScoreInputs, StepKind
 from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.preferences import PreferenceBatch
 
@@ -76,7 +76,7 @@ class MicroBatch:
     tokens: int  # its tokens, without padding
     # Each target's weight in the loss, float32 (batch, seq); None if all are one
     weights: FloatArray | None = None
-    samples: PreferenceInputs | None = None  # the inputs of DPO, ORPO and KTO
+    samples: PreferenceInputs | ScoreInputs | None = None  # of objectives over answers, sequences
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
 
@@ -186,7 +186,7 @@ class LocalExecutor:
         """The summed log probability of each answer, by micro-batch."""
         for number, batch in enumerate(batches):
             done(number)
-            assert batch.samples is not None
+            assert isinstance(batch.samples, PreferenceInputs)
             count = len(batch.samples.references)
             yield self._model.answer_logps(batch.ids, batch.targets, batch.mask, count)
 

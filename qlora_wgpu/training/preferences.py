@@ -14,9 +14,10 @@ from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.data import Batch, Dataset, Example
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import PreferenceInputs, TrainingOptions
+from qlora_wgpu.model.steps import PreferenceInputs, ScoreInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.training.batching import padded_batch
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -24,7 +25,7 @@ from qlora_wgpu.training.batching import padded_batch
 
 def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
     """Options of training steps, from the ``train`` section; ``weighted`` rows have weights."""
-    preference = preference_of(settings)
+    preference, scoring = preference_of(settings), scoring_of(settings)
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,
         objective=Objective(
@@ -33,15 +34,16 @@ def training_options(settings: TrainConfig, *, weighted: bool = False) -> Traini
             weighted=weighted,
             confidence=settings.loss == "dft",
             preference=preference,
+            scoring=scoring,
         ),
         noise=settings.neftune_noise_alpha,
-        router_aux_loss_coef=0.0 if preference else settings.router_aux_loss_coef,
+        router_aux_loss_coef=0.0 if preference or scoring else settings.router_aux_loss_coef,
     )
 
 
 def preference_of(settings: TrainConfig) -> Preference | None:
-    """The preference objective (DPO, ORPO or KTO); None for supervised training."""
-    if settings.objective == "sft":
+    """The preference objective (DPO, ORPO or KTO); None for others."""
+    if settings.objective == "sft" or settings.is_scored:
         return None
     return Preference(
         settings.objective,
@@ -51,6 +53,30 @@ def preference_of(settings: TrainConfig) -> Preference | None:
         settings.desirable_weight,
         settings.undesirable_weight,
     )
+
+
+_CLASSES = 2  # of a classifier whose labels are unknown, as in transformers
+
+
+def scoring_of(settings: TrainConfig) -> Scoring | None:
+    """The objective over sequences; None for others."""
+    if not settings.is_scored:
+        return None
+    if settings.objective == "reward":
+        return Scoring("reward", center=settings.center_rewards_coefficient)
+    labels, weights = settings.labels, settings.class_weights
+    unknown = 1 if settings.problem_type == "regression" else _CLASSES
+    return Scoring(
+        "classification",
+        len(labels) if labels else unknown,
+        settings.problem_type,
+        () if weights is None else tuple(weights),
+    )
+
+
+def samples_of(settings: TrainConfig) -> Preference | Scoring | None:
+    """The objective over answers or sequences; None for supervised training."""
+    return scoring_of(settings) or preference_of(settings)
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -122,7 +148,7 @@ class PreferenceBatch:
     # Whether its loss is computed, or before that only its divergence from the reference
     kind: Literal["loss", "divergence"]
     batch: Batch  # its tokens, with the labels of everything that has a loss
-    samples: PreferenceInputs  # the other inputs of the objective
+    samples: PreferenceInputs | ScoreInputs  # the other inputs of the objective
     tokens: int  # its tokens, without padding
 
 
@@ -207,7 +233,7 @@ class PreferenceData:
         return PreferenceBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
 
 
-def in_blocks(dataset: Dataset, preference: Preference, batch_size: int) -> list[Block]:
+def in_blocks(dataset: Dataset, preference: Preference | Scoring, batch_size: int) -> list[Block]:
     """Micro-batches of all answers, the longest first; pairs stay together in two rows."""
     lengths = dataset.lengths
     if preference.is_paired:

@@ -44,9 +44,10 @@ from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMete
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
 from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
-from qlora_wgpu.training.preferences import PreferenceData, training_options
+from qlora_wgpu.training.preferences import PreferenceData, preference_of, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
+from qlora_wgpu.training.scoring import ScoredData
 from qlora_wgpu.training.start import (
     check_resumable,
     load_run,
@@ -70,8 +71,9 @@ class Run:
     plan: BatchSampler  # how the training data is divided into steps
     longest: int  # maximum number of tokens of a training row
     executor: Executor  # computes micro-batches
-    answers: PreferenceData | None  # the training data of DPO, ORPO or KTO
-    held_out_answers: PreferenceData | None  # the evaluation data of DPO, ORPO or KTO
+    # The training and evaluation data of objectives over answers or sequences
+    answers: PreferenceData | ScoredData | None
+    held_out_answers: PreferenceData | ScoredData | None
     identity: RunFingerprint  # the settings, data and base that checkpoints must match
     folder: RunFolder  # the folder that everything is written to
     state: RunState  # the state that checkpoints store
@@ -368,7 +370,7 @@ class Run:
             "the base, or the adapter of lora.init_from, produces values that are too large; try "
             "train.compute_dtype: float32, or another base"
         )
-        if train.objective != "sft" and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
+        if preference_of(train) is not None and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
             cause = f"train.beta is {train.beta:g}; set it closer to 0.1, the default"
         return TrainingError(f"{what}, before the first update: {cause}")
 

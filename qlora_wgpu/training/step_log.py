@@ -22,8 +22,9 @@ from qlora_wgpu.ops.optimizers import (
     STATS_TOKENS,
 )
 from qlora_wgpu.ops.preference import METRICS, means
+from qlora_wgpu.ops.score import means as score_means
 from qlora_wgpu.training.observers import Row, WorkerMetrics
-from qlora_wgpu.training.preferences import preference_of
+from qlora_wgpu.training.preferences import preference_of, samples_of, scoring_of
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
@@ -58,7 +59,7 @@ class MetricsLogger:
         self._run = run
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
-        self._preference = preference_of(run.config.train)
+        self._samples = samples_of(run.config.train)
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> StepMetrics:
         """Checks and adds up a step's sums from the device; logs them if a row is due."""
@@ -72,9 +73,9 @@ class MetricsLogger:
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        hits = None if self._preference else unit * float(stats[STATS_CORRECT])
+        hits = None if self._samples else unit * float(stats[STATS_CORRECT])
         state.window.append((loss, labels, hits, balance))
-        if self._preference is not None:
+        if self._samples is not None:
             own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]
             state.add_metrics(own)
         for worker in submitted.workers:
@@ -107,8 +108,8 @@ class MetricsLogger:
 
     def check_end(self) -> None:
         """Checks the whole run after its last step."""
-        if self._preference is not None:
-            return  # preference losses are not comparable with a uniform guess
+        if self._samples is not None:
+            return  # these losses are not comparable with a uniform guess
         if reason := self._divergence.ended():
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
         if reason := self._divergence.without_progress():
@@ -123,7 +124,7 @@ class MetricsLogger:
             if step == 1:  # before the first update
                 raise self._run.failure_at_start("the loss or its gradient is not finite at step 1")
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
-        if self._preference is not None:
+        if self._samples is not None:
             return
         if labels and (reason := self._divergence.diverged(loss / labels, norm)):
             raise self._run.failure(
@@ -169,14 +170,16 @@ def log_window(run: Run) -> None:
 
 
 def router_aux_loss_coef(run: Run) -> float:
-    """The factor of the load-balancing loss of experts; 0 with DPO, ORPO and KTO."""
-    if preference_of(run.config.train) is not None:
+    """The factor of the load-balancing loss of experts; 0 for answers and sequences."""
+    if samples_of(run.config.train) is not None:
         return 0.0
     return run.model.architecture.balance_coefficient(run.config.train.router_aux_loss_coef)
 
 
 def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "") -> Row:
-    """The metrics of DPO, ORPO or KTO by TRL's names; empty for supervised training."""
+    """The metrics of an objective over answers or sequences, by TRL's names; else empty."""
+    if (scoring := scoring_of(settings)) is not None and sums:
+        return {f"{prefix}{name}": value for name, value in score_means(sums, scoring).items()}
     preference = preference_of(settings)
     if preference is None or not sums:
         return {}

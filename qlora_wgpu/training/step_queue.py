@@ -22,6 +22,7 @@ from qlora_wgpu.training.evaluation import Evaluator, SampleLogger, plateau_mess
 from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.preferences import PreferenceData
+from qlora_wgpu.training.scoring import ScoredData
 from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
 
 if TYPE_CHECKING:
@@ -174,8 +175,10 @@ class StepQueue:
             run.events.warning(f"step {step}: none of its rows has labels, so nothing was updated")
         return tokens
 
-    def _answer_blocks(self, step: int, answers: PreferenceData) -> Iterator[MicroBatch]:
-        """The micro-batches of a DPO, ORPO or KTO step; dropout is only used for the loss."""
+    def _answer_blocks(
+        self, step: int, answers: PreferenceData | ScoredData
+    ) -> Iterator[MicroBatch]:
+        """The micro-batches of answers or sequences; dropout is only used for the loss."""
         model, blocks = self._run.model, self._run.plan.blocks(step - 1)
         index = 0
         for batch in answers.batches(blocks, self._run.plan.batch_size):

@@ -1,0 +1,63 @@
+"""Runs of reward models and classifiers, from rows to the adapter."""
+
+import json
+
+import numpy as np
+import pytest
+
+from e2e.tiny import write_model, write_pairs
+from qlora_wgpu import Config, train
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def settings(folder, rows, objective, out, **more):
+    train_section = {
+        "objective": objective, "max_steps": 4, "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1, "compute_dtype": "float32", **more.pop("train", {}),
+    }  # fmt: skip
+    return Config(
+        model={"path": str(folder)}, quant={"scheme": "none"},
+        lora={"r": 4, "target_modules": ["q_proj"]},
+        data={"train": str(rows), "max_seq_length": 64, **more.pop("data", {})},
+        train=train_section,
+        optim={"learning_rate": 1e-2, "lr_scheduler_type": "constant", "warmup_ratio": 0},
+        output={"dir": str(out), "save_steps": 2}, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """Text whose label follows from its first letter."""
+    random = np.random.default_rng(0)
+    rows = []
+    for _ in range(24):
+        first = "abc"[random.integers(3)]
+        rest = "".join(random.choice(list("defgh"), random.integers(3, 9)))
+        rows.append({"text": first + rest, "label": {"a": "one", "b": "two", "c": "three"}[first]})
+    path = tmp_path_factory.mktemp("data") / "labelled.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_classifier_learns(folder, labelled, tmp_path):
+    config = settings(
+        folder, labelled, "classification", tmp_path / "run", data={"eval_split": 6},
+        train={"max_steps": 12},
+        eval={"eval_steps": 4, "metric_for_best_model": "macro_f1", "load_best_model_at_end": True},
+    )  # fmt: skip
+    result = train(config)
+    logged = rows_of(tmp_path / "run/metrics.jsonl")
+    steps = [row for row in logged if "loss" in row]
+    assert steps[-1]["loss"] < 0.7 * steps[0]["loss"] and "accuracy" in steps[0]
+    evaluated = [row for row in logged if "eval_loss" in row]
+    assert {"eval_accuracy", "eval_macro_f1"} <= set(evaluated[0])
+    assert result.sample is None
+    assert "labels: [one, three, two]" in (tmp_path / "run/config.yaml").read_text()
