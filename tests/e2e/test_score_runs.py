@@ -1,12 +1,14 @@
 """Runs of reward models and classifiers, from rows to the adapter."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from e2e.tiny import write_model, write_pairs
-from qlora_wgpu import Config, train
+from qlora_wgpu import Config, TrainerCallback, train
 
 
 def rows_of(path):
@@ -61,3 +63,34 @@ def test_a_classifier_learns(folder, labelled, tmp_path):
     assert {"eval_accuracy", "eval_macro_f1"} <= set(evaluated[0])
     assert result.sample is None
     assert "labels: [one, three, two]" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_a_reward_model_resumes_bit_exactly(folder, tmp_path):
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    rows = rows_of(pairs)
+    pairs.write_text("".join(json.dumps({**row, "margin": 0.5}) + "\n" for row in rows))
+    given = {
+        "train": {"center_rewards_coefficient": 0.01, "per_device_train_batch_size": 2},
+        "eval": {"eval_steps": 2, "early_stopping_patience": 5, "metric_for_best_model": "margin"},
+        "data": {"eval_split": 4},
+    }
+    whole = settings(folder, pairs, "reward", tmp_path / "whole", **copy.deepcopy(given))
+    train(whole)
+    logged = rows_of(tmp_path / "whole/metrics.jsonl")
+    names = {"accuracy", "margin", "mean_reward", "min_reward", "max_reward"}
+    assert names <= set(next(row for row in logged if "loss" in row))
+    assert {f"eval_{name}" for name in names} <= set(next(r for r in logged if "eval_loss" in r))
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, step):
+            if step.step == 2:
+                step.stop()
+
+    part = settings(folder, pairs, "reward", tmp_path / "part", **copy.deepcopy(given))
+    assert train(part, callbacks=[Stop()]).interrupted
+    train(part, resume=True)
+    one, other = (
+        load_file(tmp_path / run / "adapter/adapter_model.safetensors") for run in ("whole", "part")
+    )
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert "base_model.model.score.weight" in one
