@@ -49,7 +49,8 @@ class RowStats:
         self, name: str, how: PreprocessConfig, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         self.num: Counter[str] = Counter()  # rows by what became of them
-        self.has_turns = True  # documents have no end-of-turn token
+        # Documents have no end-of-turn token, and scored sequences need none.
+        self.has_turns = how.objective not in ("reward", "classification")
         self._name = name
         self._how = how
         self._tokenizer = tokenizer

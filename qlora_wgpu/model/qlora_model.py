@@ -22,6 +22,7 @@ from qlora_wgpu.graph.program import Program
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
+from qlora_wgpu.lora.scoring_files import default_scoring, read_scoring
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_set import AdapterSet, AdapterSignature, HeldAdapter, LoadedAdapter
@@ -39,6 +40,7 @@ from qlora_wgpu.model.steps import (
     TrainingOptions,
 )
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.score import Scoring
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 
@@ -79,6 +81,8 @@ class QLoRAModel(AdapterModel):
         if layout.dequantize_plan is not None:  # it runs once, so its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
+        if self.architecture.classes and self.options.objective.scoring is None:
+            self._score_as(default_scoring(self.architecture.classes))
         signature = AdapterSignature(self.programs)
         self.write_parameters(self.adapter.initial(seed) + signature.neutral)
         held = HeldAdapter(signature, None, self.prompt_folder)
@@ -443,7 +447,13 @@ class QLoRAModel(AdapterModel):
     def name_folder(self, path: str | PathLike[str]) -> None:
         """Records the folder of the active adapter if its tensors were passed."""
         self._adapters.active.path = str(path)
+        if self.architecture.classes:
+            self._score_as(read_scoring(path, self.architecture.classes))
         self.prompt_folder = tokenizer_folder(path) or self.folder.text_folder
+
+    def _score_as(self, scoring: Scoring) -> None:
+        objective = replace(self.options.objective, scoring=scoring)
+        self.options = replace(self.options, objective=objective)
 
     def set_adapter(self, name: str) -> None:
         """Activates another adapter; waits for the device if the active one was trained.

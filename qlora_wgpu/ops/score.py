@@ -40,6 +40,16 @@ class Scoring:
     problem_type: ProblemType = "single_label_classification"  # of classification
     class_weights: tuple[float, ...] = ()  # of a single label's classes; empty if all are one
     center: float = 0.0  # TRL's center_rewards_coefficient
+    labels: tuple[str, ...] = ()  # names of the classes; empty if unknown
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the scores, by default transformers'."""
+        if self.labels:
+            return self.labels
+        if self.is_paired:
+            return ("reward",)
+        return tuple(f"LABEL_{number}" for number in range(self.classes))
 
     @property
     def is_paired(self) -> bool:

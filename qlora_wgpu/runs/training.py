@@ -98,7 +98,7 @@ def _train(
     require_init_from(settings.lora)
     base = base_in(settings)
     device = open_device(settings.device, events)  # an error before data is read if there is none
-    source = OpenedModel.open(base, settings.model)  # also if it is not supported
+    source = OpenedModel.open(base, settings.model).for_objective(settings.train)  # or refused
     for text in source.notes:
         events.note(text)
     check_init_from(source.pretrained, settings.lora)

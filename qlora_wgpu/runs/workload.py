@@ -26,6 +26,7 @@ from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
+from qlora_wgpu.lora.scoring_files import default_scoring
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -323,6 +324,13 @@ class LossWorkload(Workload):
         longest = max(settings.data.max_seq_length, rows.longest)
         length = bucket_length(rows.longest, longest)
         return cls(settings.rows_at_once, length, training_options(settings.train).objective)
+
+    @classmethod
+    def of_scores(cls, base: Pretrained, count: int = 8, length: int = _PROMPT) -> LossWorkload:
+        """Scores of sequences by a reward model or classifier."""
+        limit = longest_text(base.config) or length
+        scoring = default_scoring(base.architecture.classes)
+        return cls(count, max(min(length, limit), 2), Objective(scoring=scoring))
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """The longest micro-batch; shorter ones reuse its slots."""

@@ -71,6 +71,7 @@ def scoring_of(settings: TrainConfig) -> Scoring | None:
         len(labels) if labels else unknown,
         settings.problem_type,
         () if weights is None else tuple(weights),
+        labels=tuple(labels or ()),
     )
 
 

@@ -6,9 +6,11 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.commands import run_here
 
 from e2e.tiny import write_model, write_pairs
-from qlora_wgpu import Config, TrainerCallback, train
+from qlora_wgpu import Config, TrainerCallback, open_adapter, train
+from qlora_wgpu.errors import ConfigError
 
 
 def rows_of(path):
@@ -94,3 +96,62 @@ def test_a_reward_model_resumes_bit_exactly(folder, tmp_path):
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
     assert "base_model.model.score.weight" in one
+
+
+def test_trained_classifiers_are_opened(folder, labelled, tmp_path):
+    config = settings(folder, labelled, "classification", tmp_path / "run")
+    train(config)
+    model = open_adapter(tmp_path / "run")
+    texts = ["ade", "bdefgh", "cd", "c"]
+    found = model.classify(texts, batch_size=3)
+    assert [each.label for each in found] == [
+        max(each.probabilities, key=each.probabilities.get) for each in found
+    ]
+    assert set(found[0].scores) == {"one", "two", "three"}
+    assert sum(found[0].probabilities.values()) == pytest.approx(1.0)
+    scores = model.score(texts)
+    assert scores.shape == (4, 3)
+    assert np.allclose(model.score(texts[1]), scores[1], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="has no lm_head"):
+        model.generate("a")
+    # Training continues from the adapter.
+    again = settings(folder, labelled, "classification", tmp_path / "again")
+    again = again.model_copy(
+        update={"lora": again.lora.model_copy(update={"init_from": str(tmp_path / "run/adapter")})}
+    )
+    train(again)
+    first, second = (
+        next(row for row in rows_of(tmp_path / run / "metrics.jsonl") if "loss" in row)["loss"]
+        for run in ("run", "again")
+    )
+    assert second < first
+
+
+def called(*arguments):
+    made = run_here(*arguments, cwd="/")
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def test_commands_on_a_classifier(folder, labelled, tmp_path):
+    run = tmp_path / "run"
+    train(settings(folder, labelled, "classification", run, data={"eval_split": 6}))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "ade", "id": 7}\n{"text": "bdef"}\n')
+    lines = [json.loads(line) for line in called("classify", run, "--rows", rows).splitlines()]
+    assert [set(line) for line in lines] == [
+        {"text", "id", "label", "probabilities", "scores"},
+        {"text", "label", "probabilities", "scores"},
+    ]
+    model = open_adapter(run)
+    assert lines[0]["scores"] == pytest.approx(model.classify("ade").scores)
+    one = json.loads(called("classify", run, "--text", "ade"))
+    assert one["scores"] == pytest.approx(lines[0]["scores"], rel=1e-5)
+    found = json.loads(called("eval", run / "config.yaml", "--json"))["adapter"]
+    assert np.sum(found["confusion_matrix"]) == 6 and found["labels"] == ["one", "three", "two"]
+    assert found["accuracy"] == np.trace(found["confusion_matrix"]) / 6
+    shown = called("eval", run / "config.yaml")
+    assert "macro_f1" in shown and "true label by row" in shown
+    for command in (("merge", run), ("export", run), ("generate", run, "--prompt", "a")):
+        made = run_here(*command, cwd=tmp_path)
+        assert made.returncode and "reward model or classifier" in made.stderr, made.stderr
