@@ -54,6 +54,7 @@ COUNT = 2**31 - 1  # counts of anything else
 LEARNING_RATES = (1e-12, 1e6)  # learning rate
 BETA = 0.999999  # decay rates of moments: more is nearly one in float32
 TOKENS_OF_A_ROW = 2**24  # tokens of a row
+CLASSES = 10_000  # labels of a classifier
 RANK = 4096  # rank
 
 # Data files

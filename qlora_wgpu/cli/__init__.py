@@ -34,6 +34,7 @@ _COMMANDS = {
     "bench": "Benchmark training steps of SHAPE and each of their kernels.",
     "certificates": "Create the certificate that a cluster shares, in FOLDER.",
     "chat": "Chat with a run's model, or with any model and adapter.",
+    "classify": "Score text or chats with a reward model or classifier.",
     "data": "Preview the training examples of CONFIG and their loss mask.",
     "doctor": "Show this machine's GPUs, and what they can train.",
     "estimate": "Estimate the GPU memory that training needs.",

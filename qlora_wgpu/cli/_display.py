@@ -298,11 +298,17 @@ class TrainingDisplay(Display):
 
 
 def _rewards(row: dict[str, Any], prefix: str = "") -> str:
-    """Reward margin and accuracy of a preference objective."""
+    """Reward margin and accuracy of answers, and the metrics of scored sequences."""
     margin, accuracy = row.get(f"{prefix}rewards/margins"), row.get(f"{prefix}rewards/accuracies")
     parts = [] if margin is None else [f"margin {margin:.3f}"]
     parts += [] if accuracy is None else [f"accuracy {accuracy:.0%}"]
-    return f"  rewards: {', '.join(parts)}" if parts else ""
+    if parts:
+        return f"  rewards: {', '.join(parts)}"
+    shown = {"accuracy": "{:.0%}", "macro_f1": "{:.3f}", "margin": "{:.3f}", "mae": "{:.3f}"}
+    for name, form in shown.items():
+        if (value := row.get(f"{prefix}{name}")) is not None:
+            parts.append(f"{name.replace('_', ' ')} {form.format(value)}")
+    return f"  {', '.join(parts)}" if parts else ""
 
 
 def _workers_line(workers: Sequence[WorkerMetrics]) -> str:

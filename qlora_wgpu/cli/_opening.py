@@ -23,7 +23,7 @@ from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
 from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.runs.resolve import ModelRef, resolve_model
 from qlora_wgpu.runs.settings import as_config
-from qlora_wgpu.runs.workload import GenerationWorkload
+from qlora_wgpu.runs.workload import Workload
 from qlora_wgpu.training import Observer
 
 # ---- opening a model -----------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class ModelOptions:
         defaults = Config(model=ModelConfig(path=self.model))
         return opened_as_trained(defaults, self.adapter, observer, self.explicit)
 
-    def load(self, console: Terminal, source: OpenedModel, texts: GenerationWorkload) -> QLoRAModel:
+    def load(self, console: Terminal, source: OpenedModel, texts: Workload) -> QLoRAModel:
         """The model with its adapter, or with an empty one; shows a progress bar."""
         with Display(console) as display:
             return load_adapted(source, self.adapter, self.settings(display), display, texts)

@@ -27,6 +27,7 @@ from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import preparation, source_shares
+from qlora_wgpu.training.scoring import with_labels
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
@@ -112,6 +113,7 @@ def _marked(text: Text) -> Text:
 def _write_json(settings: Config, *, held_out: bool) -> None:
     """Prints each sample as a line of JSON."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
+    settings = with_labels(settings)
     tokenizer = tokenizer_of(settings, ModelFolder.without_weights(base_in(settings)))
     if settings.data.sources is not None and (not held_out or split is not None):
         for example in read_data(settings, tokenizer, Observer(), held_out=held_out):
@@ -119,7 +121,7 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
             text = tokenizer.decode(ids, skip_special_tokens=False)
             write_json({"text": text, "input_ids": ids, "labels": example.labels.tolist()})
         return
-    how = preparation(settings.data, settings.train.objective)
+    how = preparation(settings.data, settings.train.objective, settings.train)
     chosen = None
     if split is not None:
         part = read_data(settings, tokenizer, Observer(), held_out=True)

@@ -20,7 +20,9 @@ from qlora_wgpu.cli._options import (
 )
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.runs.evaluation import Evaluation, GenerationEval, HeldOutLoss
-from qlora_wgpu.visible import visible_json
+from qlora_wgpu.visible import visible, visible_json
+
+_SHOWN_LABELS = 20  # of a confusion matrix in the terminal
 
 
 @click.command("eval")
@@ -84,14 +86,18 @@ def evaluate(
 def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
     """Prints the metrics, as a table or JSON."""
     matches = _matches(result)
-    losses = {"base": result.base}
+    losses = {} if result.base is None else {"base": result.base}
     if result.adapter is not None:
         losses["adapter"] = result.adapter
     if as_json:
         metrics: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
             if row.metrics:
-                metrics[name] = {"loss": row.loss, "answers": row.tokens, **row.metrics}
+                count = "answers" if result.base is not None else "rows"
+                metrics[name] = {"loss": row.loss, count: row.tokens, **row.metrics}
+                if row.confusion_matrix is not None:
+                    metrics[name]["labels"] = list(row.labels)
+                    metrics[name]["confusion_matrix"] = row.confusion_matrix
                 continue
             metrics[name] = {
                 "loss": row.loss,
@@ -102,8 +108,8 @@ def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
             }
         write_json(metrics)
         return
-    if result.base.metrics:
-        _print_preferences(console, losses)
+    if result.base is None or result.base.metrics:
+        _print_metrics(console, losses, "answers or pairs" if result.base is not None else "rows")
         return
     table = Table(box=None)
     columns = ["", "loss", "perplexity", "token accuracy", "tokens"]
@@ -144,8 +150,8 @@ def _lines(result: Evaluation) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-def _print_preferences(console: Terminal, losses: dict[str, HeldOutLoss]) -> None:
-    """A row for each metric of a preference objective."""
+def _print_metrics(console: Terminal, losses: dict[str, HeldOutLoss], what: str) -> None:
+    """A row for each metric, and a classifier's confusion matrix."""
     table = Table(box=None)
     for name in ("", *losses):
         table.add_column(name, justify="right" if name else "left")
@@ -153,5 +159,25 @@ def _print_preferences(console: Terminal, losses: dict[str, HeldOutLoss]) -> Non
     names = dict.fromkeys(name for row in losses.values() for name in row.metrics)
     for name in names:
         table.add_row(name, *(f"{row.metrics.get(name, 0.0):.4f}" for row in losses.values()))
-    table.add_row("answers or pairs", *(f"{row.tokens:,}" for row in losses.values()))
+    table.add_row(what, *(f"{row.tokens:,}" for row in losses.values()))
     console.print(table)
+    for row in losses.values():
+        if row.confusion_matrix is not None and len(row.labels) <= _SHOWN_LABELS:
+            console.print(_confusion(row))
+
+
+def _confusion(row: HeldOutLoss) -> Table:
+    """A row for each true label, a column for each predicted one."""
+    assert row.confusion_matrix is not None
+    table = Table(box=None, title="true label by row, predicted by column", title_justify="left")
+    is_single = len(row.confusion_matrix[0]) == len(row.labels) and not isinstance(
+        row.confusion_matrix[0][0], list
+    )
+    columns = row.labels if is_single else ("true negatives", "false positives", "false negatives",
+                                            "true positives")  # fmt: skip
+    for name in ("", *columns):
+        table.add_column(visible(name), justify="right" if name else "left")
+    for name, counts in zip(row.labels, row.confusion_matrix, strict=True):
+        flat = counts if is_single else [count for part in counts for count in part]
+        table.add_row(visible(name), *(f"{count:,}" for count in flat))
+    return table

@@ -19,6 +19,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.values import REWARD
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError, shell_command, shell_word
+from qlora_wgpu.lora.scoring_files import is_scored_adapter
 from qlora_wgpu.runs.settings import as_config, require_own_peers
 from qlora_wgpu.supervision.child import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
@@ -154,6 +155,8 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
     else:
         run, kind = shell_word(str(result.run_dir)), prompt_kind(result.adapter_dir)
         verb = f'generate {run} --prompt "..."' if kind == "text" else f"chat {run}"
+        if is_scored_adapter(result.adapter_dir):
+            verb = f'classify {run} --text "..."'
         console.print(f"qlora-wgpu {verb}", soft_wrap=True)
 
 

@@ -54,7 +54,14 @@ class Config(Section):
                 f"has objective: {value.objective}, which does not support weights of rows: remove "
                 "weight from data.columns"
             )
+        if value.is_scored and data.packing:
+            raise ValueError(
+                f"has objective: {value.objective}, which does not support data.packing: set it to "
+                "false"
+            )
         formats = {part.format for part in data.parts()}
+        if value.objective == "classification":
+            formats = {"auto"}
         if data.train_on in ("assistant", "all") or formats != {"auto"}:
             raise ValueError(
                 f"has objective: {value.objective}, which detects rows by their keys and compares "
@@ -92,7 +99,7 @@ class Config(Section):
         train = info.data.get("train")
         if train is None:
             return value
-        known = eval_metrics(train.objective, train.loss_type)
+        known = eval_metrics(train.objective, train.loss_type, train.problem_type)
         name = value.metric_for_best_model
         if train.objective in POLICY_OBJECTIVES:
             if name == LOSS and "metric_for_best_model" not in value.model_fields_set:
@@ -103,6 +110,17 @@ class Config(Section):
             raise ValueError(
                 f"has metric_for_best_model: {value.metric_for_best_model}, but the metrics of "
                 f"train.objective: {train.objective} are {', '.join(known)}"
+            )
+        return value
+
+    @field_validator("cluster")
+    @classmethod
+    def _trains_there(cls, value: ClusterConfig, info: ValidationInfo) -> ClusterConfig:
+        train = info.data.get("train")
+        if train is not None and train.is_scored and value.scheduler is not None:
+            raise ValueError(
+                f"has a scheduler, which train.objective: {train.objective} does not support: "
+                "remove it"
             )
         return value
 

@@ -19,7 +19,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
+from qlora_wgpu.limits import CLASSES, COUNT, NUMBERS, RANK, STEPS
 from qlora_wgpu.sandbox.expressions import check_expression
 
 # ---- sizes in bytes ------------------------------------------------------------------------------
@@ -57,11 +57,17 @@ _METRICS = {
     "kto": (LOSS, *_ANSWER_METRICS),
     "grpo": (REWARD,),
     "rloo": (REWARD,),
+    "reward": (LOSS, "accuracy", "margin", "mean_reward", "min_reward", "max_reward"),
+    "classification": (LOSS, "accuracy", "macro_f1"),
 }
 
 
-def eval_metrics(objective: str, loss_type: str | None) -> tuple[str, ...]:
+def eval_metrics(
+    objective: str, loss_type: str | None, problem_type: str = "single_label_classification"
+) -> tuple[str, ...]:
     """The metrics of evaluations, without the prefix ``eval_``."""
+    if objective == "classification" and problem_type == "regression":
+        return (LOSS, "mae")
     metrics = _METRICS[objective]
     return (*metrics, "kl") if objective == "kto" and loss_type in (None, "kto") else metrics
 
@@ -83,6 +89,28 @@ def _or_else(requirement: str) -> WrapValidator:
 
 # Numbers
 
+
+def _names(value: Any) -> list[str] | None:
+    """Names of labels; numbers become their text."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a list of names, such as [negative, positive]")
+    if not all(isinstance(each, str | int) and str(each).strip() for each in value):
+        raise ValueError("must have a name for each label")
+    names = [str(each).strip() for each in value]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"has {twice[0]!r} twice")
+    if len(names) > CLASSES:
+        raise ValueError(f"must have at most {CLASSES:,} labels, got {len(names):,}")
+    return names
+
+
+Labels = Annotated[
+    list[str] | None,
+    PlainValidator(_names),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+]
 PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
 _Count = Annotated[int, Field(ge=0, le=COUNT)]
 _Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]

@@ -35,6 +35,7 @@ from qlora_wgpu.data.row_source import (
     unit_of,
 )
 from qlora_wgpu.data.row_stats import PreprocessConfig
+from qlora_wgpu.data.scored_rows import LabelledSource, RewardSource, label_names
 from qlora_wgpu.data.sources import holds_documents, place_of, read_rows, select_files
 from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -144,7 +145,7 @@ def _open(
     held_out: bool = False,
     name: str = "rows",
 ) -> tuple[SplitFiles | None, RowSource]:
-    kind = _source_of(how.objective)
+    kind = _SOURCES.get(how.objective, AnswerSource)
     if not isinstance(data, str | os.PathLike):
         rows = partial(rows_in_memory, _listed(data, name), name)
         return None, kind(name, rows, (), tokenizer, _template(how, tokenizer), how, progress)
@@ -156,17 +157,36 @@ def _open(
     if documents and how.objective != "sft":
         raise DataError(
             f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
-            f"{'prompts' if how.objective in POLICY_OBJECTIVES else 'answers'}"
+            f"{_REQUIRED.get(how.objective, 'answers')}"
         )
     rows = partial(rows_of_files, selection, images=how.images is not None)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source
 
 
-def _source_of(objective: str) -> type[RowSource]:
-    if objective in POLICY_OBJECTIVES:
-        return PromptSource
-    return RowSource if objective == "sft" else AnswerSource
+_SOURCES: dict[str, type[RowSource]] = {
+    "sft": RowSource,
+    "reward": RewardSource,
+    "classification": LabelledSource,
+    **dict.fromkeys(POLICY_OBJECTIVES, PromptSource),
+}
+"""How rows become examples, by ``train.objective``; others compare answers."""
+_REQUIRED = {"classification": "a label", **dict.fromkeys(POLICY_OBJECTIVES, "prompts")}
+"""What rows of an objective must have; others require answers."""
+
+
+def read_label_names(
+    path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    problem_type: str,
+) -> list[str]:
+    """The names of all labels of a data set; see ``label_names``."""
+    if not isinstance(path, str | os.PathLike):
+        return label_names(rows_in_memory(_listed(path, "rows"), "rows"), columns, problem_type)
+    selection = _select(path, held_out=False)
+    if holds_documents(selection.files):
+        raise DataError(f"{path} is text, but train.objective: classification requires labels")
+    return label_names(rows_of_files(selection), columns, problem_type)
 
 
 def _listed(rows: Any, name: str) -> Any:
@@ -198,6 +218,11 @@ def _key(selection: SplitFiles, source: RowSource) -> str:
         "ends": sorted(tokenizer.eos_token_ids),
         **({"as_chats": True} if how.as_chats else {}),
         **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
+        **(
+            {"scored": [how.objective, *how.labels, how.problem_type]}
+            if how.objective in ("reward", "classification")
+            else {}
+        ),
         **({"slice": selection.rows.text} if selection.rows is not None else {}),
         **({"images": how.images.fingerprint} if how.images is not None else {}),
     }

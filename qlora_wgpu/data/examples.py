@@ -90,12 +90,15 @@ class Example:
             shifted: position i is predicted from the positions before it, so label 0 has no effect.
         weight: The weight of its tokens in the loss, which is divided by the sum of all weights.
         images: Keys of its images in ``Dataset.image_sources``, in the order of their placeholders.
+        targets: What a reward model or classifier is trained on, float32: the margin of a chosen
+            sequence, a class, or a number for each class; None for other objectives.
     """
 
     input_ids: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32]
     weight: float = 1.0
     images: tuple[str, ...] = ()
+    targets: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -192,6 +195,8 @@ class Dataset(Sequence[Example]):
         self._weights = np.array([e.weight for e in examples], np.float32)
         self._continues = np.zeros(len(examples), np.uint8)
         self._images = ImageTable.of([e.images for e in examples])
+        given = [each.targets for each in examples if each.targets is not None]
+        self._targets = np.stack(given) if given else None
         self._tokens_read = 0  # since mapped pages were released
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
@@ -207,6 +212,7 @@ class Dataset(Sequence[Example]):
         weights: npt.NDArray[np.float32] | None = None,
         continues: npt.NDArray[np.uint8] | None = None,
         images: ImageTable | None = None,
+        targets: npt.NDArray[np.float32] | None = None,
     ) -> Dataset:
         """Wraps concatenated ids and labels, and the end of each example.
 
@@ -217,6 +223,8 @@ class Dataset(Sequence[Example]):
         dataset._weights = np.ones(len(ends), np.float32) if weights is None else weights
         dataset._continues = np.zeros(len(ends), np.uint8) if continues is None else continues
         dataset._images = images or ImageTable()
+        if targets is not None and len(targets):  # of all examples, equally many
+            dataset._targets = targets.reshape(len(ends), -1)
         return dataset
 
     def __repr__(self) -> str:
@@ -245,10 +253,11 @@ class Dataset(Sequence[Example]):
         end = int(self._ends[number])
         ids, labels = np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end])
         weight, images = float(self._weights[number]), self._images.keys(number)
+        targets = None if self._targets is None else np.array(self._targets[number])
         if not self._is_mapped:
-            return Example(ids, labels, weight, images)
+            return Example(ids, labels, weight, images, targets)
         self._tokens_read += len(ids)
-        example = Example(ids.copy(), labels.copy(), weight, images)
+        example = Example(ids.copy(), labels.copy(), weight, images, targets)
         if self._tokens_read > _RESIDENT:
             self._tokens_read = 0
             release_pages(self._ids)
@@ -345,7 +354,7 @@ class Dataset(Sequence[Example]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all ids, labels, lengths, weights and images."""
+        """A hash of all ids, labels, lengths, weights, images and targets."""
         digest = hashlib.sha256()
         for array in (self._ends, self._ids, self._labels):
             for piece in self._pieces(array):
@@ -354,4 +363,6 @@ class Dataset(Sequence[Example]):
             digest.update(np.ascontiguousarray(self._weights).data)
         for key in chain.from_iterable(map(self._images.keys, range(len(self._images.ends)))):
             digest.update(key.encode())
+        if self._targets is not None:
+            digest.update(np.ascontiguousarray(self._targets).data)
         return digest.hexdigest()[:16]

@@ -55,8 +55,8 @@ def format_of(row: Mapping[str, Any], objective: str) -> str:
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
     """The chosen and the rejected answer."""
-    chosen, rejected = _side(row, "chosen"), _side(row, "rejected")
-    prompt = _prompt(row, chosen, rejected)
+    chosen, rejected = side_of(row, "chosen"), side_of(row, "rejected")
+    prompt = prompt_of(row, chosen, rejected)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError("'chosen' and 'rejected' must both be text or both be messages")
     if isinstance(chosen, str) and isinstance(rejected, str):
@@ -82,8 +82,8 @@ def unpaired_preference(row: Mapping[str, Any]) -> tuple[Answer, bool]:
     is_desirable = as_label(label)
     if is_desirable is None:
         raise DataError(f"'label' must be true or false, got {kind_of(label)}")
-    completion = _side(row, "completion")
-    prompt = _prompt(row, completion)
+    completion = side_of(row, "completion")
+    prompt = prompt_of(row, completion)
     if prompt is None:  # a whole conversation needs none
         if isinstance(completion, str) or len(completion) < 2:
             raise DataError("a row with 'completion' and 'label' must have a 'prompt'")
@@ -130,17 +130,18 @@ def _with_prompt(
     return Answer({"messages": messages, **options}, "messages")
 
 
-def _prompt(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list[Message] | None:
+def prompt_of(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list[Message] | None:
     """The prompt, unless it is a conversation that ``data.columns`` maps to an answer."""
     for key in _PROMPT_KEYS:
         if row.get(key) is not None:
-            side = _side(row, key)
+            side = side_of(row, key)
             if isinstance(side, str) or len(side) == 1 or side not in answers:
                 return side
     return None
 
 
-def _side(row: Mapping[str, Any], key: str) -> str | list[Message]:
+def side_of(row: Mapping[str, Any], key: str) -> str | list[Message]:
+    """The text or the messages of a column."""
     value = from_json(row[key])
     if value is None:
         raise EmptyRow(f"'{key}' is missing")

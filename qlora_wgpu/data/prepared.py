@@ -99,6 +99,7 @@ VERSION = 14  # of the tokenization and the arrays; another one invalidates the 
 _ARRAYS = {
     "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
     "continues": np.uint8, "image_numbers": np.int32, "image_ends": np.int64,
+    "targets": np.float32,
 }  # fmt: skip
 _OF_EXAMPLES = ("ends", "weights", "continues", "image_ends")  # have an element for each example
 
@@ -158,14 +159,18 @@ class DatasetWriter:
 
     def add(
         self, ids: list[int], labels: list[int], weight: float = 1.0, *, continues: bool = False,
-        images: Sequence[ImageSource] = (),
+        images: Sequence[ImageSource] = (), targets: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """Appends an example; ``continues`` marks another window of the document before it."""
+        """Appends an example; ``continues`` marks another window of the document before it.
+
+        All examples have equally many ``targets``.
+        """
         self._end += len(ids)
         self._image_end += len(images)
         numbers = [self._images.setdefault(i.key, (len(self._images), i))[0] for i in images]
         values: tuple[list[Any], ...] = (
-            ids, labels, [self._end], [weight], [continues], numbers, [self._image_end]
+            ids, labels, [self._end], [weight], [continues], numbers, [self._image_end],
+            list(targets),
         )  # fmt: skip
         with _writing(self._folder):
             for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True):
@@ -233,6 +238,8 @@ def read(folder: Path) -> Dataset | None:
         return None
     total, of_images = (int(arrays[n][-1]) if len(arrays[n]) else 0 for n in ("ends", "image_ends"))
     if len({len(arrays[name]) for name in _OF_EXAMPLES}) > 1 or images is None:
+        return None
+    if len(arrays["targets"]) and len(arrays["targets"]) % len(arrays["ends"]):
         return None
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None

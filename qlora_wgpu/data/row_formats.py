@@ -89,6 +89,7 @@ class TokenizedExample:
     continues: bool = False  # whether it is another window of the document before it
     images: Sequence[ImageSource] = ()  # in the order of their placeholders
     image_span: Span = (0, 0)  # the tokens from the first image to the last one
+    targets: tuple[float, ...] = ()  # as of ``Example``
 
 
 class RowEncoder:
@@ -99,8 +100,8 @@ class RowEncoder:
     in other rows the answer or the whole ``text``, or every token (all). Turns with ``weight: 0``
     or ``train: false`` are always masked; with auto and assistant, ``train: true`` includes turns
     of other roles. Except in chats, which the template renders completely, the tokenizer's special
-    tokens are added (never a second BOS token), and an EOS token at the end, which is trained on.
-    No loss is taken on what stands for an image.
+    tokens are added (never a second BOS token), and with ``add_eos`` an EOS token at the end, which
+    is trained on. No loss is taken on what stands for an image.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class RowEncoder:
         *,
         use_flags: bool = True,
         images: ImageFiles | None = None,
+        add_eos: bool = True,
     ) -> None:
+        self._add_eos = add_eos
         self._tokenizer = tokenizer
         self._images = images
         self._template = template
@@ -186,7 +189,7 @@ class RowEncoder:
         (text,), images = self._marked(row, _text_of(row, "text"))
         _check_not_blank(text)
         _check_size(text, MAX_TEXT)
-        written = RenderedRow(text, None, self._needs_special_tokens(text))
+        written = RenderedRow(text, None, self._needs_special_tokens(text), self._add_eos)
         return self._with_images(written, images)
 
     def _needs_special_tokens(self, text: str) -> bool:
@@ -199,7 +202,7 @@ class RowEncoder:
         _check_not_blank(text)
         _check_size(text, MAX_AT_ONCE)
         answered = None if self._how.train_on == "all" else [(len(prompt), len(text))]
-        written = RenderedRow(text, answered, self._needs_special_tokens(text))
+        written = RenderedRow(text, answered, self._needs_special_tokens(text), self._add_eos)
         return self._with_images(written, images)
 
     def _marked(self, row: Mapping[str, Any], *texts: str) -> tuple[list[str], list[Any]]:

@@ -113,7 +113,7 @@ def _not_blank(path: Path) -> Iterator[str]:
         raise DataError(f"{path.name} has no text")
 
 
-def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
+def groups_of(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Batches of rows; those before an invalid row are yielded before its error."""
     group: list[Row] = []
     try:
@@ -155,7 +155,12 @@ class RowSource:
         added = 0
         for each in self._examples(empty=False):
             writer.add(
-                each.ids, each.labels, each.weight, continues=each.continues, images=each.images
+                each.ids,
+                each.labels,
+                each.weight,
+                continues=each.continues,
+                images=each.images,
+                targets=each.targets,
             )
             added += 1
         if not added:
@@ -198,7 +203,7 @@ class RowSource:
         encoder = RowEncoder(
             self.tokenizer, self.template, self.how.train_on, images=self.how.images
         )
-        for rows in _groups(self._formatted()):
+        for rows in groups_of(self._formatted()):
             encoded = encoder.encode_many([(row, row_format) for _, row, row_format in rows])
             for (where, row, row_format), each in zip(rows, encoded, strict=True):
                 self._read()
@@ -319,6 +324,7 @@ ANSWER_NAMES = {
     "dpo": ("chosen", "rejected"),
     "orpo": ("chosen", "rejected"),
     "kto": ("desirable", "undesirable"),
+    "reward": ("chosen", "rejected"),
 }
 """Names of the two answers of a row, by ``train.objective``."""
 
@@ -351,12 +357,12 @@ class AnswerSource(RowSource):
         return (each for each in super().examples() if each.ids)
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[TokenizedExample]:
-        encoder = RowEncoder(self.tokenizer, self.template, "last_turn", use_flags=False)
-        for rows in _groups(self._formatted()):
+        encoder = self._encoder()
+        for rows in groups_of(self._formatted()):
             answers = [self._answers(row, row_format) for _, row, row_format in rows]
             pairs = [each for each in answers if not isinstance(each, DataError)]
             encoded = encoder.encode_many([a for pair in pairs for a in pair if a is not None])
-            for (where, _, _), each in zip(rows, answers, strict=True):
+            for (where, row, _), each in zip(rows, answers, strict=True):
                 self._read()
                 if isinstance(each, EmptyRow):
                     self._tally.count("empty", where)
@@ -367,7 +373,15 @@ class AnswerSource(RowSource):
                 sides = self._sides(where, each, made, empty=empty)
                 names = cycle(ANSWER_NAMES[self.how.objective])
                 for side, name in zip(sides, names, strict=False):
-                    yield replace(side, answer=name)
+                    yield self._finished(row, side, name)
+
+    def _encoder(self) -> RowEncoder:
+        return RowEncoder(self.tokenizer, self.template, "last_turn", use_flags=False)
+
+    def _finished(
+        self, row: Mapping[str, Any], side: TokenizedExample, name: str
+    ) -> TokenizedExample:
+        return replace(side, answer=name)
 
     def _format_of(self, row: dict[str, Any]) -> str:
         return format_of(row, self.how.objective)

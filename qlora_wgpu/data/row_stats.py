@@ -34,6 +34,8 @@ class PreprocessConfig:
     objective: str = "sft"  # ``train.objective``
     as_chats: bool = False  # ``data.apply_chat_template``: whether text becomes turns of a chat
     images: ImageFiles | None = None  # how images become tokens; None ignores them
+    labels: tuple[str, ...] = ()  # ``train.labels``: names of the classes, in order
+    problem_type: str = "single_label_classification"  # ``train.problem_type``
 
 
 _NAMED = 5  # locations of rows in a warning
@@ -49,7 +51,8 @@ class RowStats:
         self, name: str, how: PreprocessConfig, tokenizer: Tokenizer, template: ChatTemplate | None
     ) -> None:
         self.num: Counter[str] = Counter()  # rows by what became of them
-        self.has_turns = True  # documents have no end-of-turn token
+        # Documents have no end-of-turn token, and scored sequences need none.
+        self.has_turns = how.objective not in ("reward", "classification")
         self._name = name
         self._how = how
         self._tokenizer = tokenizer

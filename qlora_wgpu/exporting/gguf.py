@@ -28,7 +28,7 @@ from qlora_wgpu.exporting.gguf_tensors import (
     refuse_untied,
     type_of_matrix,
 )
-from qlora_wgpu.exporting.merge import MergedWeights
+from qlora_wgpu.exporting.merge import MergedWeights, refuse_scored
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.gguf.architecture import GGUFArchitecture
@@ -296,7 +296,9 @@ def export_gguf(
     """Writes an adapter for llama.cpp's ``--lora``; returns the number of adapted layers."""
     import gguf  # slow to import
 
-    config = ModelFolder.without_weights(model).config
+    folder = ModelFolder.without_weights(model)
+    refuse_scored(adapter, folder)
+    config = folder.config
     architecture = find_family(config).read(config)
     llama_cpp = architecture_of(
         model_type_of(config), "adapters", has_experts=bool(architecture.experts)

@@ -24,16 +24,27 @@ from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, row
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.lora.peft_files import stored_rows
 from qlora_wgpu.lora.peft_names import WHOLE, adapted_layers, of_kind, split_biases
+from qlora_wgpu.lora.scoring_files import is_scored_adapter
 from qlora_wgpu.lora.targets import saved_modules
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
-from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head
+from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head, stored_classes
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]
 FloatArray = npt.NDArray[np.float32]
 Change = TypeVar("Change")
+
+
+def refuse_scored(adapter: str | PathLike[str], folder: ModelFolder) -> None:
+    """Refuses reward models and classifiers, whose head a language model lacks."""
+    if is_scored_adapter(adapter) or stored_classes(folder.config):
+        raise ConfigError(
+            f"{adapter} is a reward model or classifier, which can only be merged with PEFT "
+            "(merge_and_unload on transformers' AutoModelForSequenceClassification): use it with "
+            "qlora-wgpu classify or serve"
+        )
 
 
 class MergedWeights:
@@ -61,6 +72,7 @@ class MergedWeights:
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
+        refuse_scored(adapter, folder)
         tensors, config = load_adapter(adapter, biases=True, stacking=architecture.stacking)
         rows = rows_for(architecture, config, tensors)
         self.architecture = architecture = architecture.resized(rows)

@@ -166,6 +166,10 @@ def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int
     return [(name.replace("*", str(row)), shape[1:]) for row in range(shape[0])]
 
 
+SCORE = "score.weight"
+"""The head's tensor in a reward model or classifier."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture(Weights):
     """Everything that loading needs from a config.json: all weights but the ends, and details."""
@@ -199,6 +203,15 @@ class Architecture(Weights):
     new_tokens: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained
     head_bias: str = ""  # the bias of the logits, one of ``norms``; empty without one
     images: ImageLayout | None = None  # how the model reads images, if it does
+    classes: int = 0  # rows of the head ``score`` of a reward model or classifier, if it is one
+
+    def scored(self, classes: int) -> Architecture:
+        """The same with the head of transformers' ``…ForSequenceClassification``."""
+        norms = {name: size for name, size in self.norms.items() if name != self.head_bias}
+        return replace(
+            self, classes=classes, tied=False, head_name=SCORE, norms=norms, head_bias="",
+            logit_scale=1.0, logit_softcap=None,
+        )  # fmt: skip
 
     def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
         """The same with a larger vocabulary, as by ``resize_token_embeddings``."""
@@ -235,7 +248,7 @@ class Architecture(Weights):
     def head(self) -> LinearSpec:
         """The head as a layer, which gets an adapter if it is named."""
         name = self.head_name.removesuffix(".weight")
-        return LinearSpec(name, self.vocab_size, self.hidden_size)
+        return LinearSpec(name, self.classes or self.vocab_size, self.hidden_size)
 
     @property
     def every_linear(self) -> list[LinearSpec]:

@@ -9,11 +9,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
 
+import numpy as np
+
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.generate import Prompt, complete, generate, token_ids
 from qlora_wgpu.generation.sampling import Sampling, check_count, check_stop_ids
+from qlora_wgpu.generation.scores import (
+    Classification,
+    FloatArray,
+    encoded_inputs,
+    scores_of,
+    scoring_of_model,
+)
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model
 
@@ -60,10 +69,11 @@ class _TextPrompt(Prompt):
 
 _PUBLIC = (
     "active_adapter", "active_adapters", "adapter_off", "adapter_state_dict", "adapters",
-    "base_state_dict", "close", "delete_adapter", "device", "disable_adapter", "from_pretrained",
-    "generate", "get_nb_trainable_parameters", "load_adapter", "logits", "loss_and_grads",
+    "base_state_dict", "classify", "close", "delete_adapter", "device", "disable_adapter",
+    "from_pretrained", "generate", "get_nb_trainable_parameters", "load_adapter", "logits",
+    "loss_and_grads",
     "max_length", "peft_config", "print_trainable_parameters", "save_adapter", "save_pretrained",
-    "set_adapter", "tokenizer",
+    "score", "set_adapter", "tokenizer",
 )  # fmt: skip
 _ELSEWHERE = {
     "merge_and_unload": "save the adapter with save_pretrained and merge it with qlora_wgpu.merge",
@@ -271,6 +281,71 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
             pieces = self._text(tokens, one)
             return pieces if stream else "".join(pieces)
         return tokens if stream else list(tokens)
+
+    def score(self, inputs: Any, *, batch_size: int = 8, max_length: int | None = None) -> Any:
+        """Scores of sequences by a reward model or classifier, without dropout.
+
+        Args:
+            inputs: A string; messages, which the chat template formats; token ids; or a list of
+                such inputs. A reward model's text or messages contain prompt and answer.
+            batch_size: Number of inputs that are computed at a time; scores do not depend on it.
+            max_length: Maximum number of tokens of an input, whose start is kept; by default the
+                model's maximum.
+
+        Returns:
+            For a list of inputs, float32 (inputs) with a single score each, as of a reward model,
+            or (inputs, classes); for one input, a float or float32 (classes).
+
+        Raises:
+            ConfigError: If the model is a language model, or an argument is invalid.
+            DataError: If an input is empty.
+            TokenizerError: If the tokenizer is missing, or the chat template for messages.
+        """
+        several, rows = self._scored(inputs, batch_size, max_length)
+        made = rows[:, 0] if rows.shape[1] == 1 else rows
+        if several:
+            return made
+        return float(made[0]) if made.ndim == 1 else made[0]
+
+    def classify(self, inputs: Any, *, batch_size: int = 8, max_length: int | None = None) -> Any:
+        """Labels, probabilities and scores of sequences by a reward model or classifier.
+
+        Args:
+            inputs: As for ``score``.
+            batch_size: As for ``score``.
+            max_length: As for ``score``.
+
+        Returns:
+            A ``Classification``; for a list of inputs, a list.
+
+        Raises:
+            QLoRAError: As ``score`` does.
+        """
+        several, rows = self._scored(inputs, batch_size, max_length)
+        scoring = scoring_of_model(self)
+        made = [Classification.of(row, scoring) for row in rows]
+        return made if several else made[0]
+
+    def _scored(
+        self, inputs: Any, batch_size: int, max_length: int | None
+    ) -> tuple[bool, FloatArray]:
+        """Whether there are several inputs, and a row of scores for each."""
+        scoring = scoring_of_model(self)
+        if check_count("batch_size", batch_size) == 0:
+            raise ConfigError("batch_size must be at least 1, got 0")
+        if max_length is not None and check_count("max_length", max_length) == 0:
+            raise ConfigError("max_length must be at least 1, got 0")
+        if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable):
+            raise ConfigError(f"{_PROMPT}, got {type(inputs).__name__}")
+        given = inputs if isinstance(inputs, str) else list(inputs)
+        several = not isinstance(given, str) and all(map(_is_prompt, given))
+        limit = min(filter(None, (max_length, self.max_length)), default=None)
+        each = given if several else [given]
+        sequences = encoded_inputs(each, self.prompts, scoring, limit)
+        rows = np.zeros((len(sequences), scoring.classes), np.float32)
+        for numbers, made in scores_of(self, sequences, batch_size):
+            rows[numbers] = made
+        return several, rows
 
     def _prompt(
         self, prompt: Any, chat_template: str | None, stop_ids: Collection[int] | None

@@ -163,7 +163,7 @@ def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[st
     ends = Vocabulary.of(architecture)
     for module in (ends.embedding, ends.head):
         for leaf in (TOKENS, WHOLE):
-            shapes[tensor_name(module, leaf)] = ends.rows, ends.columns
+            shapes[tensor_name(module, leaf)] = ends.rows_of(module), ends.columns
     for spec in [*architecture.every_linear, *architecture.routers, ends.head_layer]:
         shapes |= pair_shapes(spec, stored.rank_of(spec.name))
     embedding = ends.embedding_layer

@@ -78,7 +78,6 @@ _UNUSED: dict[str, Any] = {
     "modules_to_save": None,
     "peft_type": "LORA",
     "revision": None,
-    "task_type": "CAUSAL_LM",
 }
 """Fields of every PEFT from 0.11 on that say nothing special; newer ones have their defaults.
 
@@ -130,6 +129,7 @@ class AdapterConfig:
     trainable_token_indices: TokenIndices | None = None
     modules_to_save: list[str] | None = None  # names, or their ends, of modules trained whole
     ensure_weight_tying: bool = False  # whether tied ones of these were trained as one
+    task_type: str | None = "CAUSAL_LM"  # or "SEQ_CLS", of a reward model or classifier
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -187,6 +187,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         trainable_token_indices=_token_indices(path, fields),
         modules_to_save=_names(path, fields, "modules_to_save"),
         ensure_weight_tying=_flag(path, fields, "ensure_weight_tying"),
+        task_type=fields.get("task_type"),
     )
 
 
@@ -195,9 +196,9 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
     if kind != "LORA":
         raise UnsupportedModelError(f"{path}: peft_type is {brief(kind)}, but only 'LORA' is read")
     task = fields.get("task_type")
-    if task not in (None, "CAUSAL_LM"):
+    if task not in (None, "CAUSAL_LM", "SEQ_CLS"):
         raise UnsupportedModelError(
-            f"{path}: task_type is {brief(task)}, but only 'CAUSAL_LM' is read"
+            f"{path}: task_type is {brief(task)}, but only 'CAUSAL_LM' and 'SEQ_CLS' are read"
         )
     for key, meaning in _REFUSED.items():
         if fields.get(key):

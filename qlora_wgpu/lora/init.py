@@ -25,6 +25,7 @@ from qlora_wgpu.lora.peft_names import (
     LORA_A,
     LORA_B,
     RANK_AXIS,
+    WHOLE,
     Float32Array,
     parse_name,
     tensor_name,
@@ -58,6 +59,13 @@ def draw_start(
     if embedding is not None:
         name = tensor_name(embedding.name, EMBEDDING_B)
         flat[name].view(values)[:] = _stream(seed, name).standard_normal(flat[name].shape)
+
+
+def draw_head(flat: FlatVector, values: Float32Array, module: str, std: float, seed: int) -> None:
+    """Draws a new head's rows as transformers initializes linear layers."""
+    name = tensor_name(module, WHOLE)
+    drawn = _stream(seed, name).standard_normal(flat[name].shape)
+    flat[name].view(values)[:] = std * drawn
 
 
 def _stream(seed: int, name: str) -> np.random.Generator:

@@ -28,7 +28,7 @@ from qlora_wgpu.lora.flat_vector import (
     aligned,
     cut,
 )
-from qlora_wgpu.lora.init import draw_start
+from qlora_wgpu.lora.init import draw_head, draw_start
 from qlora_wgpu.lora.moments import Moments, moments_of, most_words
 from qlora_wgpu.lora.peft_names import (
     EMBEDDING_A,
@@ -100,6 +100,16 @@ def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
         yield place.offset + first * stride, aligned(count * stride)
 
 
+def _check_classes(vocabulary: Vocabulary, max_binding: int | None) -> None:
+    nbytes = 4 * vocabulary.classes * padded(vocabulary.columns)
+    if max_binding is not None and nbytes > max_binding:
+        most = max_binding // (4 * padded(vocabulary.columns))
+        raise ConfigError(
+            f"{vocabulary.classes:,} classes are not supported: this GPU supports at most {most:,} "
+            "for this model"
+        )
+
+
 class AdapterLayout(FlatVector):
     """The places of each A and B by name, and the vectors that hold them.
 
@@ -125,6 +135,8 @@ class AdapterLayout(FlatVector):
     trained_rows: dict[str, TrainableTokens]
     trained_whole: dict[str, SavedModule]
     start: Float32Array | None = None  # its initial values, if these are a part of the base
+    new_head: str = ""  # the head that the base's files lack, so that it is initialized
+    head_std: float = 0.02  # the standard deviation of its initial values
 
     def __init__(
         self,
@@ -160,6 +172,10 @@ class AdapterLayout(FlatVector):
             check_ends(config, vocabulary, adapted, trains_rows=bool(tokens))
             indices = vocabulary.with_new(config.trainable_token_indices)
             self.peft = replace(self.peft, trainable_token_indices=indices)
+        if vocabulary is not None and vocabulary.classes:
+            names = sorted({*(config.modules_to_save or ()), "score"})
+            self.peft = replace(self.peft, modules_to_save=names, task_type="SEQ_CLS")
+            _check_classes(vocabulary, max_binding)
         check_saved(saved, config, adapted, forms, trains_rows=bool(tokens))
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
@@ -231,7 +247,8 @@ class AdapterLayout(FlatVector):
             for module, indices in tokens.items():
                 self.append(tensor_name(module, TOKENS), len(indices), vocabulary.columns)
             for module in saved:
-                self.append(tensor_name(module, WHOLE), vocabulary.rows, vocabulary.columns)
+                rows = vocabulary.rows_of(module)
+                self.append(tensor_name(module, WHOLE), rows, vocabulary.columns)
         self.b_begin = self.end
         for spec in self.targets:
             self.append(tensor_name(spec.name, LORA_B), spec.out_features, ranks[spec.name])
@@ -382,6 +399,8 @@ class AdapterLayout(FlatVector):
         if not self.config.changes_base:
             gaussian = self.config.init_lora_weights == "gaussian"
             draw_start(self, values, self.targets, self.embedding, seed, gaussian=gaussian)
+        if self.new_head:
+            draw_head(self, values, self.new_head, self.head_std, seed)
         return values
 
     def _moments(self) -> Moments:

@@ -266,6 +266,8 @@ def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]
     """The modules that are trained whole, the embedding first; only the embedding if tied."""
     names = config.modules_to_save or []
     both = (vocabulary.embedding, vocabulary.head)
+    if vocabulary.classes:  # PEFT names both heads that transformers' classifiers may have
+        names = ["score", *(name for name in names if name not in ("classifier", "score"))]
     chosen = {_module(name, both) for name in names}
     if vocabulary.bias and vocabulary.head in chosen:
         raise ConfigError(

@@ -28,6 +28,7 @@ class Vocabulary:
     # Whether the head has a bias, which PEFT ignores if it trains rows of the head, and trains if
     # it trains the whole head.
     bias: bool = False
+    classes: int = 0  # the head's rows if it is that of a reward model or classifier
 
     @classmethod
     def of(cls, architecture: Architecture) -> Vocabulary:
@@ -40,11 +41,15 @@ class Vocabulary:
             architecture.padding_idx,
             architecture.new_tokens,
             bool(architecture.head_bias),
+            architecture.classes,
         )
 
     @property
     def head_layer(self) -> LinearSpec:
-        return LinearSpec(self.head, self.rows, self.columns)
+        return LinearSpec(self.head, self.classes or self.rows, self.columns)
+
+    def rows_of(self, module: str) -> int:
+        return self.head_layer.out_features if module == self.head else self.rows
 
     @property
     def embedding_layer(self) -> LinearSpec:

@@ -21,6 +21,7 @@ from qlora_wgpu.lora import save_adapter
 from qlora_wgpu.lora.init import InitialAdapter, converted
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import WHOLE, split_biases, tensor_name
+from qlora_wgpu.lora.scoring_files import to_metadata
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_state import (
     AdapterBiases,
@@ -260,6 +261,8 @@ class AdapterModel:
             start = self.adapter.views(self.adapter.start)
             kind = self.adapter.config.init_lora_weights
             tensors, config, metadata = converted(InitialAdapter(kind, tensors, start, config))
+        if (scoring := self.options.objective.scoring) is not None:
+            metadata |= to_metadata(scoring)
         tensors |= self._tied_copy(tensors)
         tensors |= self.biases.tensors()
         stacking = self.architecture.stacking if self.adapter.is_written_together else None

@@ -11,7 +11,12 @@ from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.tensor import pad_rows
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, encode_samples
+from qlora_wgpu.model.steps import (
+    PolicyInputs,
+    PreferenceInputs,
+    ScoreInputs,
+    encode_samples,
+)
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
@@ -126,6 +131,19 @@ def positions(mask: IntArray) -> IntArray:
     return count - np.maximum.accumulate((_begins(mask) & (mask > 1)) * count, axis=1)
 
 
+def pooled_rows(ids: IntArray, mask: IntArray, padding: int | None) -> IntArray:
+    """Where each row's sequence is scored, as in transformers: its last token other than padding.
+
+    Positions count over all rows; rows without tokens have none. A sequence of nothing but the
+    padding token is scored at its first token.
+    """
+    counts = (mask > 0) if padding is None else (mask > 0) & (ids != padding)
+    last = (counts * np.arange(ids.shape[1])).argmax(axis=1)
+    used = np.flatnonzero((mask > 0).any(axis=1))
+    rows: IntArray = used * ids.shape[1] + last[used]
+    return rows
+
+
 def sample_lengths(mask: IntArray) -> IntArray:
     """(batch, seq): the number of positions of each token's example; 1 for padding.
 
@@ -188,7 +206,7 @@ def encode_batch(
     past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
-    samples: PreferenceInputs | None = None,
+    samples: PreferenceInputs | ScoreInputs | None = None,
     images: ImageInputs | None = None,
     blocks: IntArray | None = None,
     policy: PolicyInputs | None = None,
@@ -208,6 +226,8 @@ def encode_batch(
         raw = np.ascontiguousarray(values.reshape(-1).astype(dtype)).view(np.uint8)
         data[offset : offset + raw.size] = raw
 
+    if isinstance(samples, ScoreInputs):
+        rows = samples.rows
     if rows is None:
         rows = np.zeros(0, np.int64)
         if targets is not None:
@@ -240,8 +260,12 @@ def encode_batch(
         put(batch.image_rows.offset, images.rows, np.uint32)
     if policy is not None:
         samples = PreferenceInputs(policy.shares, policy.advantages)
+    if batch.sequence_targets is not None:
+        if not isinstance(samples, ScoreInputs):
+            raise ShapeError("an objective over sequences requires the batch's targets")
+        put(batch.sequence_targets.offset, samples.targets, np.float32)
     if batch.samples is not None:
-        if samples is None:
+        if not isinstance(samples, PreferenceInputs):
             raise ShapeError("an objective over answers requires the batch's samples")
         of_rows, table = encode_samples(samples, segments(mask), np.asarray(rows))
         info[INFO_SAMPLES] = len(table)

@@ -50,7 +50,7 @@ def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name
 def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> str:
     """The name of the embedding's tensor, which may be the head's if they are tied."""
     name, head_name = architecture.embed_name, architecture.head_name
-    if folder is None:
+    if folder is None or architecture.classes:
         return name
     has_head = stored_name(folder, architecture, head_name) in folder
     if stored_name(folder, architecture, name) in folder:

@@ -30,6 +30,7 @@ from qlora_wgpu.model.steps import (
     StepOptions,
     head_of,
     make_sums,
+    refuse_scored,
     trace_step,
     write_trained,
 )
@@ -97,6 +98,9 @@ class ModelPlan:
                 f"{VOCABULARY_TRACED:,})"
             )
         self.adapter = self._laid_out(lora, forms)
+        std = pretrained.config.get("initializer_range")
+        if isinstance(std, float) and 0 < std <= 1:
+            self.adapter.head_std = std
         self.weights = WeightLayout(
             quant,
             compute_dtype,
@@ -205,6 +209,7 @@ class ModelPlan:
 
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
         """Graphs of a batch's hidden states, and of the logits of a few rows at a time."""
+        refuse_scored(self.pretrained.architecture)
         first, second = self.new_graph(), self.new_graph()
         if batch.cache is not None:
             # No sum is split by the number of rows: a sequence does not depend on its neighbours.

@@ -16,15 +16,67 @@ from qlora_wgpu.checkpoint.quantized import PlannedFormats
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.families.family import Architecture, Family, find_family
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.family import SCORE, Architecture, Family, find_family
 from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.compatibility import rows_for
-from qlora_wgpu.lora.peft_names import Float32Array
+from qlora_wgpu.lora.peft_names import WHOLE, Float32Array, tensor_name
 from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
 from qlora_wgpu.quant import WeightFormat, nf4_format
 
 _ROWS = 4096  # compared at a time
+SCORED = frozenset(
+    [
+        "arcee",
+        "deepseek_v2",
+        "deepseek_v3",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt_neox",
+        "gpt_oss",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "llama",
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_5_text",
+        "qwen3_moe",
+        "qwen3_next",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ]
+)
+"""The model types that have a ``…ForSequenceClassification`` in transformers 5.23."""
+
+
+def stored_classes(config: Mapping[str, Any]) -> int:
+    """The classes of a config.json of a reward model or classifier; 0 for a language model."""
+    names = config.get("architectures")
+    is_scored = isinstance(names, list) and any(
+        str(name).endswith("ForSequenceClassification") for name in names
+    )
+    if not is_scored:
+        return 0
+    labels, count = config.get("id2label"), config.get("num_labels", 2)
+    count = len(labels) if isinstance(labels, Mapping) and labels else count
+    if type(count) is not int or count < 1:
+        raise UnsupportedModelError(f"num_labels in config.json must be an integer, got {count!r}")
+    return count
 
 
 def has_own_head(folder: ModelFolder, architecture: Architecture) -> bool:
@@ -65,7 +117,7 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
 def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     size = (architecture.vocab_size, architecture.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
-    if not architecture.tied:
+    if not architecture.tied and not architecture.classes:  # whose head the adapter has
         shapes[architecture.head_name] = size
     shapes |= architecture.stored_norms
     shapes |= architecture.tables
@@ -172,6 +224,8 @@ class Pretrained:
     def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:
         family = find_family(folder.config)
         architecture = family.read(folder.config)
+        if classes := stored_classes(folder.config):
+            architecture = architecture.scored(classes)
         notes = list(folder.notes)
         formats = stored_formats(folder, architecture)
         if formats.keys() - {"NF4"}:
@@ -199,6 +253,8 @@ class Pretrained:
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:
         family = find_family(config)
         architecture = family.read(config)
+        if classes := stored_classes(config):
+            architecture = architecture.scored(classes)
         stored_as = ", ".join(planned_formats(config, architecture))
         return cls(name, config, family, architecture, stored_as=stored_as)
 
@@ -210,7 +266,26 @@ class Pretrained:
         """The same base without added tokens, so that only an adapter's own rows are trained."""
         return replace(self, architecture=replace(self.architecture, new_tokens=()))
 
+    def scored(self, classes: int) -> Pretrained:
+        """The same base with the head of a reward model or classifier."""
+        kind = self.config.get("model_type")
+        if kind not in SCORED:
+            raise UnsupportedModelError(
+                f"reward models and classifiers of model_type {kind!r} are not supported, since "
+                "transformers has no ForSequenceClassification for it"
+            )
+        own = self.architecture.classes
+        if own and own != classes:
+            raise UnsupportedModelError(
+                f"{self.name_or_path} is a classifier with {own} classes, but {classes} are "
+                "required: use its language model as the base"
+            )
+        return replace(self, architecture=self.architecture.scored(classes))
+
     def for_adapter(self, stored: AdapterConfig, tensors: Mapping[str, Float32Array]) -> Pretrained:
+        head = tensors.get(tensor_name(SCORE.removesuffix(".weight"), WHOLE))
+        if head is not None and not self.architecture.classes:
+            return self.scored(len(head)).for_adapter(stored, tensors)
         rows = rows_for(self.architecture, stored, tensors)
         return self if rows == self.architecture.vocab_size else self.resized(rows)
 

@@ -22,6 +22,7 @@ from qlora_wgpu.graph.program import Program
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
+from qlora_wgpu.lora.scoring_files import default_scoring, read_scoring
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_set import AdapterSet, AdapterSignature, HeldAdapter, LoadedAdapter
@@ -35,11 +36,13 @@ from qlora_wgpu.model.steps import (
     LossSums,
     PolicyInputs,
     PreferenceInputs,
+    ScoreInputs,
     StepKind,
     StepOptions,
     TrainingOptions,
 )
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.score import Scoring
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 
@@ -80,6 +83,8 @@ class QLoRAModel(AdapterModel):
         if layout.dequantize_plan is not None:  # it runs once, so its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
+        if self.architecture.classes and self.options.objective.scoring is None:
+            self._score_as(default_scoring(self.architecture.classes))
         signature = AdapterSignature(self.programs)
         self.write_parameters(self.adapter.initial(seed) + signature.neutral)
         held = HeldAdapter(signature, None, self.prompt_folder)
@@ -100,6 +105,7 @@ class QLoRAModel(AdapterModel):
         gradient_checkpointing: bool = False,
         gradient_dtype: Literal["float32", "bfloat16"] = "float32",
         keep_dequantized: KeepDequantized = "auto",
+        num_labels: int | None = None,
         progress: Progress = lambda name: None,
     ) -> Self:
         """Loads a model folder onto a device, with a new adapter or one from a folder.
@@ -119,6 +125,8 @@ class QLoRAModel(AdapterModel):
                 which takes memory and makes steps faster, with bit-identical results;
                 ``"auto"`` does so on a software GPU without a memory limit, if they and the copies
                 for generation take at most a third of the machine's memory.
+            num_labels: Number of classes of a new classifier, 1 for a reward model; by default the
+                model is what folder and adapter say.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -131,6 +139,8 @@ class QLoRAModel(AdapterModel):
         _check_settings(lora, quant)
         _check_choices(seed, gradient_dtype, keep_dequantized)
         pretrained = Pretrained.open(path)  # before a device is asked for
+        if num_labels is not None:
+            pretrained = pretrained.scored(num_labels)
         start = None
         if adapter is not None:
             lora, pretrained, start = _config_of_folder(adapter, lora, pretrained)
@@ -245,7 +255,7 @@ class QLoRAModel(AdapterModel):
         mask: batch_encoding.IntArray,
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
-        samples: PreferenceInputs | None = None,
+        samples: PreferenceInputs | ScoreInputs | None = None,
         images: ImageInputs | None = None,
         policy: PolicyInputs | None = None,
     ) -> int:
@@ -286,7 +296,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: PreferenceInputs | None = None,
+        samples: PreferenceInputs | ScoreInputs | None = None,
         images: ImageInputs | None = None,
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
@@ -302,7 +312,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: PreferenceInputs | None,
+        samples: PreferenceInputs | ScoreInputs | None,
         images: ImageInputs | None = None,
         **inputs: Any,
     ) -> Program:
@@ -343,6 +353,27 @@ class QLoRAModel(AdapterModel):
         if images is None or not any(map(len, images)):
             return None
         return image_inputs(ids, mask, images, self.architecture)
+
+    def scores(
+        self, ids: batch_encoding.IntArray, mask: batch_encoding.IntArray, samples: ScoreInputs
+    ) -> FloatArray:
+        """The scores (sequences, classes) of a reward model or classifier, float32; waits.
+
+        Also adds the loss of the samples' targets to ``stats``, as ``measure`` does.
+
+        Args:
+            ids: (batch, seq), checked, one sequence per row.
+            mask: (batch, seq), checked.
+            samples: The sequences' positions and targets.
+        """
+        options = self.options.step("loss", *ids.shape)
+        made = self.layout.step(options).sums
+        assert made is not None, "the model's objective is not over sequences"
+        targets = np.full(ids.shape, IGNORE_INDEX, np.int64)
+        with self.device.in_turn:
+            program = self._run(options, ids, targets, mask, samples)
+            values = np.frombuffer(program.read(made), np.float32)
+        return values.reshape(ids.shape[0], -1)[: len(samples.rows)].copy()
 
     def token_logps(
         self,
@@ -480,7 +511,13 @@ class QLoRAModel(AdapterModel):
     def name_folder(self, path: str | PathLike[str]) -> None:
         """Records the folder of the active adapter if its tensors were passed."""
         self._adapters.active.path = str(path)
+        if self.architecture.classes:
+            self._score_as(read_scoring(path, self.architecture.classes))
         self.prompt_folder = tokenizer_folder(path) or self.folder.text_folder
+
+    def _score_as(self, scoring: Scoring) -> None:
+        objective = replace(self.options.objective, scoring=scoring)
+        self.options = replace(self.options, objective=objective)
 
     def set_adapter(self, name: str) -> None:
         """Activates another adapter; waits for the device if the active one was trained.

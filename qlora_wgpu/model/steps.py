@@ -16,10 +16,11 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
 from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy, label_losses
-from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
+from qlora_wgpu.ops.modules import DenseMatrix, Head, ScoreHead, trained_rows
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.preference import divergence, summed_logps
 from qlora_wgpu.ops.routing import balance_loss
+from qlora_wgpu.ops.score import score
 from qlora_wgpu.ops.trained import overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 
@@ -65,7 +66,7 @@ class TrainingOptions:
         plain = StepOptions(kind, batch, seq, image_rows=image_rows)
         if kind == "train":
             return replace(plain, **vars(self))
-        if kind == "logps" or (kind == "loss" and self.objective.preference is not None):
+        if kind == "logps" or (kind == "loss" and self.objective.of_samples is not None):
             return replace(plain, objective=self.objective)
         return plain
 
@@ -108,6 +109,14 @@ class PolicyInputs:
         """The table of ``BatchBuffers.completions``, (label rows, 4)."""
         logps = (array.reshape(-1)[rows] for array in (self.old_logps, self.reference_logps))
         return np.stack([*logps, self.weights[of_rows], self.advantages[of_rows]], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreInputs:
+    """A micro-batch's sequences for a scoring objective, one per row, in front."""
+
+    rows: IntArray  # (sequences), the position among all tokens that each is scored at
+    targets: FloatArray  # (sequences, ``Scoring.width``)
 
 
 def encode_samples(
@@ -153,7 +162,8 @@ class PlannedStep:
 
     batch: BatchBuffers  # its inputs
     plan: Plan
-    sums: Tensor | None = None  # the result of a step of kind ``sums``
+    # The result of a step of kind ``sums``; of kind ``loss``, the scores of a scoring objective.
+    sums: Tensor | None = None
 
 
 def trace_step(
@@ -161,6 +171,7 @@ def trace_step(
 ) -> PlannedStep:
     trains, of = options.kind == "train", base.architecture
     coefficient = of.balance_coefficient(options.router_aux_loss_coef)
+    scoring = options.objective.scoring
     batch = make_batch_buffers(
         options.batch,
         options.seq,
@@ -172,10 +183,19 @@ def trace_step(
         images=of.images if options.image_rows else None,
         image_rows=options.image_rows,
         completions=trains and options.objective.policy is not None,
+        sequence_width=scoring.width if scoring else 0,
     )
     write_trained(graph, modules)
     checkpointing = trains and options.checkpointing
     hidden = base.family.forward(graph, of.config, modules, batch, checkpointing=checkpointing)
+    if scoring is not None:
+        assert isinstance(modules.head, ScoreHead)
+        whole = modules.head.whole
+        scores = score(graph, hidden, whole, batch, stats, scoring, gradient=trains)
+        if not trains:
+            scores.storage = Storage("scores", "activations", scores.nbytes)  # kept after the run
+        return _ended(graph, modules, batch, scores, trains=trains)
+    refuse_scored(of)
     policy, routers = options.objective.policy, batch.routers
     head = head_of(of, modules, 1.0 if policy is None else policy.temperature)
     if options.kind in ("sums", "divergence", "logps"):
@@ -194,12 +214,28 @@ def trace_step(
     cross_entropy(
         graph, hidden, head, batch, stats, gradient=trains, objective=options.objective
     )  # fmt: skip
+    return _ended(graph, modules, batch, None, trains=trains)
+
+
+def _ended(
+    graph: Graph, modules: Modules, batch: BatchBuffers, sums: Tensor | None, *, trains: bool
+) -> PlannedStep:
+    """The step after its loss, with the backward pass if it trains."""
     if trains:
         graph.backward()
         both = map(trained_rows, (modules.embedding, modules.head))  # of a tied one once
         for trained in dict.fromkeys(trained for trained in both if trained is not None):
             sum_up(graph, trained)
-    return PlannedStep(batch, compile_plan(graph))
+    return PlannedStep(batch, compile_plan(graph), sums)
+
+
+def refuse_scored(architecture: Architecture) -> None:
+    """Refuses a reward model or classifier where a language model is required."""
+    if architecture.classes:
+        raise ConfigError(
+            "the adapter or model is a reward model or classifier, which has no lm_head: it "
+            "computes scores only (qlora-wgpu classify, model.score)"
+        )
 
 
 def write_trained(g: Graph, modules: Modules) -> None:

@@ -58,6 +58,7 @@ from qlora_wgpu.ops.modules import (
     HostEmbedding,
     Linear,
     Matrix,
+    ScoreHead,
     StreamedMatrix,
 )
 from qlora_wgpu.ops.quantized import QuantizedMatrix
@@ -171,7 +172,9 @@ class WeightLayout:
         rows, whole = adapter.trained_rows, adapter.trained_whole
         as_head = of.embed_name if tied else of.head_name
         head: Matrix
-        if self.offload.streamed_head:
+        if of.classes:
+            head = self._score_head(of, adapter)
+        elif self.offload.streamed_head:
             if head_module in whole:
                 raise ConfigError(
                     f"lora.modules_to_save trains the whole {head_name}, which cannot be "
@@ -191,6 +194,16 @@ class WeightLayout:
             table = HostEmbedding(vocab, hidden, self.dtype, trained=own)
             return self._host("embedding", name, of.embed_name, table), head
         return self._dense(name, vocab, hidden, self.dtype, own, matrix, called=of.embed_name), head
+
+    def _score_head(self, of: Architecture, adapter: AdapterLayout) -> ScoreHead:
+        """The head of a reward model or classifier, which a language model's files lack."""
+        whole, shape = adapter.trained_whole[of.head.name], (of.classes, of.hidden_size)
+        if self._reader.find(of.head_name) is None:
+            adapter.new_head = of.head.name
+            whole.originals = partial(np.zeros, shape, np.float32)
+        else:
+            whole.originals = partial(self._reader.read, of.head_name, shape)
+        return ScoreHead(*shape, whole)
 
     def _form(self, names: Sequence[str], columns: int) -> WeightFormat | None:
         return self._policy.of([self._reader.stored(name) for name in names], columns)

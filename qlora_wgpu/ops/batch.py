@@ -111,6 +111,8 @@ class BatchBuffers:
     # its label's log probability when it was sampled, and by the reference; its weight; and its
     # completion's advantage.
     completions: Tensor | None = None
+    # float32 (batch · width), for objectives over whole sequences: the targets of each row's.
+    sequence_targets: Tensor | None = None
     angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
     embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
     images: ImageLayout | None = None  # how images are read, if the batch may have some
@@ -202,6 +204,7 @@ def make_batch_buffers(
     image_rows: int = 0,
     rotated: bool = False,
     completions: bool = False,
+    sequence_width: int = 0,
 ) -> BatchBuffers:
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
@@ -211,12 +214,17 @@ def make_batch_buffers(
     before_images = before_blocks + 3 * blocked
     before_completions = before_images + (image_rows > 0)
     windows = before_completions + 4 * completions
-    storage = Storage("a batch's inputs", "inputs", windows * window + 256)
+    targets_at = windows * window + 256
+    targets = batch * sequence_width
+    storage = Storage("a batch's inputs", "inputs", targets_at + -(-targets * 4 // 256) * 256)
 
     def part(name: str, index: int, dtype: str = "uint32", words: int = rows) -> Tensor:
         after_info = 256 if index >= 5 else 0
         return vector(name, words, dtype, storage, index * window + after_info)
 
+    sequence_targets = None
+    if targets:
+        sequence_targets = vector("targets of sequences", targets, "float32", storage, targets_at)
     samples = None
     if sampled:
         first, capacity = 5 + weighted + cached, max(rows // _SHORTEST, 1)
@@ -246,6 +254,7 @@ def make_batch_buffers(
         part("blocks", before_blocks, words=3 * rows) if blocked else None,
         samples,
         of_completions,
+        sequence_targets,
         images=images,
         image_rows=part("image_rows", before_images) if image_rows else None,
         image_capacity=image_rows,

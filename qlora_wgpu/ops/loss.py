@@ -26,6 +26,7 @@ from qlora_wgpu.ops.lora_ends import LoraHead
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
 from qlora_wgpu.ops.policy import Policy, policy_loss
 from qlora_wgpu.ops.preference import Preference, preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.ops.trained_gradients import HeadGradient, add_whole_head
 
@@ -40,8 +41,14 @@ class Objective:
     # Whether each row is weighted by its label's probability, as a constant (DFT, arXiv
     # 2508.05629).
     confidence: bool = False
-    preference: Preference | None = None  # the objective over whole answers, if it is one
-    policy: Policy | None = None  # the objective over sampled completions, if it is one
+    preference: Preference | None = None  # the objective over whole answers, if any
+    policy: Policy | None = None  # the objective over sampled completions, if any
+    scoring: Scoring | None = None  # the objective over whole sequences, if any
+
+    @property
+    def of_samples(self) -> Preference | Scoring | None:
+        """The objective over answers or sequences, if any."""
+        return self.preference or self.scoring
 
     @property
     def has_factors(self) -> bool:

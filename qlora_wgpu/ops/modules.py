@@ -100,6 +100,18 @@ class StreamedMatrix:
         return copied(g, block) if g.profile.textures else block
 
 
+@dataclass(frozen=True)
+class ScoreHead:
+    """The head of a reward model or classifier: only the adapter's own rows, in float32."""
+
+    rows: int  # classes
+    columns: int
+    whole: SavedModule
+
+    def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
+        yield from self.whole.rows
+
+
 def trained_whole(weight: Matrix | HostEmbedding) -> SavedModule | None:
     return weight.whole if isinstance(weight, DenseMatrix) else None
 

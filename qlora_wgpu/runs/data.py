@@ -23,6 +23,7 @@ from qlora_wgpu.training.data import DataReader, warn_of_long_rows
 from qlora_wgpu.training.images import images_of
 from qlora_wgpu.training.observers import Unwatched
 from qlora_wgpu.training.policies import RolloutPlan, plan_of, refuse_long_completions
+from qlora_wgpu.training.scoring import with_labels
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def prepare(
     overrides: tuple[str, ...] = (),
 ) -> PreparedData:
     """Reads and encodes the data of a run as ``train`` does, without weights and without a GPU."""
-    settings = as_config(config, overrides)
+    settings = with_labels(as_config(config, overrides))
     observer = observer or Unwatched()
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)

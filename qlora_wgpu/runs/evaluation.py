@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import explicit_in
@@ -18,6 +19,7 @@ from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import data_path, warn_of_cache
 from qlora_wgpu.runs.images import images_with_own_device
 from qlora_wgpu.runs.opening import (
@@ -36,8 +38,9 @@ from qlora_wgpu.training.evaluation import answer_sums, held_out_loss
 from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.images import Features, prompt_images, with_images, without_images
 from qlora_wgpu.training.observers import Unwatched
-from qlora_wgpu.training.preferences import PreferenceData, preference_of
+from qlora_wgpu.training.preferences import PreferenceData, preference_of, scoring_of
 from qlora_wgpu.training.references import ReferenceModel
+from qlora_wgpu.training.scoring import ScoredData, scored_loss, with_labels
 from qlora_wgpu.training.step_log import answer_metrics
 
 # ---- an evaluation -------------------------------------------------------------------------------
@@ -50,17 +53,24 @@ class HeldOutLoss:
     """The loss over a data set.
 
     Attributes:
-        loss: Mean per label token, in nats; with DPO and ORPO per pair, with KTO per answer.
-        tokens: Number of label tokens, pairs or answers.
+        loss: Mean per label token, in nats; per pair, answer or sequence
+            with other objectives.
+        tokens: Number of label tokens, pairs, answers or sequences.
         token_accuracy: Share of the label tokens whose logit is the largest; None with DPO, ORPO
             and KTO.
-        metrics: Further metrics of DPO, ORPO and KTO, by TRL's names.
+        metrics: Further metrics of DPO, ORPO and KTO, reward models and classifiers, by TRL's
+            names.
+        labels: Names of a classifier's labels.
+        confusion_matrix: How often a classifier predicted each label for each label: a row per true
+            label; for several labels per row, such a matrix (2 by 2) for each label.
     """
 
     loss: float
     tokens: int
     token_accuracy: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    labels: Sequence[str] = ()
+    confusion_matrix: Sequence[Sequence[Any]] | None = None
 
     @property
     def perplexity(self) -> float:
@@ -97,7 +107,7 @@ class Evaluation:
     Attributes:
         data: The path of the held-out data.
         adapter_path: The adapter's folder, if there is one.
-        base: The loss of the base alone.
+        base: The loss of the base alone; None of a reward model or classifier.
         adapter: The loss with the adapter, if there is one.
         base_predictions: The base's answers, if they were requested.
         adapter_predictions: The answers with the adapter, if they were requested.
@@ -105,7 +115,7 @@ class Evaluation:
 
     data: str
     adapter_path: str | None
-    base: HeldOutLoss
+    base: HeldOutLoss | None
     adapter: HeldOutLoss | None
     base_predictions: Sequence[Prediction] = ()
     adapter_predictions: Sequence[Prediction] = ()
@@ -166,11 +176,15 @@ def evaluate(
     source = OpenedModel.open(base_in(settings), settings.model).for_adapter(loaded)
     tokenizer = tokenizer_for(source, loaded)
     warn_of_cache(observer)
+    if settings.data.train is not None or settings.data.sources is not None:
+        settings = with_labels(settings)
     reader = DataReader(settings, lambda: tokenizer, observer, held_out=data, images=source.images)
     dataset = reader.read_one(held_out=True)
     if data is None and adapter is not None and settings.data.eval_split is not None:
         warn_of_other_split(adapter, dataset, observer)
     check_ids(path, dataset, source.architecture.vocab_size)
+    if (scoring := scoring_of(settings.train)) is not None:
+        check_classes(source, scoring, adapter)
     if generate is not None and settings.train.objective != "sft":
         raise ConfigError(
             f"{option('generate')} is not supported with train.objective: "
@@ -188,6 +202,8 @@ def evaluate(
         parts.append(more)
     features = images_with_own_device(settings, source, dataset.image_sources, observer)
     model = load_adapted(source, loaded, settings, observer, CombinedWorkload(parts))
+    if scoring is not None:
+        return Evaluation(path, adapter, None, _scored(model, dataset, settings, observer))
     inputs = without_images if features is None else with_images(features, source.architecture)
     evaluate_answers = None
     if preference is not None:
@@ -266,6 +282,42 @@ def _predictions(
         found.append(Prediction(tokenizer.decode(row.ids), reference, completion.text))
         observer.activity(f"answers of {what}: {number:,} of {len(rows):,} rows")
     return found
+
+
+# ---- reward models and classifiers ---------------------------------------------------------------
+
+
+def check_classes(source: OpenedModel, scoring: Scoring, adapter: str | None) -> None:
+    """Refuses a language model, and one whose head has another number of classes."""
+    classes = source.architecture.classes
+    name = adapter or source.pretrained.name_or_path
+    if not classes:
+        raise ConfigError(
+            f"{name} is a language model, not a reward model or classifier: train one first, or "
+            f"set its adapter with {option('adapter', ...)}"
+        )
+    if classes != scoring.classes:
+        raise ConfigError(
+            f"{name} has {classes} scores per sequence, but train.objective: {scoring.objective} "
+            f"requires {scoring.classes}: set train.labels to the names that it was trained with"
+        )
+
+
+def _scored(
+    model: QLoRAModel, dataset: Dataset, settings: Config, observer: Observer
+) -> HeldOutLoss:
+    def progress(done: int, rows: int) -> None:
+        observer.activity(f"evaluating the adapter: {done:,} of {rows:,} rows")
+
+    model.options = training_options(settings.train)
+    scoring = model.options.objective.scoring
+    assert scoring is not None
+    data = ScoredData(dataset, scoring, max(settings.data.max_seq_length, dataset.longest))
+    found = scored_loss(model, data, dataset, settings.rows_at_once, progress)
+    observer.activity("")
+    matrix = None if found.confusion is None else found.confusion.matrix.tolist()
+    labels = settings.train.labels or ()
+    return HeldOutLoss(found.loss, found.count, None, found.metrics, labels, matrix)
 
 
 # ---- DPO, ORPO and KTO ---------------------------------------------------------------------------

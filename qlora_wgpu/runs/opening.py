@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig
+from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig, TrainConfig
 from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.tokenizer import extended_tokenizer
@@ -34,10 +34,16 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.runs.placement import Placement, fit
-from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
+from qlora_wgpu.runs.workload import (
+    GenerationWorkload,
+    LossWorkload,
+    TrainingWorkload,
+    Workload,
+)
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.policies import policy_of
+from qlora_wgpu.training.preferences import scoring_of
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
 
@@ -69,6 +75,13 @@ class OpenedModel:
             return self
         tensors, stored = self.read_adapter(adapter)
         return replace(self, pretrained=self.pretrained.for_adapter(stored, tensors))
+
+    def for_objective(self, settings: TrainConfig) -> OpenedModel:
+        """The same base, with the head of a reward model or classifier if one is trained."""
+        scoring = scoring_of(settings)
+        if scoring is None:
+            return self
+        return replace(self, pretrained=self.pretrained.scored(scoring.classes))
 
     def read_adapter(self, folder: str) -> tuple[dict[str, Float32Array], AdapterConfig]:
         """The tensors and the configuration of an adapter of this base."""
@@ -395,7 +408,11 @@ def load_adapted(
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
-    workload = workload or GenerationWorkload.of(pretrained)
+    if workload is None:
+        is_scored = pretrained.architecture.classes > 0
+        workload = (
+            LossWorkload.of_scores(pretrained) if is_scored else GenerationWorkload.of(pretrained)
+        )
     keep = settings.device.keep_dequantized
     layout = fit(workload, layout, device, observer, keep).layout
     model = load_model(layout, device, observer)

@@ -197,7 +197,7 @@ def sample_prompts(data: Dataset, images: ImageFiles | None = None) -> list[Samp
 
 def longest_sample(prompts: Sequence[SamplePrompt]) -> int:
     """Maximum number of tokens of a prompt with its continuation."""
-    return max(len(prompt.ids) + prompt.new_tokens for prompt in prompts)
+    return max((len(prompt.ids) + prompt.new_tokens for prompt in prompts), default=0)
 
 
 def _sample_prompt(data: Dataset, index: int, images: ImageFiles | None) -> SamplePrompt:

@@ -22,6 +22,7 @@ from qlora_wgpu.grpo.sampler import MOST_AT_ONCE, RolloutSampler
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.images import check_images, encoded_images
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
@@ -56,9 +57,10 @@ from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.policies import RolloutPlan
-from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
+from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, samples_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
+from qlora_wgpu.training.scoring import with_labels
 from qlora_wgpu.training.start import check_output, refuse_both
 
 # ---- the run -------------------------------------------------------------------------------------
@@ -126,19 +128,21 @@ def _train(
     rewards: RewardSet | None, *, overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     settings.require_train()
+    settings = with_labels(settings)
     check_output(settings, overwrite=overwrite, resume=resume)
     require_init_from(settings.lora)
     base = base_in(settings)
     device = open_device(settings.device, events)  # an error before data is read if there is none
-    source = OpenedModel.open(base, settings.model)  # also if it is not supported
+    source = OpenedModel.open(base, settings.model).for_objective(settings.train)  # or refused
     for text in source.notes:
         events.note(text)
     check_init_from(source.pretrained, settings.lora)
     data = read_run_data(settings, source, events)
     check_images(settings, data.images)
     prompt = prompt_of_run(settings, source)  # once the data has been read
-    prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
-    data = replace(data, prompts=prompts)
+    if not settings.train.is_scored:  # others generate sample texts
+        prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
+        data = replace(data, prompts=prompts)
     events.check()
     features = encoded_images(settings, source, data.images, device, events)
     events.check()
@@ -160,15 +164,18 @@ def _train(
             write, source.tokenizer, data.prompts, ends=prompt.stop_ids if own else (),
             all_of_them=own, features=features or {},
         )  # fmt: skip
-        events.activity("generating samples before training")
-        samples = texts.before()
-        _report_samples(samples, page, events)
+        samples: tuple[Sample, ...] = ()
+        if data.prompts:
+            events.activity("generating samples before training")
+            samples = texts.before()
+            _report_samples(samples, page, events)
         output, dumped = Path(settings.output.dir), settings.model_dump()
         for service in services(settings.log.report_to, output, dumped, resume=resume):
             events.subscribe(service, on_error="drop")
         run = Run(
             model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
-            executor=executor, texts=texts, callbacks=callbacks, features=features,
+            executor=executor, texts=texts if samples else None, callbacks=callbacks,
+            features=features,
             rollouts=None if rewards is None else partial(
                 RolloutSampler, rewards=rewards, tokenizer=source.tokenizer,
                 stop_ids=prompt.stop_ids,
@@ -180,11 +187,11 @@ def _train(
         finally:
             events.close()
         keep_prompt(settings, source.path, prompt, result, events)
-        if not result.interrupted:
+        if samples and not result.interrupted:
             events.activity("generating samples after training")
             samples = _after(texts, samples, result, events)
             _report_samples(samples, page, events)
-    result = replace(result, sample=samples[0], samples=samples)
+    result = replace(result, sample=next(iter(samples), None), samples=samples)
     reports = page.ended(result)
     events.reported(reports)
     result = replace(result, reports=reports)
@@ -271,7 +278,7 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     if isinstance(data.plan, RolloutPlan):
         return _rollout_shapes(data, data.plan, longest)
     rows, held_out = settings.rows_at_once, data.held_out
-    preference = preference_of(settings.train)
+    preference = samples_of(settings.train)
     measured: Iterable[int] = ()
     answers: Iterable[tuple[StepKind, int]] = ()
     if preference is not None:
@@ -321,7 +328,7 @@ def rollout_shape(data: RunData, settings: Config) -> RolloutShape | None:
 
 
 def _answer_shapes(
-    data: RunData, preference: Preference, batch_size: int, longest: int
+    data: RunData, preference: Preference | Scoring, batch_size: int, longest: int
 ) -> tuple[Iterable[int], Iterable[tuple[StepKind, int]]]:
     """Lengths of evaluation batches, and kinds and lengths of the other steps, in order."""
     measured: dict[int, None] = {}

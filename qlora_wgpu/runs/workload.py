@@ -11,7 +11,9 @@ from typing import Any
 
 from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
+from qlora_wgpu.config.sections.train import SCORED
 from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.prefill import largest_batch
@@ -25,6 +27,7 @@ from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
+from qlora_wgpu.lora.scoring_files import default_scoring
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -125,6 +128,9 @@ class TrainingWorkload(Workload):
         options = training_options(
             train, weighted=settings.data.has_weights, policy=policy_of(settings)
         )
+        if options.objective.scoring is not None:
+            base = base.scored(options.objective.scoring.classes)
+        refuse_other_base(base, train.objective)
         step = options.step("train", rows, length, rows * length if images else 0)
         return cls(
             base, step, settings.lora, settings.quant,
@@ -180,6 +186,8 @@ class TrainingWorkload(Workload):
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
         longest = shapes.longest_sample
+        if not shapes.prompts:
+            return
         first, *others = (max(bucket_length(each, longest), 2) for each in shapes.prompts)
         sizes = [(1, tokens) for tokens in dict.fromkeys([first, 1, *others])]
         yield from text_plans(layout, KVCache(longest), sizes, images=self.step.image_rows > 0)
@@ -213,11 +221,23 @@ class TrainingWorkload(Workload):
         plans.append(layout.step(self.step).plan)
         plans += [self._other(layout, kind, self.step.seq) for kind in kinds]
         plans.append(update_plan(layout, self.optim))
-        plans += text_plans(layout, KVCache(_VERIFIED_TEXT), ((1, _VERIFIED_TEXT), (1, 1)))
-        if layout.profile.textures and layout.packed_sizes.fits:
+        is_scored = self.step.objective.scoring is not None
+        if not is_scored:
+            plans += text_plans(layout, KVCache(_VERIFIED_TEXT), ((1, _VERIFIED_TEXT), (1, 1)))
+        if not is_scored and layout.profile.textures and layout.packed_sizes.fits:
             plans += _strip_plans(layout.changed(profile=layout.profile))
         for plan in (*plans, *_norms_plans(layout)):
             yield from plan.launches
+
+
+def refuse_other_base(base: Pretrained, objective: str) -> None:
+    """Refuses a reward model or classifier as the base of a language model."""
+    if base.architecture.classes and objective not in SCORED:
+        raise ConfigError(
+            f"{base.name_or_path} is a reward model or classifier, which train.objective: "
+            f"{objective} cannot train: use its language model, or train.objective: "
+            f"{' or '.join(SCORED)}"
+        )
 
 
 Total = Callable[..., int | None]
@@ -348,6 +368,13 @@ class LossWorkload(Workload):
         length = bucket_length(rows.longest, longest)
         objective = training_options(settings.train).objective
         return cls(settings.rows_at_once, length, objective, bool(rows.image_sources))
+
+    @classmethod
+    def of_scores(cls, base: Pretrained, count: int = 8, length: int = _PROMPT) -> LossWorkload:
+        """Scores of sequences by a reward model or classifier."""
+        limit = longest_text(base.config) or length
+        scoring = default_scoring(base.architecture.classes)
+        return cls(count, max(min(length, limit), 2), Objective(scoring=scoring))
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """The longest micro-batch; shorter ones reuse its slots."""

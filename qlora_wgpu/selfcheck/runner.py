@@ -25,7 +25,7 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, ScoreInputs
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 
@@ -109,7 +109,7 @@ class Runner:
         dropout_key: int | None = None,
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
-        samples: PreferenceInputs | None = None,
+        samples: PreferenceInputs | ScoreInputs | None = None,
         blocks: npt.NDArray[np.int64] | None = None,
         policy: PolicyInputs | None = None,
     ) -> BatchBuffers:
@@ -118,9 +118,10 @@ class Runner:
             noise=noise,
             weighted=weights is not None,
             drops=dropout_key is not None,
-            sampled=samples is not None or policy is not None,
+            sampled=isinstance(samples, PreferenceInputs) or policy is not None,
             blocked=blocks is not None,
             completions=policy is not None,
+            sequence_width=samples.targets.shape[1] if isinstance(samples, ScoreInputs) else 0,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(

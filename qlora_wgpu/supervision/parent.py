@@ -40,8 +40,8 @@ from qlora_wgpu.supervision.streams import best_effort
 _SMALLER_SUBMITS = (25, 5, 1)
 # Commands that open a GPU, list GPUs, or map weights, which others may truncate meanwhile.
 _SUPERVISED = frozenset(
-    ("bench", "chat", "data", "doctor", "estimate", "eval", "export", "generate", "merge",
-     "quantize", "serve", "train", "web", "worker")
+    ("bench", "chat", "classify", "data", "doctor", "estimate", "eval", "export", "generate",
+     "merge", "quantize", "serve", "train", "web", "worker")
 )  # fmt: skip
 _HELP = (["--help"], ["-h"])
 # A worker that crashes within so many seconds, so many times in a row, is not restarted

@@ -15,6 +15,7 @@ from qlora_wgpu.config import Config, DataConfig, TrainConfig
 from qlora_wgpu.config.loading import find_run
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
+from qlora_wgpu.config.sections.train import SCORED
 from qlora_wgpu.data import (
     IGNORE_INDEX,
     Dataset,
@@ -206,13 +207,14 @@ Rows = str | PathLike[str] | Sequence[Any]
 
 def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
-    objective: str = "sft", images: ImageFiles | None = None,
+    train: TrainConfig, images: ImageFiles | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Encodes rows in any format of files; token ids are returned unchanged."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
-        return encode_rows(dataset, tokenizer(), preparation(settings, objective, images), name)
+        how = preparation(settings, train.objective, train, images)
+        return encode_rows(dataset, tokenizer(), how, name)
     if "weight" in settings.columns:
         raise DataError(
             f"{name} has token ids, for which data.columns.weight is not supported: leave it out"
@@ -221,11 +223,12 @@ def encoded(
 
 
 def preparation(
-    settings: DataConfig, objective: str = "sft", images: ImageFiles | None = None
-) -> PreprocessConfig:
+    settings: DataConfig, objective: str = "sft", train: TrainConfig | None = None,
+    images: ImageFiles | None = None,
+) -> PreprocessConfig:  # fmt: skip
     """The preprocessing of rows for an objective, from the ``data`` section.
 
-    Without ``images``, images are ignored.
+    Labels become numbers by the ``train`` section; without ``images``, images are ignored.
     """
     return PreprocessConfig(
         max_seq_length=settings.max_seq_length,
@@ -237,6 +240,8 @@ def preparation(
         objective=objective,
         as_chats=settings.apply_chat_template,
         images=images,
+        labels=() if train is None or train.labels is None else tuple(train.labels),
+        problem_type="single_label_classification" if train is None else train.problem_type,
     )
 
 
@@ -339,6 +344,17 @@ def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None
             raise DataError(
                 f"train.objective: {objective} requires prompts: pass a path, or rows with a "
                 "prompt, not token ids"
+            )
+        return
+    has_targets = len(dataset) > 0 and dataset[0].targets is not None
+    if has_targets or objective in SCORED:
+        made_for = "another objective"
+        if has_targets:
+            made_for = "reward" if dataset.unit == 2 else "classification"
+        if made_for != objective:
+            raise DataError(
+                f"{name} was prepared for {made_for}, not for train.objective: {objective}: pass "
+                "a path, or the original rows"
             )
         return
     if dataset.unit == 1:
@@ -520,14 +536,15 @@ class DataReader:
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
-        objective = self._config.train.objective
         if isinstance(rows, str | PathLike):
             name = fspath(rows)
             dataset = self._of_files(name, settings, held_out=held_out)
             if self._vocabulary is not None:
                 check_ids(name, dataset, self._vocabulary)
         else:
-            tokens = encoded(rows, name, self._tokenizer, settings, objective, self._images)
+            tokens = encoded(
+                rows, name, self._tokenizer, settings, self._config.train, self._images
+            )
             dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
             if tokens is rows:  # token ids: whoever encoded them got the warnings
                 return dataset
@@ -544,7 +561,9 @@ class DataReader:
             path,
             self._tokenizer(),
             settings.max_seq_length,
-            how=preparation(settings, self._config.train.objective, self._images),
+            how=preparation(
+                settings, self._config.train.objective, self._config.train, self._images
+            ),
             held_out=held_out,
             cache=settings.cache,
             progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),

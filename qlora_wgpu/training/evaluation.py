@@ -16,6 +16,7 @@ from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
@@ -26,6 +27,7 @@ from qlora_wgpu.training.observers import Written
 from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
 from qlora_wgpu.training.run_folder import RunLog
+from qlora_wgpu.training.scoring import ScoredData, scored_loss
 from qlora_wgpu.training.step_log import answer_metrics
 
 if TYPE_CHECKING:
@@ -111,11 +113,17 @@ class Evaluator:
 
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
+        answers = run.held_out_answers
         if run.rollouts is not None:
             made = run.rollouts.evaluate(step)
             found = {f"eval_{name}": value for name, value in made.items() if math.isfinite(value)}
             found = {"eval_loss": -found.get("eval_reward", math.nan), **found}
-        elif (answers := run.held_out_answers) is not None:
+        elif isinstance(answers, ScoredData):
+            assert isinstance(run.model, QLoRAModel)
+            scored = scored_loss(run.model, answers, rows, run.config.rows_at_once, self._progress)
+            found = {"eval_loss": scored.loss}
+            found |= {f"eval_{name}": value for name, value in scored.metrics.items()}
+        elif answers is not None:
             given = run.model, run.executor, answers, rows, run.config.rows_at_once
             loss, count, *metrics = answer_sums(*given, self._progress)
             found = {"eval_loss": loss / count}

@@ -13,7 +13,13 @@ from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import LossSums, PolicyInputs, PreferenceInputs, StepKind
+from qlora_wgpu.model.steps import (
+    LossSums,
+    PolicyInputs,
+    PreferenceInputs,
+    ScoreInputs,
+    StepKind,
+)
 from qlora_wgpu.training.observers import WorkerMetrics
 from qlora_wgpu.training.preferences import PreferenceBatch
 
@@ -84,7 +90,7 @@ class MicroBatch:
     tokens: int  # its tokens, without padding
     # Each target's weight in the loss, float32 (batch, seq); None if all are one
     weights: FloatArray | None = None
-    samples: PreferenceInputs | None = None  # the inputs of DPO, ORPO and KTO
+    samples: PreferenceInputs | ScoreInputs | None = None  # of objectives over answers, sequences
     images: ImageInputs | None = None  # its images, in a run that has any
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
@@ -201,7 +207,7 @@ class LocalExecutor:
         """The summed log probability of each answer, by micro-batch."""
         for number, batch in enumerate(batches):
             done(number)
-            assert batch.samples is not None
+            assert isinstance(batch.samples, PreferenceInputs)
             count = len(batch.samples.references)
             yield self._model.answer_logps(batch.ids, batch.targets, batch.mask, count)
 

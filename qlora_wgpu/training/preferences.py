@@ -14,10 +14,11 @@ from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.data import Batch, Dataset, Example
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import PreferenceInputs, TrainingOptions
+from qlora_wgpu.model.steps import PreferenceInputs, ScoreInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.policy import Policy
 from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.training.batching import padded_batch
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -27,7 +28,7 @@ def training_options(
     settings: TrainConfig, *, weighted: bool = False, policy: Policy | None = None
 ) -> TrainingOptions:
     """Options of training steps, from the ``train`` section; ``weighted`` rows have weights."""
-    preference = preference_of(settings)
+    preference, scoring = preference_of(settings), scoring_of(settings)
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,
         objective=Objective(
@@ -37,9 +38,12 @@ def training_options(
             confidence=settings.loss == "dft",
             preference=preference,
             policy=policy,
+            scoring=scoring,
         ),
         noise=settings.neftune_noise_alpha,
-        router_aux_loss_coef=0.0 if preference or policy else settings.router_aux_loss_coef,
+        router_aux_loss_coef=(
+            0.0 if preference or policy or scoring else settings.router_aux_loss_coef
+        ),
     )
 
 
@@ -55,6 +59,31 @@ def preference_of(settings: TrainConfig) -> Preference | None:
         settings.desirable_weight,
         settings.undesirable_weight,
     )
+
+
+_CLASSES = 2  # of a classifier whose labels are unknown, as in transformers
+
+
+def scoring_of(settings: TrainConfig) -> Scoring | None:
+    """The objective over sequences; None for others."""
+    if not settings.is_scored:
+        return None
+    if settings.objective == "reward":
+        return Scoring("reward", center=settings.center_rewards_coefficient)
+    labels, weights = settings.labels, settings.class_weights
+    unknown = 1 if settings.problem_type == "regression" else _CLASSES
+    return Scoring(
+        "classification",
+        len(labels) if labels else unknown,
+        settings.problem_type,
+        () if weights is None else tuple(weights),
+        labels=tuple(labels or ()),
+    )
+
+
+def samples_of(settings: TrainConfig) -> Preference | Scoring | None:
+    """The objective over answers or sequences; None for supervised training."""
+    return scoring_of(settings) or preference_of(settings)
 
 
 # ---- answers -------------------------------------------------------------------------------------
@@ -126,7 +155,7 @@ class PreferenceBatch:
     # Whether its loss is computed, or before that only its divergence from the reference
     kind: Literal["loss", "divergence"]
     batch: Batch  # its tokens, with the labels of everything that has a loss
-    samples: PreferenceInputs  # the other inputs of the objective
+    samples: PreferenceInputs | ScoreInputs  # the other inputs of the objective
     tokens: int  # its tokens, without padding
 
 
@@ -211,7 +240,7 @@ class PreferenceData:
         return PreferenceBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
 
 
-def in_blocks(dataset: Dataset, preference: Preference, batch_size: int) -> list[Block]:
+def in_blocks(dataset: Dataset, preference: Preference | Scoring, batch_size: int) -> list[Block]:
     """Micro-batches of all answers, the longest first; pairs stay together in two rows."""
     lengths = dataset.lengths
     if preference.is_paired:

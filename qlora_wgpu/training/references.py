@@ -35,7 +35,9 @@ from qlora_wgpu.training.preferences import (
     References,
     in_blocks,
     preference_of,
+    scoring_of,
 )
+from qlora_wgpu.training.scoring import ScoredData
 
 _VERSION = 2
 FloatArray = npt.NDArray[np.float32]
@@ -49,12 +51,16 @@ def answers_of(
     config: Config,
     observer: Observer,
     longest: int,
-) -> PreferenceData | None:
-    """A data set for DPO, ORPO or KTO, with the reference model's log probabilities."""
-    preference = preference_of(config.train)
-    if preference is None or rows is None:
+) -> PreferenceData | ScoredData | None:
+    """A data set of sequences, or of answers with the reference model's log probabilities."""
+    preference, scoring = preference_of(config.train), scoring_of(config.train)
+    if rows is None:
         return None
     limit = max(longest, rows.longest)
+    if scoring is not None:
+        return ScoredData(rows, scoring, limit)
+    if preference is None:
+        return None
     reference = ReferenceModel(model, executor, rows, preference, config.rows_at_once, limit)
     logps = reference.logps(keep=config.data.cache, progress=observer.activity)
     return PreferenceData(rows, preference, logps, limit)

@@ -56,6 +56,7 @@ from qlora_wgpu.training.policies import (
 from qlora_wgpu.training.preferences import PreferenceData, preference_of, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
+from qlora_wgpu.training.scoring import ScoredData
 from qlora_wgpu.training.start import (
     check_resumable,
     load_run,
@@ -79,8 +80,9 @@ class Run:
     plan: BatchSampler | RolloutPlan  # how the training data is divided into steps
     longest: int  # maximum number of tokens of a training row
     executor: Executor  # computes micro-batches
-    answers: PreferenceData | None  # the training data of DPO, ORPO or KTO
-    held_out_answers: PreferenceData | None  # the evaluation data of DPO, ORPO or KTO
+    # The training and evaluation data of objectives over answers or sequences
+    answers: PreferenceData | ScoredData | None
+    held_out_answers: PreferenceData | ScoredData | None
     rollouts: Rollouts | None  # samples and scores the completions of GRPO and RLOO
     identity: RunFingerprint  # the settings, data and base that checkpoints must match
     folder: RunFolder  # the folder that everything is written to

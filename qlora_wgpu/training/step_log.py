@@ -24,9 +24,10 @@ from qlora_wgpu.ops.optimizers import (
 from qlora_wgpu.ops.policy import METRICS as POLICY_METRICS
 from qlora_wgpu.ops.policy import means as policy_means
 from qlora_wgpu.ops.preference import METRICS, means
+from qlora_wgpu.ops.score import means as score_means
 from qlora_wgpu.training.observers import Row, WorkerMetrics
 from qlora_wgpu.training.policies import policy_of
-from qlora_wgpu.training.preferences import preference_of
+from qlora_wgpu.training.preferences import preference_of, samples_of, scoring_of
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
@@ -61,7 +62,7 @@ class MetricsLogger:
         self._run = run
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
-        self._preference = preference_of(run.config.train)
+        self._samples = samples_of(run.config.train)
         self._policy = policy_of(run.config)
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> StepMetrics:
@@ -76,10 +77,10 @@ class MetricsLogger:
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        is_supervised = self._preference is None and self._policy is None
+        is_supervised = self._samples is None and self._policy is None
         hits = unit * float(stats[STATS_CORRECT]) if is_supervised else None
         state.window.append((loss, labels, hits, balance))
-        if self._preference is not None:
+        if self._samples is not None:
             own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]
             state.add_metrics(own)
         if self._policy is not None and self._run.rollouts is not None:
@@ -116,7 +117,7 @@ class MetricsLogger:
 
     def check_end(self) -> None:
         """Checks the whole run after its last step."""
-        if self._preference is not None or self._policy is not None:
+        if self._samples is not None or self._policy is not None:
             return  # their losses are not comparable with a uniform guess
         if reason := self._divergence.ended():
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
@@ -132,7 +133,7 @@ class MetricsLogger:
             if step == 1:  # before the first update
                 raise self._run.failure_at_start("the loss or its gradient is not finite at step 1")
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
-        if self._preference is not None or self._policy is not None:
+        if self._samples is not None or self._policy is not None:
             return
         if labels and (reason := self._divergence.diverged(loss / labels, norm)):
             raise self._run.failure(
@@ -181,13 +182,15 @@ def log_window(run: Run) -> None:
 
 def router_aux_loss_coef(run: Run) -> float:
     """The factor of the load-balancing loss of experts; 0 unless training is supervised."""
-    if preference_of(run.config.train) is not None or policy_of(run.config) is not None:
+    if samples_of(run.config.train) is not None or policy_of(run.config) is not None:
         return 0.0
     return run.model.architecture.balance_coefficient(run.config.train.router_aux_loss_coef)
 
 
 def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "") -> Row:
-    """The metrics of DPO, ORPO or KTO by TRL's names; empty for supervised training."""
+    """The metrics of an objective over answers or sequences, by TRL's names; else empty."""
+    if (scoring := scoring_of(settings)) is not None and sums:
+        return {f"{prefix}{name}": value for name, value in score_means(sums, scoring).items()}
     preference = preference_of(settings)
     if preference is None or not sums:
         return {}

@@ -23,6 +23,7 @@ from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.policies import RolloutPlan
 from qlora_wgpu.training.preferences import PreferenceData
+from qlora_wgpu.training.scoring import ScoredData
 from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
 
 if TYPE_CHECKING:
@@ -183,8 +184,10 @@ class StepQueue:
             run.events.warning(f"step {step}: none of its {what}, so nothing was updated")
         return tokens
 
-    def _answer_blocks(self, step: int, answers: PreferenceData) -> Iterator[MicroBatch]:
-        """The micro-batches of a DPO, ORPO or KTO step; dropout is only used for the loss."""
+    def _answer_blocks(
+        self, step: int, answers: PreferenceData | ScoredData
+    ) -> Iterator[MicroBatch]:
+        """The micro-batches of answers or sequences; dropout is only used for the loss."""
         model, plan = self._run.model, self._run.plan
         assert isinstance(plan, BatchSampler)
         index = 0

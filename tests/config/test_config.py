@@ -78,6 +78,10 @@ DEFAULTS = {
         "label_smoothing": 0.0,
         "desirable_weight": 1.0,
         "undesirable_weight": 1.0,
+        "center_rewards_coefficient": 0.0,
+        "problem_type": "single_label_classification",
+        "labels": None,
+        "class_weights": None,
         "seed": 0,
     },
     "optim": {

@@ -7,7 +7,8 @@ from qlora_wgpu.config.sections.train import LOSSES, TrainConfig
 from qlora_wgpu.config.values import eval_metrics
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, SINGLE_LOSSES, means
-from qlora_wgpu.training.preferences import preference_of, training_options
+from qlora_wgpu.ops.score import means as score_means
+from qlora_wgpu.training.preferences import preference_of, scoring_of, training_options
 
 
 def settings(train, **sections):
@@ -84,6 +85,54 @@ def test_what_answers_do_not_go_with(sections, message):
         settings({"objective": "dpo"}, **sections)
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": {"labels": ["a", "b"]}}, "train.labels.*requires train.objective: classif"),
+        ({"train": {"center_rewards_coefficient": 0.1, "objective": "dpo"}}, "objective: reward"),
+        (
+            {"train": {"objective": "classification", "labels": [0, 0]}},
+            "train.labels.*has '0' twice",
+        ),
+        (
+            {
+                "train": {
+                    "objective": "classification",
+                    "labels": ["a", "b"],
+                    "class_weights": [1.0, 2.0, 3.0],
+                }
+            },
+            "train.class_weights.*must have 2 weights, one per label, got 3",
+        ),
+        (
+            {
+                "train": {
+                    "objective": "classification",
+                    "problem_type": "regression",
+                    "class_weights": [1.0, 2.0],
+                }
+            },
+            "train.class_weights.*requires train.problem_type: single_label",
+        ),
+        ({"train": {"objective": "reward"}, "data": {"packing": True}}, "data.packing"),
+        (
+            {"train": {"objective": "reward"}, "cluster": {"scheduler": "local"}},
+            "cluster.*has a scheduler, which train.objective: reward does not support",
+        ),
+        (
+            {
+                "train": {"objective": "classification", "problem_type": "regression"},
+                "eval": {"metric_for_best_model": "accuracy"},
+            },
+            "classification are loss, mae",
+        ),
+    ],
+)
+def test_what_scores_do_not_go_with(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**sections)
+
+
 @pytest.mark.parametrize("objective", list(LOSSES))
 def test_evaluations_give_what_can_say_which_is_best(objective):
     for loss in (None, *LOSSES[objective]):
@@ -91,7 +140,10 @@ def test_evaluations_give_what_can_say_which_is_best(objective):
             continue
         train = TrainConfig(objective=objective, loss_type=loss)
         known = {"loss"}
-        if (preference := preference_of(train)) is None:
+        if (scoring := scoring_of(train)) is not None:
+            known |= score_means([1.0] * 7, scoring).keys()
+            known |= {"macro_f1"} if objective == "classification" else set()
+        elif (preference := preference_of(train)) is None:
             known.add("mean_token_accuracy")
         else:
             known |= means(dict.fromkeys(METRICS, 1.0), preference).keys()

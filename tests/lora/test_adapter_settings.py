@@ -32,7 +32,7 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
         ({"alora_invocation_tokens": [1]}, "activated LoRA"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3', but only 'LORA' is read"),
         ({"peft_type": ...}, "peft_type is None"),
-        ({"task_type": "SEQ_CLS"}, "task_type is 'SEQ_CLS'"),
+        ({"task_type": "TOKEN_CLS"}, "task_type is 'TOKEN_CLS'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the base"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),
         ({"init_lora_weights": "olora"}, "changes the base"),

@@ -13,6 +13,7 @@ from qlora_wgpu.reference import (
     norms,
     pointwise,
     preference,
+    score,
 )
 from qlora_wgpu.reference.tape import constant, erfc, grad, grads, through
 
@@ -185,6 +186,10 @@ FORMULAS = {
         (0, 2, 3), loss.lookup_with_pair, normal(9, 4), np.array([3, 8, 0, 8, 2]), normal(3, 9),
         normal(4, 3), 1.7, 3.0,
     ),
+    "pairs of rewards": (1, score.pairs, normal(8, 1), np.array([0.5, 0, -1, 0]), 0.1),
+    "single labels": (1, score.single_label, normal(3, 4), np.array([3, 0, 3]), P[0, 0, :4]),
+    "several labels": (1, score.multi_label, normal(3, 4), np.eye(3, 4)),
+    "regression": (1, score.regression, normal(3, 4), normal(3, 4)),
     "odds": (2, preference.odds, -np.abs(normal(7)), -np.abs(normal(7)), 0.4),
     "singles": (1, preference.singles, normal(7), np.arange(7) % 3 > 0, 0.4, 0.3, (1.2, 0.7)),
 }  # fmt: skip

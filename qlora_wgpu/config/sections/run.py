@@ -70,7 +70,7 @@ class EvalConfig(Section):
     def more_is_better(self) -> bool:
         """Whether a higher ``metric_for_best_model`` is better."""
         if self.greater_is_better is None:
-            return not self.metric_for_best_model.endswith(LOSS)
+            return not self.metric_for_best_model.endswith((LOSS, "mae"))
         return self.greater_is_better
 
     @property

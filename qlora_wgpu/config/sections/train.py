@@ -12,6 +12,7 @@ from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.config.values import (
     OPTIMIZERS,
     Float,
+    Labels,
     LossType,
     MaxSteps,
     OptimizerName,
@@ -33,7 +34,11 @@ LOSSES = {
     "kto": ("kto", "apo_zero_unpaired"),
     "grpo": (),
     "rloo": (),
+    "reward": (),
+    "classification": (),
 }
+SCORED = ("reward", "classification")
+"""The objectives whose model scores whole sequences."""
 
 
 class TrainConfig(Section):
@@ -67,10 +72,13 @@ class TrainConfig(Section):
     """Scale of the noise added to embeddings in training (NEFTune); 5 is usual, 0 disables it."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of data order, dropout and adapter initialization."""
-    objective: Literal["sft", "dpo", "orpo", "kto", "grpo", "rloo"] = "sft"
+    objective: Literal["sft", "dpo", "orpo", "kto", "grpo", "rloo", "reward", "classification"] = (
+        "sft"
+    )
     """Training objective, as in TRL: supervised (sft), pairs of a chosen and a rejected answer
-    (dpo, orpo), answers labeled desirable or undesirable (kto), or completions that are sampled and
-    scored by reward functions (grpo, rloo; see the section grpo)."""
+    (dpo, orpo), answers labeled desirable or undesirable (kto), completions that are sampled and
+    scored by reward functions (grpo, rloo; see the section grpo), a reward model on pairs
+    (reward), or a classifier of text or chats with a label (classification)."""
     loss_type: LossType = Field(
         None,
         description="Loss of the objective, as in TRL: nll or dft for sft; "
@@ -89,6 +97,50 @@ class TrainConfig(Section):
     undesirable_weight: Float = Field(1.0, ge=0.0)
     """Weight of undesirable answers in kto's loss, which is averaged over all answers; 0 ignores
     them."""
+
+    center_rewards_coefficient: Float = Field(0.0, ge=0.0)
+    """Weight of the squared sum of a pair's rewards in reward's loss, which centers rewards at
+    zero; 0.01 is usual, 0 disables it."""
+    problem_type: Literal[
+        "single_label_classification", "multi_label_classification", "regression"
+    ] = "single_label_classification"
+    """Loss of classification, as in transformers: cross-entropy for one label per row, binary
+    cross-entropy for several, or the squared error for numbers."""
+    labels: Labels = None
+    """Names of classification's labels, in the order of their scores; null takes those of the
+    training data."""
+    class_weights: list[Float] | None = Field(None, min_length=2)
+    """Weights of the labels in the cross-entropy, in their order; null for equal weights."""
+
+    @field_validator("center_rewards_coefficient")
+    @classmethod
+    def _only_for_reward(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("objective", "reward") != "reward":
+            raise ValueError("requires train.objective: reward")
+        return value
+
+    @field_validator("problem_type", "labels", "class_weights")
+    @classmethod
+    def _only_for_classification(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        is_default = value == cls.model_fields[info.field_name].default
+        if not is_default and info.data.get("objective") not in (None, "classification"):
+            raise ValueError("requires train.objective: classification")
+        return value
+
+    @field_validator("class_weights")
+    @classmethod
+    def _fit_the_labels(cls, value: list[float] | None, info: ValidationInfo) -> Any:
+        if value is None:
+            return value
+        if info.data.get("problem_type") != "single_label_classification":
+            raise ValueError("requires train.problem_type: single_label_classification")
+        labels = info.data.get("labels")
+        if labels is not None and len(labels) != len(value):
+            raise ValueError(f"must have {len(labels)} weights, one per label, got {len(value)}")
+        if min(value) < 0 or not any(value):
+            raise ValueError("must not be negative, and one must be above 0")
+        return value
 
     @field_validator("loss_type")
     @classmethod
@@ -155,7 +207,12 @@ class TrainConfig(Section):
     @property
     def has_pairs(self) -> bool:
         """Whether a row of the data is a pair of a chosen and a rejected answer."""
-        return self.objective in ("dpo", "orpo")
+        return self.objective in ("dpo", "orpo", "reward")
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the model scores whole sequences: a reward model or classifier."""
+        return self.objective in SCORED
 
 
 # ---- learning rate schedules, with transformers' names -------------------------------------------

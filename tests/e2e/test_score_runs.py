@@ -1,0 +1,157 @@
+"""Runs of reward models and classifiers, from rows to the adapter."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support.commands import run_here
+
+from e2e.tiny import write_model, write_pairs
+from qlora_wgpu import Config, TrainerCallback, open_adapter, train
+from qlora_wgpu.errors import ConfigError
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def settings(folder, rows, objective, out, **more):
+    train_section = {
+        "objective": objective, "max_steps": 4, "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1, "compute_dtype": "float32", **more.pop("train", {}),
+    }  # fmt: skip
+    return Config(
+        model={"path": str(folder)}, quant={"scheme": "none"},
+        lora={"r": 4, "target_modules": ["q_proj"]},
+        data={"train": str(rows), "max_seq_length": 64, **more.pop("data", {})},
+        train=train_section,
+        optim={"learning_rate": 1e-2, "lr_scheduler_type": "constant", "warmup_ratio": 0},
+        output={"dir": str(out), "save_steps": 2}, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """Text whose label follows from its first letter."""
+    random = np.random.default_rng(0)
+    rows = []
+    for _ in range(24):
+        first = "abc"[random.integers(3)]
+        rest = "".join(random.choice(list("defgh"), random.integers(3, 9)))
+        rows.append({"text": first + rest, "label": {"a": "one", "b": "two", "c": "three"}[first]})
+    path = tmp_path_factory.mktemp("data") / "labelled.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_classifier_learns(folder, labelled, tmp_path):
+    config = settings(
+        folder, labelled, "classification", tmp_path / "run", data={"eval_split": 6},
+        train={"max_steps": 12},
+        eval={"eval_steps": 4, "metric_for_best_model": "macro_f1", "load_best_model_at_end": True},
+    )  # fmt: skip
+    result = train(config)
+    logged = rows_of(tmp_path / "run/metrics.jsonl")
+    steps = [row for row in logged if "loss" in row]
+    assert steps[-1]["loss"] < 0.7 * steps[0]["loss"] and "accuracy" in steps[0]
+    evaluated = [row for row in logged if "eval_loss" in row]
+    assert {"eval_accuracy", "eval_macro_f1"} <= set(evaluated[0])
+    assert result.sample is None
+    assert "labels: [one, three, two]" in (tmp_path / "run/config.yaml").read_text()
+
+
+def test_a_reward_model_resumes_bit_exactly(folder, tmp_path):
+    pairs = write_pairs(tmp_path / "pairs.jsonl")
+    rows = rows_of(pairs)
+    pairs.write_text("".join(json.dumps({**row, "margin": 0.5}) + "\n" for row in rows))
+    given = {
+        "train": {"center_rewards_coefficient": 0.01, "per_device_train_batch_size": 2},
+        "eval": {"eval_steps": 2, "early_stopping_patience": 5, "metric_for_best_model": "margin"},
+        "data": {"eval_split": 4},
+    }
+    whole = settings(folder, pairs, "reward", tmp_path / "whole", **copy.deepcopy(given))
+    train(whole)
+    logged = rows_of(tmp_path / "whole/metrics.jsonl")
+    names = {"accuracy", "margin", "mean_reward", "min_reward", "max_reward"}
+    assert names <= set(next(row for row in logged if "loss" in row))
+    assert {f"eval_{name}" for name in names} <= set(next(r for r in logged if "eval_loss" in r))
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, step):
+            if step.step == 2:
+                step.stop()
+
+    part = settings(folder, pairs, "reward", tmp_path / "part", **copy.deepcopy(given))
+    assert train(part, callbacks=[Stop()]).interrupted
+    train(part, resume=True)
+    one, other = (
+        load_file(tmp_path / run / "adapter/adapter_model.safetensors") for run in ("whole", "part")
+    )
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert "base_model.model.score.weight" in one
+
+
+def test_trained_classifiers_are_opened(folder, labelled, tmp_path):
+    config = settings(folder, labelled, "classification", tmp_path / "run")
+    train(config)
+    model = open_adapter(tmp_path / "run")
+    texts = ["ade", "bdefgh", "cd", "c"]
+    found = model.classify(texts, batch_size=3)
+    assert [each.label for each in found] == [
+        max(each.probabilities, key=each.probabilities.get) for each in found
+    ]
+    assert set(found[0].scores) == {"one", "two", "three"}
+    assert sum(found[0].probabilities.values()) == pytest.approx(1.0)
+    scores = model.score(texts)
+    assert scores.shape == (4, 3)
+    assert np.allclose(model.score(texts[1]), scores[1], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="has no lm_head"):
+        model.generate("a")
+    # Training continues from the adapter.
+    again = settings(folder, labelled, "classification", tmp_path / "again")
+    again = again.model_copy(
+        update={"lora": again.lora.model_copy(update={"init_from": str(tmp_path / "run/adapter")})}
+    )
+    train(again)
+    first, second = (
+        next(row for row in rows_of(tmp_path / run / "metrics.jsonl") if "loss" in row)["loss"]
+        for run in ("run", "again")
+    )
+    assert second < first
+
+
+def called(*arguments):
+    made = run_here(*arguments, cwd="/")
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+def test_commands_on_a_classifier(folder, labelled, tmp_path):
+    run = tmp_path / "run"
+    train(settings(folder, labelled, "classification", run, data={"eval_split": 6}))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "ade", "id": 7}\n{"text": "bdef"}\n')
+    lines = [json.loads(line) for line in called("classify", run, "--rows", rows).splitlines()]
+    assert [set(line) for line in lines] == [
+        {"text", "id", "label", "probabilities", "scores"},
+        {"text", "label", "probabilities", "scores"},
+    ]
+    model = open_adapter(run)
+    assert lines[0]["scores"] == pytest.approx(model.classify("ade").scores)
+    one = json.loads(called("classify", run, "--text", "ade"))
+    assert one["scores"] == pytest.approx(lines[0]["scores"], rel=1e-5)
+    found = json.loads(called("eval", run / "config.yaml", "--json"))["adapter"]
+    assert np.sum(found["confusion_matrix"]) == 6 and found["labels"] == ["one", "three", "two"]
+    assert found["accuracy"] == np.trace(found["confusion_matrix"]) / 6
+    shown = called("eval", run / "config.yaml")
+    assert "macro_f1" in shown and "true label by row" in shown
+    for command in (("merge", run), ("export", run), ("generate", run, "--prompt", "a")):
+        made = run_here(*command, cwd=tmp_path)
+        assert made.returncode and "reward model or classifier" in made.stderr, made.stderr
