@@ -131,8 +131,10 @@ class TowerPlan:
         return sum(memory_bytes(s.nbytes, texture=s.texture) for s in each if s is not None)
 
     def capacity(self, patches: int) -> int:
-        """The rows of the program for that many patches: few sizes, each at most half as large
-        again as the one before."""
+        """The rows of the program for that many patches.
+
+        There are few sizes, each at most half as large again as the one before.
+        """
         unit = 16 * self.tower.merge**2
         count = -(-patches // unit)
         power = 1 << max(count - 1, 0).bit_length()
