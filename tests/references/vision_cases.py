@@ -116,6 +116,21 @@ CASES = {
         },
         [[(30, 50)], [(10, 70)]],
     ),
+    "qwen3_5": (
+        "qwen3_5",
+        {
+            "text_config": {
+                **TEXT, "head_dim": 20, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+                "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+            },
+            "vision_config": {
+                **QWEN, "hidden_size": 24, "intermediate_size": 44, "out_hidden_size": 40,
+                "num_position_embeddings": 9, "hidden_act": "gelu",
+            },
+            **IMAGE,
+        },
+        [[(30, 20)], [(10, 50)]],
+    ),
     "lfm2_vl": (
         "lfm2_vl",
         {
