@@ -14,6 +14,7 @@ from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
 from qlora_wgpu.images.processors import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
+from qlora_wgpu.quant import quantize_nf4
 
 RECORDED = np.load(Path(__file__).parents[1] / "references/vision.npz")
 
@@ -93,6 +94,41 @@ def test_older_names_in_files(device, tmp_path):
     folder, config = saved("llava", tmp_path, older)
     with VisionEncoder(folder, config, device, "float32") as encoder:
         assert max(distances("llava", encoder.encode(images_of("llava")))) <= 1e-5
+
+
+def in_four_bits(tensors):
+    """bitsandbytes' NF4 of all matrices in layers, and what they dequantize to."""
+    stored, dequantized = {}, {}
+    for name, array in tensors.items():
+        stored[name] = dequantized[name] = array
+        if ".layers." in name and array.ndim == 2:
+            made = quantize_nf4(array, 32, False, dtype="float32")
+            state = {
+                "quant_type": "nf4", "blocksize": 32, "dtype": "float32", "shape": array.shape,
+            }  # fmt: skip
+            raw = np.frombuffer(json.dumps(state).encode(), np.uint8)
+            stored |= {
+                name: made.codes[:, None], f"{name}.absmax": made.absmax,
+                f"{name}.quant_map": made.format.quant_map,
+                f"{name}.quant_state.bitsandbytes__nf4": raw,
+            }  # fmt: skip
+            dequantized[name] = made.dequantize()
+    return stored, dequantized
+
+
+def test_a_quantized_tower_is_dequantized(device, tmp_path):
+    found = []
+    tensors = weights(json.loads(str(RECORDED["llava/shapes"])), 0.0)
+    for number, arrays in enumerate(in_four_bits(tensors)):
+        own = tmp_path / str(number)
+        own.mkdir()
+        (own / "config.json").write_text(json.dumps(config_of("llava")))
+        save_file(arrays, own / "model.safetensors")
+        folder = ModelFolder.open(own)
+        with VisionEncoder(folder, config_of("llava"), device, "float32") as encoder:
+            found.append(encoder.encode(images_of("llava"))[0].rows)
+    assert np.array_equal(*found)
+    assert np.abs(found[0] - RECORDED["llava/0"]).max() > 0.01  # it was quantized
 
 
 def test_the_plan_tells_the_memory_before_weights_are_read(device, tmp_path):
