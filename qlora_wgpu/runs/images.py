@@ -64,7 +64,7 @@ def images_with_own_device(
 
 
 def _opened_tower(source: OpenedModel, device: Device, dtype: str) -> Encoder:
-    from qlora_wgpu.model.vision_encoder import VisionEncoder  # type: ignore[import-not-found]
+    from qlora_wgpu.model.vision_encoder import VisionEncoder
 
     base = source.pretrained
     encoder: Encoder = VisionEncoder(base.folder, base.config, device, dtype)
