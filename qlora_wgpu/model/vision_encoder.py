@@ -132,7 +132,8 @@ class TowerPlan:
 
     def capacity(self, patches: int) -> int:
         """The rows of the program for that many patches: few sizes, each at most half as large
-        again as the one before."""
+        again as the one before.
+        """
         unit = 16 * self.tower.merge**2
         count = -(-patches // unit)
         power = 1 << max(count - 1, 0).bit_length()

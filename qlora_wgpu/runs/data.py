@@ -13,14 +13,14 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.runs.opening import OpenedModel, image_files
+from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.prompts import SamplePrompt
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import DataReader, warn_of_long_rows
-from qlora_wgpu.training.images import images_of
+from qlora_wgpu.training.images import image_files, images_of
 from qlora_wgpu.training.observers import Unwatched
 
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig
 from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
@@ -37,6 +36,7 @@ from qlora_wgpu.runs.placement import Placement, fit
 from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.training.images import image_files
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
 
@@ -95,12 +95,6 @@ class OpenedModel:
         if folder is None or self.architecture.images is None:
             return None
         return image_files(folder, lambda: self.tokenizer)
-
-
-def image_files(folder: ModelFolder, tokenizer: Callable[[], Tokenizer]) -> ImageFiles | None:
-    """How the prompts of a model contain images; None if it is of no family that reads them."""
-    files = ImageFiles(folder.path, folder.config, lambda number: tokenizer().token(number))
-    return files if files.are_known else None
 
 
 # ---- the device ----------------------------------------------------------------------------------
