@@ -14,6 +14,7 @@ from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling, check_count, check_stop_ids
 from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream
+from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
 
@@ -32,6 +33,7 @@ def generate(
     logit_bias: Mapping[int, float] | None = None,
     max_length: int | None = None,
     engine: Engine | None = None,
+    images: Sequence[ImageFeatures] = (),
 ) -> Iterator[int]:
     """Yields generated token ids.
 
@@ -50,6 +52,7 @@ def generate(
         logit_bias: Added to the logits of tokens, by token id; -100 bans a token.
         max_length: Maximum number of tokens, prompt included; by default unlimited.
         engine: An engine with sufficient capacity, to be reused; by default a new one.
+        images: Features of the prompt's images, in the order of their image tokens.
 
     Raises:
         ConfigError: If a parameter is out of range, or the prompt is not a list of token ids.
@@ -70,7 +73,7 @@ def generate(
     if not count:
         return
     engine = engine or Engine(model, 1, len(ids) + count)
-    text = engine.add(ids, sampling, max_new_tokens=count, stop_ids=stop_ids)
+    text = engine.add(ids, sampling, max_new_tokens=count, stop_ids=stop_ids, images=images)
     try:
         yield from text
     finally:
@@ -96,6 +99,7 @@ class Prompt:
     stop_ids: Collection[int] = ()  # tokens that end the completion
     stop: Collection[str] = ()  # strings that end it
     is_text: bool = False  # whether the completion continues the prompt's text
+    images: Sequence[ImageFeatures] = ()  # of its image tokens, in order
 
 
 @dataclass(frozen=True)
@@ -131,8 +135,9 @@ def complete(
             own = replace(settings, seed=settings.seed + number)
         try:
             text = engine.add(
-                prompt.ids, own, max_new_tokens=max_new_tokens, stop_ids=prompt.stop_ids
-            )
+                prompt.ids, own, max_new_tokens=max_new_tokens, stop_ids=prompt.stop_ids,
+                images=prompt.images,
+            )  # fmt: skip
         except DataError as err:
             raise DataError(f"prompt {number + 1}: {err}") from err
         context = prompt.ids if prompt.is_text else ()

@@ -283,7 +283,8 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         )
         ids = written.ids(_messages_of(prompt)) if is_text or is_chat else _ids_of(prompt)
         ends = written.stop_ids if stop_ids is None else stop_ids
-        return _TextPrompt(ids, ends, (written.stop_text,), is_text, is_text or is_chat)
+        has_text = is_text or is_chat
+        return _TextPrompt(ids, ends, (written.stop_text,), is_text, has_text=has_text)
 
     def _complete(
         self, prompts: Sequence[_TextPrompt], max_new_tokens: int, batch: int, sampling: Sampling

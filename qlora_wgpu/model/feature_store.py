@@ -75,6 +75,7 @@ class FeatureStore:
             return self._known[key]
         features = self._read(key)
         if features is None:
+            self._remove(key)
             raise DataError(
                 f"the features of an image are missing or damaged in {self._folder}: start the "
                 "run again to compute them"
@@ -182,6 +183,12 @@ class FeatureStore:
             elif key in self:
                 return
         self._known[key] = features  # also while another process writes the same image
+
+    def _remove(self, key: str) -> None:
+        """Removes a damaged file, so that the next run computes it again."""
+        if self._folder is not None:
+            with suppress(OSError):
+                self._path(self._folder, key).unlink()
 
     def _path(self, folder: Path, key: str) -> Path:
         return folder / key[:2] / f"{key}.bin"

@@ -65,6 +65,16 @@ def lookup(weight: Array, ids: Indices, scale: float = 1.0, padding: int | None 
     return scale * np.where((ids == padding)[:, None], constant(rows), rows)
 
 
+def with_features(y: Array, features: Array, places: Indices, scale: float) -> Array:
+    """y (rows, hidden), but scale · features[place - 1] in the rows whose place is not 0."""
+    return np.where((places > 0)[:, None], scale * features[np.maximum(places - 1, 0)], y)
+
+
+def plus_features(y: Array, features: Array, places: Indices) -> Array:
+    """y (rows, hidden) plus features[place - 1] in the rows whose place is not 0."""
+    return y + with_features(np.zeros(y.shape), features, places, 1.0)
+
+
 def lookup_with_pair(
     weight: Array,
     ids: Indices,

@@ -11,6 +11,8 @@ from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.prompts import SamplePrompt
 from qlora_wgpu.runs.resolve import base_in
@@ -18,6 +20,7 @@ from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import DataReader, warn_of_long_rows
+from qlora_wgpu.training.images import image_files, images_of
 from qlora_wgpu.training.observers import Unwatched
 
 
@@ -50,6 +53,11 @@ class RunData:
         return bucket_length(longest, max(self.max_seq_length, longest))
 
     @property
+    def images(self) -> dict[str, ImageSource]:
+        """All images by their keys."""
+        return images_of(self.train, self.held_out)
+
+    @property
     def computed_tokens(self) -> int:
         """About how many tokens the run will compute, padding included."""
         return self.plan.total_steps * self.plan.batch_size * self.plan.accumulation * self.length
@@ -69,7 +77,8 @@ def prepare(
     path = data_path(settings, held_out=held_out)
     folder = ModelFolder.without_weights(base_in(settings))
     tokenizer = tokenizer_of(settings, folder)
-    dataset = read_data(settings, tokenizer, observer, held_out=held_out)
+    images = image_files(folder, lambda: tokenizer)
+    dataset = read_data(settings, tokenizer, observer, held_out=held_out, images=images)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
     return PreparedData(path, dataset, tokenizer, BatchSampler.of(dataset.lengths, settings))
 
@@ -96,11 +105,13 @@ def data_path(settings: Config, *, held_out: bool) -> str:
 
 
 def read_data(
-    settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool
-) -> Dataset:
+    settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool,
+    images: ImageFiles | None = None,
+) -> Dataset:  # fmt: skip
     """A run's training data, or its held-out data, read from a path or split off."""
     data_path(settings, held_out=held_out)  # an error where it is not set
-    return DataReader(settings, lambda: tokenizer, observer).read_one(held_out=held_out)
+    reader = DataReader(settings, lambda: tokenizer, observer, images=images)
+    return reader.read_one(held_out=held_out)
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
@@ -109,7 +120,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     reader = DataReader(
         settings, lambda: source.tokenizer, observer,
         vocabulary=source.architecture.vocab_size,
-        positions=longest_text(source.pretrained.config),
+        positions=longest_text(source.pretrained.config), images=source.images,
     )  # fmt: skip
     train, held_out = reader.read()
     plan = BatchSampler.of(train.lengths, settings)

@@ -13,10 +13,12 @@ from qlora_wgpu.errors import ConfigError, DataError, brief, option
 from qlora_wgpu.files import is_dir
 from qlora_wgpu.generation import QLoRAModel, continuation
 from qlora_wgpu.generation.generate import Prompt, complete
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import data_path, warn_of_cache
+from qlora_wgpu.runs.images import images_with_own_device
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -31,6 +33,7 @@ from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.data import DataReader, check_ids, warn_of_other_split
 from qlora_wgpu.training.evaluation import answer_sums, held_out_loss
 from qlora_wgpu.training.executor import LocalExecutor
+from qlora_wgpu.training.images import Features, prompt_images, with_images, without_images
 from qlora_wgpu.training.observers import Unwatched
 from qlora_wgpu.training.preferences import PreferenceData, preference_of
 from qlora_wgpu.training.references import ReferenceModel
@@ -157,7 +160,7 @@ def evaluate(
     source = OpenedModel.open(base_in(settings), settings.model).for_adapter(loaded)
     tokenizer = tokenizer_for(source, loaded)
     warn_of_cache(observer)
-    reader = DataReader(settings, lambda: tokenizer, observer, held_out=data)
+    reader = DataReader(settings, lambda: tokenizer, observer, held_out=data, images=source.images)
     dataset = reader.read_one(held_out=True)
     if data is None and adapter is not None and settings.data.eval_split is not None:
         warn_of_other_split(adapter, dataset, observer)
@@ -167,15 +170,19 @@ def evaluate(
             f"{option('generate')} is not supported with train.objective: "
             f"{settings.train.objective}, whose rows have no single reference answer: leave it out"
         )
-    prompts = [] if generate is None else eval_prompts(dataset)
+    prompts = [] if generate is None else eval_prompts(dataset, source.images)
     parts: list[Workload] = [LossWorkload.of(settings, dataset)]
     if generate is not None:
         longest = max(len(prompt.ids) for prompt in prompts)
         count = min(generate.batch, len(prompts))
-        parts.append(
-            GenerationWorkload.of(source.pretrained, longest, generate.max_new_tokens, count)
-        )
+        more = GenerationWorkload.of(
+            source.pretrained, longest, generate.max_new_tokens, count,
+            images=bool(dataset.image_sources),
+        )  # fmt: skip
+        parts.append(more)
+    features = images_with_own_device(settings, source, dataset.image_sources, observer)
     model = load_adapted(source, loaded, settings, observer, CombinedWorkload(parts))
+    inputs = without_images if features is None else with_images(features, source.architecture)
     evaluate_answers = None
     if preference is not None:
         evaluate_answers = preference_evaluator(model, dataset, settings, preference, observer)
@@ -187,11 +194,13 @@ def evaluate(
         if evaluate_answers is not None:
             return evaluate_answers(progress), ()
         size, longest = settings.train.per_device_train_batch_size, settings.data.max_seq_length
-        total, count, correct = held_out_loss(model, dataset, size, longest, progress)
+        total, count, correct = held_out_loss(model, dataset, size, longest, progress, inputs)
         loss = HeldOutLoss(total / count, count, correct / count)
         if generate is None:
             return loss, ()
-        return loss, _predictions(model, tokenizer, prompts, generate, observer, what)
+        return loss, _predictions(
+            model, tokenizer, prompts, generate, observer, what, features or {}
+        )
 
     with model.adapter_off():
         base, of_base = measured("the base")
@@ -209,9 +218,10 @@ class EvalPrompt:
 
     ids: list[int]
     answer: list[int]
+    images: tuple[str, ...] = ()  # the keys of its images
 
 
-def eval_prompts(dataset: Dataset) -> list[EvalPrompt]:
+def eval_prompts(dataset: Dataset, images: ImageFiles | None = None) -> list[EvalPrompt]:
     """The prompts and first answers of all rows that have a prompt."""
     found = []
     for number in range(len(dataset)):
@@ -222,7 +232,8 @@ def eval_prompts(dataset: Dataset) -> list[EvalPrompt]:
         begin = labelled[0]
         end = min(set(range(begin, len(example))) - set(labelled), default=None)
         ids = [int(i) for i in example.input_ids]
-        found.append(EvalPrompt(ids[:begin], ids[begin:end]))
+        _, shown = prompt_images(example, begin, dataset, images)
+        found.append(EvalPrompt(ids[:begin], ids[begin:end], shown))
     if not found:
         raise DataError(
             "no held-out row has a prompt (plain text has none): leave "
@@ -233,13 +244,14 @@ def eval_prompts(dataset: Dataset) -> list[EvalPrompt]:
 
 def _predictions(
     model: QLoRAModel, tokenizer: Tokenizer, rows: list[EvalPrompt], settings: GenerationEval,
-    observer: Observer, what: str,
+    observer: Observer, what: str, features: Features,
 ) -> list[Prediction]:  # fmt: skip
     ends = {row.answer[-1] for row in rows}
     special = {token for token in ends if not tokenizer.decode([token])}
     stops = tokenizer.eos_token_ids | special  # including those of the template's turns
     completions = complete(
-        model, tokenizer, [Prompt(row.ids, stops) for row in rows],
+        model, tokenizer,
+        [Prompt(row.ids, stops, images=[features[key] for key in row.images]) for row in rows],
         max_new_tokens=settings.max_new_tokens, batch=settings.batch, max_length=model.max_length,
     )  # fmt: skip
     found = []

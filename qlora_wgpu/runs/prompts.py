@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,14 @@ from qlora_wgpu.files import exists, is_there
 from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.generate import Prompt
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Sample
 from qlora_wgpu.training.data import prompt_of_data
+from qlora_wgpu.training.images import Features, prompt_images
 from qlora_wgpu.training.observers import Written
 
 # ---- prompts of a file ---------------------------------------------------------------------------
@@ -101,6 +105,7 @@ class SamplePrompt:
     answer: list[int]  # the data's continuation; empty if there is none
     # Maximum number of new tokens; None for a multiple of the answer's
     max_tokens: int | None = None
+    images: tuple[str, ...] = ()  # the keys of its images
 
     @property
     def new_tokens(self) -> int:
@@ -110,19 +115,24 @@ class SamplePrompt:
         return min(max(3 * len(self.answer), _MIN_TOKENS), _MAX_TOKENS)
 
 
-Writer = Callable[[list[int], int, list[int], int], list[int]]
-"""Continues ids, given the maximum of new tokens, stop ids, and tokens of the longest text."""
+Writer = Callable[..., list[int]]
+"""Continues ids, given the maximum of new tokens, stop ids, tokens of the longest text, and then
+the features of each of the prompt's images."""
 
 
 def writer_of(model: QLoRAModel) -> Writer:
     """Greedy generation with a model of this process."""
     engine: Engine | None = None
 
-    def write(ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
+    def write(
+        ids: list[int], more: int, stop_ids: list[int], longest: int, *images: ImageFeatures
+    ) -> list[int]:
         nonlocal engine
         if engine is None or engine.capacity < longest:
             engine = Engine(model, 1, longest, packs_weights=False)  # as was planned
-        added = generate(model, ids, max_new_tokens=more, stop_ids=stop_ids, engine=engine)
+        added = generate(
+            model, ids, max_new_tokens=more, stop_ids=stop_ids, engine=engine, images=images
+        )
         return list(added)
 
     return write
@@ -134,8 +144,10 @@ class SampleTexts:
     def __init__(
         self, write: Writer, tokenizer: Tokenizer, prompts: Sequence[SamplePrompt], *,
         ends: Collection[int] = (), all_of_them: bool = False,
+        features: Features = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """``ends`` are stop ids; ``all_of_them`` ignores how long generation takes."""
+        self._features = features
         self._write = write
         self._tokenizer = tokenizer
         self._prompts = tuple(prompts)
@@ -163,7 +175,8 @@ class SampleTexts:
     def write(self) -> Iterator[Written]:
         """Continues one prompt after another, greedily."""
         for prompt in self._prompts:
-            ids = self._write(prompt.ids, prompt.new_tokens, self._ends, self._longest)
+            images = (self._features[key] for key in prompt.images)
+            ids = self._write(prompt.ids, prompt.new_tokens, self._ends, self._longest, *images)
             yield Written(
                 prompt=self._tokenizer.decode(prompt.ids),
                 expected=continuation(self._tokenizer, prompt.ids, prompt.answer),
@@ -171,14 +184,14 @@ class SampleTexts:
             )
 
 
-def sample_prompts(data: Dataset) -> list[SamplePrompt]:
+def sample_prompts(data: Dataset, images: ImageFiles | None = None) -> list[SamplePrompt]:
     """Prompts from the beginning, middle and end of a data set; of pairs, the chosen answers."""
     if data.unit > 1:
         present = np.flatnonzero(data.lengths)
         chosen = present[present % 2 == 0]
         data = Subset(data, chosen if len(chosen) else present)
     places = sorted({round(i * (len(data) - 1) / max(_PROMPTS - 1, 1)) for i in range(_PROMPTS)})
-    return [_sample_prompt(data, index) for index in places]
+    return [_sample_prompt(data, index, images) for index in places]
 
 
 def longest_sample(prompts: Sequence[SamplePrompt]) -> int:
@@ -186,13 +199,14 @@ def longest_sample(prompts: Sequence[SamplePrompt]) -> int:
     return max(len(prompt.ids) + prompt.new_tokens for prompt in prompts)
 
 
-def _sample_prompt(data: Dataset, index: int) -> SamplePrompt:
+def _sample_prompt(data: Dataset, index: int, images: ImageFiles | None) -> SamplePrompt:
     example = data[index]
     labelled = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
     # The prompt ends at the first label; without a prompt, take the beginning of the text.
     length = labelled[0] if labelled and labelled[0] > 1 else max(1, min(16, len(example) // 2))
+    length, shown = prompt_images(example, length, data, images)
     ids = [int(i) for i in example.input_ids]
-    return SamplePrompt(ids[:length], ids[length : length + _MAX_TOKENS])
+    return SamplePrompt(ids[:length], ids[length : length + _MAX_TOKENS], images=shown)
 
 
 # ---- prompt formats ------------------------------------------------------------------------------
@@ -211,7 +225,8 @@ def run_prompts(
     limit = longest_text(source.pretrained.config)
     own, max_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
     if not own:
-        return tuple(replace(prompt, max_tokens=max_new) for prompt in sample_prompts(data))
+        of_data = sample_prompts(data, source.images)
+        return tuple(replace(prompt, max_tokens=max_new) for prompt in of_data)
     new_tokens = max_new or _OWN_TOKENS
     prompts = []
     for number, text in enumerate(own, 1):

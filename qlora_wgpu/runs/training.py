@@ -17,6 +17,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
+from qlora_wgpu.runs.images import check_images, features_of
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
 from qlora_wgpu.runs.prompts import (
     SampleTexts,
@@ -100,19 +101,24 @@ def _train(
         events.note(text)
     check_init_from(source.pretrained, settings.lora)
     data = read_run_data(settings, source, events)
+    check_images(settings, data.images)
     prompt = prompt_of_run(settings, source)  # once the data has been read
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
     data = replace(data, prompts=prompts)
     events.check()
+    features = features_of(settings, source, data.images, device, events)
+    events.check()
     shapes = run_shapes(settings, data)
-    workload = TrainingWorkload.of(settings, source.pretrained, data.length, shapes)
+    workload = TrainingWorkload.of(
+        settings, source.pretrained, data.length, shapes, images=features is not None
+    )
     opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
         own = bool(settings.eval.sample_prompts)  # whose answers end with the turn
         texts = SampleTexts(
             write, source.tokenizer, data.prompts, ends=prompt.stop_ids if own else (),
-            all_of_them=own,
+            all_of_them=own, features=features or {},
         )  # fmt: skip
         events.activity("generating samples before training")
         samples = texts.before()
@@ -122,7 +128,7 @@ def _train(
             events.subscribe(service, on_error="drop")
         run = Run(
             model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
-            executor=executor, texts=texts, callbacks=callbacks,
+            executor=executor, texts=texts, callbacks=callbacks, features=features,
         )  # fmt: skip
         try:
             result = run.train()
@@ -183,7 +189,7 @@ def _opened_model(
     model = load_training(settings, placed, device, observer, observer)
     load_init_from(model, settings.lora)
     # The largest plan first, since smaller ones reuse its slots.
-    model.prepare(settings.rows_at_once, data.length)
+    model.prepare(settings.rows_at_once, data.length, images=bool(data.images))
     yield settings, model, None, writer_of(model)
 
 

@@ -157,7 +157,7 @@ class TrainingWorkload(Workload):
         longest = shapes.longest_sample
         first, *others = (max(bucket_length(each, longest), 2) for each in shapes.prompts)
         sizes = [(1, tokens) for tokens in dict.fromkeys([first, 1, *others])]
-        yield from text_plans(layout, KVCache(longest), sizes)
+        yield from text_plans(layout, KVCache(longest), sizes, images=self.step.image_rows > 0)
 
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
         """Peak bytes of a run on the device by kind."""
@@ -278,15 +278,17 @@ class GenerationWorkload(Workload):
     capacity: int  # maximum number of tokens of a sequence
     count: int = 1  # maximum number of sequences in a batch
     others: tuple[LoraConfig, ...] = ()  # adapters that may be used instead of the model's own
+    images: bool = False  # whether prompts may have some
     generates = True
 
     @classmethod
     def of(
-        cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
-    ) -> GenerationWorkload:
+        cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1, *,
+        images: bool = False,
+    ) -> GenerationWorkload:  # fmt: skip
         """Generation of ``answer`` tokens after ``prompt`` tokens, within the model's maximum."""
         limit = longest_text(base.config) or prompt + answer
-        return cls(min(prompt, limit), min(prompt + answer, limit), count)
+        return cls(min(prompt, limit), min(prompt + answer, limit), count, images=images)
 
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """Prefill of the largest prompts and decoding, with each shape of adapter."""
@@ -296,7 +298,10 @@ class GenerationWorkload(Workload):
         layouts = {layout.adapter.shape: layout}
         for other in map(layout.with_adapter, self.others):
             layouts.setdefault(other.adapter.shape, other)
-        return [plan for each in layouts.values() for plan in text_plans(each, cache, sizes)]
+        return [
+            plan for each in layouts.values()
+            for plan in text_plans(each, cache, sizes, images=self.images)
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -339,11 +344,15 @@ class CombinedWorkload(Workload):
 
 
 def text_plans(
-    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
+    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]], *, images: bool = False
 ) -> Iterator[Plan]:
-    """The plans of a generation engine, two per size, in the order in which they are compiled."""
+    """The plans of a generation engine, two per size, in the order in which they are compiled.
+
+    With ``images`` there are two more per size, for prompts that have some.
+    """
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
-        graphs = layout.token_graphs(texts, tokens, cache, seen)
-        yield compile_plan(graphs.hidden, apart=graphs.apart)
-        yield compile_plan(graphs.head, apart=graphs.apart)
+        for with_images in (True, False) if images else (False,):
+            graphs = layout.token_graphs(texts, tokens, cache, seen, with_images=with_images)
+            yield compile_plan(graphs.hidden, apart=graphs.apart)
+            yield compile_plan(graphs.head, apart=graphs.apart)

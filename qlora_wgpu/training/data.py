@@ -34,6 +34,7 @@ from qlora_wgpu.data.row_source import materialize
 from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.files import exists
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.observers import Observer, SourceShare
@@ -203,13 +204,13 @@ Rows = str | PathLike[str] | Sequence[Any]
 
 def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
-    objective: str = "sft",
+    objective: str = "sft", images: ImageFiles | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Encodes rows in any format of files; token ids are returned unchanged."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
-        return encode_rows(dataset, tokenizer(), preparation(settings, objective), name)
+        return encode_rows(dataset, tokenizer(), preparation(settings, objective, images), name)
     if "weight" in settings.columns:
         raise DataError(
             f"{name} has token ids, for which data.columns.weight is not supported: leave it out"
@@ -217,8 +218,13 @@ def encoded(
     return dataset
 
 
-def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfig:
-    """The preprocessing of rows for an objective, from the ``data`` section."""
+def preparation(
+    settings: DataConfig, objective: str = "sft", images: ImageFiles | None = None
+) -> PreprocessConfig:
+    """The preprocessing of rows for an objective, from the ``data`` section.
+
+    Without ``images``, images are ignored.
+    """
     return PreprocessConfig(
         max_seq_length=settings.max_seq_length,
         chat_template=settings.chat_template,
@@ -228,6 +234,7 @@ def preparation(settings: DataConfig, objective: str = "sft") -> PreprocessConfi
         truncation=settings.truncation,
         objective=objective,
         as_chats=settings.apply_chat_template,
+        images=images,
     )
 
 
@@ -439,13 +446,15 @@ class DataReader:
     def __init__(
         self, config: Config, tokenizer: Callable[[], Tokenizer], observer: Observer, *,
         vocabulary: int | None = None, positions: int | None = None, train: Rows | None = None,
-        held_out: Rows | None = None,
+        held_out: Rows | None = None, images: ImageFiles | None = None,
     ) -> None:  # fmt: skip
         """Reads nothing yet.
 
         Token ids must be below ``vocabulary``, and rows should not exceed ``positions``. Without
-        ``train`` and ``held_out``, the data is that of the configuration.
+        ``train`` and ``held_out``, the data is that of the configuration. ``images`` are as for
+        ``preparation``.
         """
+        self._images = images
         self._config = config
         self._tokenizer = tokenizer
         self._observer = observer
@@ -509,7 +518,7 @@ class DataReader:
             if self._vocabulary is not None:
                 check_ids(name, dataset, self._vocabulary)
         else:
-            tokens = encoded(rows, name, self._tokenizer, settings, objective)
+            tokens = encoded(rows, name, self._tokenizer, settings, objective, self._images)
             dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
             if tokens is rows:  # token ids: whoever encoded them got the warnings
                 return dataset
@@ -526,7 +535,7 @@ class DataReader:
             path,
             self._tokenizer(),
             settings.max_seq_length,
-            how=preparation(settings, self._config.train.objective),
+            how=preparation(settings, self._config.train.objective, self._images),
             held_out=held_out,
             cache=settings.cache,
             progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),

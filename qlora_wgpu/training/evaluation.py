@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.config.values import AT_EVALUATIONS, LOSS
-from qlora_wgpu.data import Batch, Dataset
+from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel

@@ -5,15 +5,65 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from qlora_wgpu.data import Dataset, Example
+import numpy as np
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.data import Dataset, Example, Tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.model.feature_store import FeatureStore
+from qlora_wgpu.model.feature_store import FeatureStore, ImageCache, described
 from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs, image_inputs
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.vision_encoder import VisionEncoder
+from qlora_wgpu.training.observers import Observer
 
 Features = Mapping[str, ImageFeatures] | FeatureStore
 """The features of a run's images by their keys."""
+
+
+def image_files(folder: ModelFolder, tokenizer: Callable[[], Tokenizer]) -> ImageFiles | None:
+    """How the prompts of a model contain images; None if it is of no family that reads them."""
+    files = ImageFiles(folder.path, folder.config, lambda number: tokenizer().token(number))
+    return files if files.are_known else None
+
+
+def encoded_images(
+    base: Pretrained,
+    files: ImageFiles | None,
+    images: Mapping[str, ImageSource],
+    device: Device,
+    dtype: str,
+    cache: ImageCache,
+    observer: Observer,
+) -> FeatureStore | None:
+    """The features of images, which the tower computes if they are not cached; None without images.
+
+    The tower is on the device only meanwhile.
+    """
+    if not images:
+        return None
+    layout, folder = base.architecture.images, base.folder
+    assert files is not None and layout is not None and folder is not None  # rows have some
+    tower = f"{folder.identity} {dtype}"  # without reading its weights
+    store = FeatureStore(tower, files.tokens, cache)
+    width = (1 + layout.deepstack) * base.architecture.hidden_size
+
+    def progress(done: int, total: int) -> None:
+        observer.activity(f"encoding images: {done:,} of {total:,}")
+
+    def opened() -> VisionEncoder:
+        observer.activity("loading the vision tower")
+        return VisionEncoder(folder, base.config, device, dtype)
+
+    computed = store.fill(images, opened, width, progress)
+    observer.activity("")
+    observer.note(described(computed, len(images)))
+    if store.problem:
+        observer.warning(store.problem)
+    return store
 
 
 def images_of(*datasets: Dataset | None) -> dict[str, ImageSource]:
@@ -28,6 +78,22 @@ def require_plain_objective(objective: str) -> None:
         raise ConfigError(
             f"train.objective: {objective} does not support rows with images (supported: sft)"
         )
+
+
+def prompt_images(
+    example: Example, length: int, dataset: Dataset, images: ImageFiles | None
+) -> tuple[int, tuple[str, ...]]:
+    """A prompt of an example's first tokens, longer if that would cut an image, and its images."""
+    if not example.images or images is None:
+        return length, ()
+    sources = dataset.image_sources
+    places = np.flatnonzero(example.input_ids == images.tokens.token_id)
+    ends = np.cumsum([images.tokens.count(sources[key]) for key in example.images])
+    begun = int((places < length).sum())
+    count = int(np.searchsorted(ends, begun))  # of images, the last one perhaps in part
+    if not begun:
+        return length, ()
+    return max(length, int(places[ends[count] - 1]) + 1), example.images[: count + 1]
 
 
 FeaturesOfBatch = Callable[[Sequence[Sequence[Example]], Any, Any], ImageInputs | None]

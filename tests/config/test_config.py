@@ -57,6 +57,7 @@ DEFAULTS = {
         "group_by_length": True,
         "cache": True,
         "apply_chat_template": False,
+        "image_cache": "disk",
         "chat_template": None,
     },
     "train": {

@@ -5,12 +5,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from references.image_cases import ALPHA, CASES, GRIDS, R, batch, features, packed
+from references.image_cases import (
+    ALPHA,
+    CASES,
+    GRIDS,
+    IMAGE,
+    NEW_TOKENS,
+    SEQ,
+    R,
+    batch,
+    features,
+    packed,
+)
 from references.projections import distance, projections
 from references.seeded import adapter, weights
 from safetensors.numpy import save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.model.image_inputs import ImageFeatures
 
 RECORDED = np.load(Path(__file__).parents[1] / "references/image_language.npz")
@@ -74,3 +88,81 @@ def test_samples_with_images_in_one_row(device, tmp_path, case):
     for name, gradient in gradients.items():
         # Measured 7e-7: sums in another order.
         assert np.linalg.norm(others[name] - gradient) <= 5e-6 * np.linalg.norm(gradient), name
+
+
+def prompts():
+    ids, mask, _ = batch()
+    return [row[seen == 1].tolist() for row, seen in zip(ids, mask, strict=True)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_against_pytorch(device, tmp_path, case):
+    """All rows in one batch of decoding, with M-RoPE at positions of their own."""
+    known = recorded(case)
+    engine = Engine(opened(case, known, tmp_path, device), len(GRIDS), SEQ + NEW_TOKENS)
+    made = [
+        engine.add(prompt, max_new_tokens=NEW_TOKENS, images=images)
+        for prompt, images in zip(prompts(), images_of(known), strict=True)
+    ]
+    assert [list(text) for text in made] == known["tokens"].tolist()
+
+
+def test_a_sequence_does_not_depend_on_others_images(device, tmp_path):
+    """Log probabilities are the same to the bit, alone or next to sequences with images."""
+    known = recorded("qwen2_vl")
+    model, images = opened("qwen2_vl", known, tmp_path, device), images_of(known)
+    how = {"max_new_tokens": NEW_TOKENS, "logprobs": 1}
+    engine = Engine(model, len(GRIDS), SEQ + NEW_TOKENS)
+    both = [
+        engine.add(prompt, images=own, **how) for prompt, own in zip(prompts(), images, strict=True)
+    ]
+    for text in both:
+        list(text)
+    for prompt, own, text in zip(prompts(), images, both, strict=True):
+        alone = Engine(model, 1, SEQ + NEW_TOKENS).add(prompt, images=own, **how)
+        list(alone)
+        assert alone.token_logprobs == text.token_logprobs
+
+
+def test_a_generated_placeholder_is_an_ordinary_token(device, tmp_path):
+    """Also when all tokens are computed again, since the adapter has changed."""
+    known = recorded("qwen2_vl")
+    model, images = opened("qwen2_vl", known, tmp_path, device), images_of(known)
+    sampling = Sampling(logit_bias={IMAGE: 100.0})
+    engine = Engine(model, 1, SEQ + NEW_TOKENS)
+    how = {"max_new_tokens": 3, "images": images[1]}
+    text = iter(engine.add(prompts()[1], sampling, **how))
+    assert next(text) == IMAGE
+    model.load_adapter(adapter(json.loads(str(known["adapter"]))))
+    assert list(text) == [IMAGE, IMAGE]
+
+
+@pytest.mark.parametrize("trained", [{"trainable_token_indices": [7, IMAGE]},
+                                     {"modules_to_save": ["embed_tokens"]}])  # fmt: skip
+def test_placeholders_give_their_embedding_no_gradient(device, tmp_path, trained):
+    known = recorded("llava-embedding")
+    (tmp_path / "config.json").write_text(str(known["config"]))
+    tensors = weights(json.loads(str(known["shapes"])), float(known["norm_offset"]))
+    save_file(tensors, tmp_path / "model.safetensors")
+    lora = LoraConfig(r=R, target_modules=["q_proj"], **trained)
+    scheme = QuantConfig(scheme="none")
+    model = QLoRAModel.from_pretrained(tmp_path, lora, scheme, "float32", device)
+    ids, mask, labels = batch()
+    ids[0, :4] = 7
+    _, gradients = model.loss_and_grads(ids, labels, mask, images=images_of(known))
+    (rows,) = (array for name, array in gradients.items() if "embed" in name)
+    used, placeholder = rows[0] if len(rows) == 2 else rows[7], rows[-1]
+    if len(rows) > 2:
+        placeholder = rows[IMAGE]
+    assert np.abs(used).max() > 0
+    assert not placeholder.any()
+
+
+def test_images_of_another_model_are_refused(device, tmp_path):
+    known = recorded("qwen2_vl")
+    model, images = opened("qwen2_vl", known, tmp_path, device), images_of(known)
+    wide = [
+        [ImageFeatures(np.pad(i.rows, ((0, 0), (0, 1))), i.grid) for i in own] for own in images
+    ]
+    with pytest.raises(ShapeError, match="must have shape"):
+        model.logits(batch()[0], images=wide)

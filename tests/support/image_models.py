@@ -29,7 +29,7 @@ _IDEFICS3 = {
     "tokens": ["<image>", "<fake_token_around_image>", "<global-img>", *_ROWS],
     "named": {"image_token": "<image>"},
     "ids": {"image_token_id": "<image>"},
-    "processor": {"image_seq_len": 9},
+    "processor": {"image_seq_len": 4},
     "images": {
         "image_processor_type": "Idefics3ImageProcessor",
         "size": {"longest_edge": 4 * 56},
@@ -68,7 +68,7 @@ FAMILIES = {
             "eoi_token_index": "<end_of_image>",
         },
         "marker": "<start_of_image>",
-        "processor": {"image_seq_length": 16},
+        "processor": {"image_seq_length": 4},
         "images": {
             "image_processor_type": "Gemma3ImageProcessor",
             "size": {"height": 56, "width": 56},

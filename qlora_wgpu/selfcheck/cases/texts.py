@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
@@ -206,11 +206,12 @@ ROWS = (
 _FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 
-@each((1000,), (49_155,))
-def check_choice(run: Runner, vocab: int) -> None:
+@each((1000, False), (49_155, True))
+def check_choice(run: Runner, vocab: int, has_rotated: bool) -> None:
     """Rows with settings of all kinds, the last with a NaN logit.
 
-    They are the last tokens that fit; the batch becomes that of the next ones.
+    They are the last tokens that fit; the batch becomes that of the next ones, with their own
+    positions for RoPE if it has some.
     """
     count, past = len(ROWS), 3
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
@@ -227,8 +228,15 @@ def check_choice(run: Runner, vocab: int) -> None:
     ]
     choices = _choices(ROWS, words, vocab, seeds, [step - past for step in steps])
     batch = new_tokens(count, past)
+    before = np.arange(count, dtype=np.uint32) % (past + 1)
+    if has_rotated:
+        storage = Storage("rotated", "check", before.nbytes, before)
+        batch = replace(batch, rotated=vector("rotated", count, "uint32", storage))
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
-    made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
+    own = [] if batch.rotated is None else [batch.rotated]
+    made, ids, positions, *rotated = run.run(choices.chosen, batch.input_ids, batch.positions, *own)
+    for after in rotated:
+        run.compare_exactly(after, before + 1.0)
     got = made.reshape(DECODE_STEPS_AHEAD, count)[past]
     run.compare_exactly(ids, np.minimum(ids, vocab - 1))
     run.compare_exactly(ids[:-1], got[:-1])

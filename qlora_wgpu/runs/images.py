@@ -1,0 +1,43 @@
+"""The images of a command: what they become in prompts, and their features by the vision tower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.model.feature_store import FeatureStore
+from qlora_wgpu.runs.opening import OpenedModel, device_of
+from qlora_wgpu.training import Observer
+from qlora_wgpu.training.images import encoded_images
+
+
+def check_images(settings: Config, images: Mapping[str, ImageSource]) -> None:
+    """Refuses a run with images that is not supported."""
+    if images and settings.cluster.scheduler is not None:
+        raise ConfigError(
+            "cluster.scheduler does not support rows with images: remove it to train on one GPU"
+        )
+
+
+def features_of(
+    settings: Config,
+    source: OpenedModel,
+    images: Mapping[str, ImageSource],
+    device: Device,
+    observer: Observer,
+) -> FeatureStore | None:
+    """The features of images with the settings of a run; None without images."""
+    dtype, cache = settings.train.compute_dtype, settings.data.image_cache
+    return encoded_images(source.pretrained, source.images, images, device, dtype, cache, observer)
+
+
+def images_with_own_device(
+    settings: Config, source: OpenedModel, images: Mapping[str, ImageSource], observer: Observer
+) -> FeatureStore | None:
+    """The same, on a device that is only opened if there are images, and freed afterwards."""
+    if not images:
+        return None
+    return features_of(settings, source, images, device_of(settings.device), observer)
