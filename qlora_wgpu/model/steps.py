@@ -56,7 +56,7 @@ class TrainingOptions:
     noise: float = 0.0  # NEFTune's α
     router_aux_loss_coef: float | None = None  # as in ``StepOptions``
 
-    def step(self, kind: StepKind, batch: int, seq: int, *, image_rows: int = 0) -> StepOptions:
+    def step(self, kind: StepKind, batch: int, seq: int, image_rows: int = 0) -> StepOptions:
         """A step of this kind; evaluation uses a preference objective, or else the plain loss."""
         plain = StepOptions(kind, batch, seq, image_rows=image_rows)
         if kind == "train":
