@@ -10,7 +10,7 @@ from references.vision_cases import CASES, TILED, crops
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, ShapeError, UnsupportedModelError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.images.processors import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
@@ -205,6 +205,9 @@ def test_a_model_without_images_is_refused():
         ("llava", "vision_config", {"image_size": [30, 30]}, "image_size must be a positive int"),
         ("llava", "vision_config", {"model_type": "vit"}, "model_type = 'vit' is not supported"),
         ("llava", None, {"vision_config": None}, "images require a vision_config, got None"),
+        ("llava_next", None, {"vision_feature_select_strategy": "full"}, "'full' is not supported"),
+        ("qwen2_vl", "vision_config", {"depth": 10**9}, "depth must be at most"),
+        ("idefics3", "vision_config", {"num_channels": 4}, "num_channels = 4 is not supported"),
         ("qwen2_vl", "vision_config", {"num_heads": 5}, "5 heads of a hidden_size of 24"),
         ("gemma3", None, {"mm_tokens_per_image": 9}, "mm_tokens_per_image must be the square"),
         ("qwen2_5_vl", "vision_config", {"window_size": 5}, "window_size must be at least"),
@@ -223,6 +226,17 @@ def test_what_no_tower_has_is_refused_by_name(case, where, changes, told):
     }  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=told):
         read_tower(config)
+
+
+def test_images_of_other_sizes_are_refused(device, tmp_path):
+    folder, config = saved("llava", tmp_path)
+    with VisionEncoder(folder, config, device) as encoder:
+        small = ProcessedImage((np.zeros((3, 25, 30), np.float32),), Tiles())
+        with pytest.raises(UnsupportedModelError, match="for 6 x 6 patches, but the image proces"):
+            encoder.encode([small])
+    tower = read_tower(config_of("mistral3"))
+    with pytest.raises(ShapeError, match="multiples of 10 pixels, got 30 x 25: check prepro"):
+        tower.arrange(small.crops[0], {})
 
 
 def test_a_tensor_that_is_missing_is_named(device, tmp_path):
