@@ -1,6 +1,7 @@
 """Vision towers against recorded PyTorch, several images at once."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from safetensors.numpy import save_file
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ShapeError, UnsupportedModelError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.images.processors import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
 from qlora_wgpu.quant import quantize_nf4
@@ -102,6 +105,19 @@ def test_memory_is_as_planned_and_freed_by_closing(settled_device, tmp_path):
     assert memory.total - before == sum(planned.values())
     encoder.close()
     assert memory.total == before
+
+
+def test_clamped_values_are_reported_once(device, tmp_path):
+    folder, config = saved("llava", tmp_path)
+    with VisionEncoder(folder, config, device) as encoder:
+        counts = Storage("saturated", "base", 16, np.array([1234, 0, 0, 0], np.uint32))
+        allocate(device, counts)
+        encoder.plan.saturated = vector("saturated", 4, "uint32", counts)
+        with pytest.warns(match="1,234 values of the vision tower exceed the maximum of matrix un"):
+            encoder.encode(images_of("llava"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            encoder.encode(images_of("llava"))
 
 
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE], ids=["buffers", "as on GPUs"])
