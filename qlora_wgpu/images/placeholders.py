@@ -339,5 +339,13 @@ class ImageFiles:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def image_files(
+    folder: Path, config: Mapping[str, Any], token_of: Callable[[int], str | None]
+) -> ImageFiles | None:
+    """How the prompts of a model contain images; None if it is of no family that reads them."""
+    files = ImageFiles(folder, config, token_of)
+    return files if files.are_known else None
+
+
 def _object(path: Path) -> dict[str, Any]:
     return read_json_object(path, error=UnsupportedModelError) if is_there(path) else {}

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.data import Dataset, Example, Tokenizer
+from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
@@ -22,12 +21,6 @@ from qlora_wgpu.training.observers import Observer
 
 Features = Mapping[str, ImageFeatures] | FeatureStore
 """The features of a run's images by their keys."""
-
-
-def image_files(folder: ModelFolder, tokenizer: Callable[[], Tokenizer]) -> ImageFiles | None:
-    """How the prompts of a model contain images; None if it is of no family that reads them."""
-    files = ImageFiles(folder.path, folder.config, lambda number: tokenizer().token(number))
-    return files if files.are_known else None
 
 
 def encoded_images(
