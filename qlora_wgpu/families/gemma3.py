@@ -14,9 +14,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208
     )
     decoder = gemma3_text.compose(part).within(parts.LANGUAGE_MODEL, "language_model.")
-    windows = [layer.attention.window for layer in decoder.layers]
     tokens = read.integer("mm_tokens_per_image", 256)
-    if any(window is not None and window < tokens for window in windows):
+    if any(
+        isinstance(each.attention, parts.Attention) and tokens > (each.attention.window or tokens)
+        for each in decoder.layers
+    ):
         return decoder
     return parts.with_images(read, decoder, 262_144, bidirectional=True)
 

@@ -171,11 +171,10 @@ def write_batch(
         table = rotation.angles(at, lengths.reshape(-1))
         device.write(angles.table.storage.buffer, np.ascontiguousarray(table))
     if images is not None and len(images.features):
-        for part, table in batch.features.items():
-            assert table.storage is not None
-            width = table.columns
-            rows = images.features[:, part * width : (part + 1) * width]
-            device.write(table.storage.buffer, np.ascontiguousarray(pad_rows(rows)))
+        for part, space in batch.features.items():
+            assert space.storage is not None
+            rows = images.features[:, part * space.columns : (part + 1) * space.columns]
+            device.write(space.storage.buffer, pad_rows(rows))
 
 
 def encode_batch(

@@ -62,7 +62,8 @@ def check_image_features(run: Runner, scale: float) -> None:
         return embedding(g, matrix, batch, lora=lora, feature_scale=scale)
 
     def formula(parts: dict[str, Array]) -> Any:
-        y = loss_reference.lookup_with_pair(weight, ids.ravel(), *parts.values(), adapted)
+        a, b = parts.values()
+        y = loss_reference.lookup_with_pair(weight, ids.ravel(), a, b, adapted)
         return loss_reference.with_features(y, features, _PLACES, scale)
 
     compare_op(run, op, formula, [], exact=True, adapter=adapter)
