@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 
 import click
 import numpy as np
@@ -148,23 +148,48 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
-    """An example's text, with label tokens in green and the others dim."""
+    """An example's text, with label tokens in green and the others dim.
+
+    Of an image's placeholders only the first is shown, with their number.
+    """
     text = Text()
-    ids = [int(i) for i in example.input_ids]
-    has_loss = [bool(label != IGNORE_INDEX) for label in example.labels]
+    ids, has_loss, counts = _without_runs(example)
     shown = min(len(ids), _SHOWN_TOKENS)
     first = 0
     while first < shown:
         end = first
         while end < shown and has_loss[end] == has_loss[first]:
             end += 1
+            if counts[end - 1] > 1:  # its number follows
+                break
         style = _TRAINED_ON if has_loss[first] else "dim"
         decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
         text.append(visible(decoded), style=style)
+        if counts[end - 1] > 1:
+            text.append(f"×{counts[end - 1]:,}", style="italic")
         first = end
     if shown < len(ids):
-        text.append(f" … and {len(ids) - shown} more tokens", style="italic")
+        text.append(f" … and {sum(counts[shown:])} more tokens", style="italic")
     return text
+
+
+_RUN = 8  # tokens: longer runs of a token without loss are shown as one
+
+
+def _without_runs(example: Example) -> tuple[list[int], list[bool], list[int]]:
+    """Ids, whether the loss is taken on them, and how many equal tokens each stands for."""
+    ids: list[int] = []
+    has_loss: list[bool] = []
+    counts: list[int] = []
+    pairs = zip(example.input_ids.tolist(), example.labels.tolist(), strict=True)
+    for (token, label), run in groupby(pairs):
+        count = sum(1 for _ in run)
+        is_run = bool(example.images) and count > _RUN and label == IGNORE_INDEX
+        for each in [count] if is_run else [1] * count:
+            ids.append(token)
+            has_loss.append(label != IGNORE_INDEX)
+            counts.append(each)
+    return ids, has_loss, counts
 
 
 def _histogram(lengths: npt.NDArray[np.int64], limit: int, blocks: str) -> Table:

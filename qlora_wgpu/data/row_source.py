@@ -31,7 +31,7 @@ from qlora_wgpu.data.preferences import (
 from qlora_wgpu.data.prepared import DatasetWriter, has_labels
 from qlora_wgpu.data.row_formats import RowEncoder, TokenizedExample, encoded_or_raised
 from qlora_wgpu.data.row_images import COLUMNS as IMAGE_COLUMNS
-from qlora_wgpu.data.row_images import located
+from qlora_wgpu.data.row_images import has_images, located
 from qlora_wgpu.data.row_stats import PreprocessConfig, RowStats
 from qlora_wgpu.data.sources import read_rows
 from qlora_wgpu.data.splits import SplitFiles
@@ -370,6 +370,11 @@ class AnswerSource(RowSource):
                     yield replace(side, answer=name)
 
     def _format_of(self, row: dict[str, Any]) -> str:
+        if self.how.images is not None and has_images(row):
+            raise DataError(
+                f"train.objective: {self.how.objective} does not support rows with images "
+                "(supported: sft)"
+            )
         return format_of(row, self.how.objective)
 
     def _converted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:

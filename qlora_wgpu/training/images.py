@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.data import Dataset, Example
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import ImageFiles
@@ -63,14 +62,6 @@ def images_of(*datasets: Dataset | None) -> dict[str, ImageSource]:
     """All images of some data sets by their keys."""
     given = [dataset for dataset in datasets if dataset is not None]
     return {key: image for dataset in given for key, image in dataset.image_sources.items()}
-
-
-def require_plain_objective(objective: str) -> None:
-    """Refuses rows with images for an objective that does not support them."""
-    if objective != "sft":
-        raise ConfigError(
-            f"train.objective: {objective} does not support rows with images (supported: sft)"
-        )
 
 
 def prompt_images(
