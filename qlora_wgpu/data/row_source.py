@@ -65,15 +65,15 @@ Row = tuple[str, dict[str, Any], str]  # ... and its format
 Rows = Callable[[], Iterator[Placed]]
 
 
-def rows_of_files(selection: SplitFiles, *, images: bool = False) -> Iterator[Placed]:
+def rows_of_files(selection: SplitFiles, *, images: Sequence[str] = ()) -> Iterator[Placed]:
     """The rows of all files, or a slice of them, with their locations.
 
-    With ``images``, those in tables are read, and the paths of others are completed.
+    If ``images`` names columns, images in tables are read, and the paths of others are completed.
     """
     if selection.rows is None:
         yield from _rows_of_all(selection, images=images)
         return
-    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection, images=False)))
+    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection, images=())))
     rows = islice(_rows_of_all(selection, images=images), begin, max(begin, end))
     first = next(rows, None)
     if first is None:
@@ -82,13 +82,13 @@ def rows_of_files(selection: SplitFiles, *, images: bool = False) -> Iterator[Pl
     yield from rows
 
 
-def _rows_of_all(selection: SplitFiles, *, images: bool) -> Iterator[Placed]:
+def _rows_of_all(selection: SplitFiles, *, images: Sequence[str]) -> Iterator[Placed]:
     for path in selection.files:
         folders = () if selection.root is None else path.relative_to(selection.root).parent.parts
         inside = "" if selection.root is None else "/".join((selection.name, *folders, ""))
         try:
-            for where, row in read_rows(path, with_bytes=images):
-                yield inside + where, located(row, path.parent) if images else row
+            for where, row in read_rows(path, with_bytes=bool(images)):
+                yield inside + where, located(row, path.parent, images) if images else row
         except DataError as err:
             if not inside or not str(err).startswith(path.name):
                 raise

@@ -147,6 +147,16 @@ def test_rows_of_files_have_paths_relative_to_them(opened, here, monkeypatch):
     assert (source.decoded() == rgb_of(40, 60)).all()
 
 
+def test_another_column_of_images_can_be_mapped(opened, here, monkeypatch):
+    rows = [{"conversations": TURNS, "picture": "cats/1.png"}]
+    (here / "rows.jsonl").write_text(json.dumps(rows[0]))
+    monkeypatch.chdir("/")
+    tokenizer, images = opened("qwen2_vl")
+    how = PreprocessConfig(512, images=images, columns={"images": "picture"})
+    (example,) = load_dataset(here / "rows.jsonl", tokenizer, 512, how=how)
+    assert len(example.images) == 1
+
+
 def test_parquet_has_images_as_bytes(opened, here):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{"conversations": TURNS, "image": {"bytes": IMAGE, "path": "cats/1.png"}}]
