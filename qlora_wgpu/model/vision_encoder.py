@@ -119,7 +119,8 @@ class TowerPlan:
 
     def bytes_by_kind(self, patches: int = _MOST_PATCHES) -> Counter[str]:
         """Bytes on the device for that many patches at once, before anything is allocated."""
-        return self.step(self.capacity(patches)).plan.bytes_by_kind()
+        plan = self.step(self.capacity(patches)).plan
+        return plan.bytes_by_kind() + Counter({"uniforms": plan.uniform_bytes})
 
     @property
     def weight_bytes(self) -> int:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.images.processors import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
 from qlora_wgpu.quant import quantize_nf4
@@ -83,6 +83,36 @@ def test_images_do_not_depend_on_what_they_are_encoded_with(device, tmp_path):
         alone = encoder.encode(images[1:])
     assert np.array_equal(together[0].rows, together[2].rows)
     assert np.abs(together[0].rows - alone[0].rows).max() <= 1e-5 * np.abs(alone[0].rows).max()
+
+
+def test_more_images_than_fit_at_once(device, tmp_path):
+    folder, config = saved("idefics3", tmp_path)
+    with VisionEncoder(folder, config, device, "float32", most_patches=40) as encoder:
+        found = encoder.encode(images_of("idefics3"))
+    assert max(distances("idefics3", found)) <= 1e-5
+
+
+def test_memory_is_as_planned_and_freed_by_closing(settled_device, tmp_path):
+    folder, config = saved("qwen3_vl", tmp_path)
+    memory = settled_device.memory
+    before = memory.total
+    encoder = VisionEncoder(folder, config, settled_device, "float32")
+    encoder.encode(images_of("qwen3_vl"))
+    planned = encoder.plan.bytes_by_kind(6 * 10 + 2 * 14)  # the patches of both images
+    assert memory.total - before == sum(planned.values())
+    encoder.close()
+    assert memory.total == before
+
+
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE], ids=["buffers", "as on GPUs"])
+def test_features_by_other_kernels(device, tmp_path, profile, monkeypatch):
+    monkeypatch.setattr(device, "profile", profile)
+    for case in ("qwen2_5_vl", "gemma3"):
+        own = tmp_path / case
+        own.mkdir()
+        folder, config = saved(case, own)
+        with VisionEncoder(folder, config, device, "float32") as encoder:
+            assert max(distances(case, encoder.encode(images_of(case)))) <= 1e-5
 
 
 def older(name):
