@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from qlora_wgpu.images.processors import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
     ImageProcessor,
+    LlavaNextImageProcessor,
+    PixtralImageProcessor,
     Qwen2VLImageProcessor,
     Tiles,
     read_image_processor,
@@ -229,6 +231,46 @@ def _llava(files: _Files) -> ImageTokens:
     return files.image_tokens(32_000, expand)
 
 
+def _llava_next(files: _Files) -> ImageTokens:
+    patch, others = _patches_of_tower(files)
+    processor = files.processor
+    if not isinstance(processor, LlavaNextImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of LLaVA-NeXT's")
+
+    def expand(height: int, width: int) -> Pieces:
+        layout, side = processor.layout(height, width), processor.finish.crop[0] // patch
+        tall, wide = layout.rows * side, layout.columns * side
+        if width / height > wide / tall:  # the padding is left out
+            tall -= (tall - int(round(height * (wide / width), 7))) // 2 * 2
+        else:
+            wide -= (wide - int(round(width * (tall / height), 7))) // 2 * 2
+        return [side * side + others + tall * wide + tall]
+
+    return files.image_tokens(32_000, expand)
+
+
+def _mistral3(files: _Files) -> ImageTokens:
+    patch = files.count("patch_size", files.section("vision_config").get("patch_size") or 14)
+    merge = files.count("spatial_merge_size", files.config.get("spatial_merge_size") or 2)
+    unit, read = patch * merge, files.processor
+    if not isinstance(read, PixtralImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of Pixtral's")
+    processor = replace(read, patch=unit)  # as PixtralProcessor sets it
+    ends = [files.settings.get(key) or default for key, default in _PIXTRAL_TOKENS]
+
+    def expand(height: int, width: int) -> Pieces:
+        layout = processor.layout(height, width)
+        pieces: list[str | int] = []
+        for row in range(layout.rows):
+            pieces += [layout.columns, str(ends[row + 1 == layout.rows])]
+        return pieces
+
+    return replace(files.image_tokens(10, expand), processor=processor)
+
+
+_PIXTRAL_TOKENS = (("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]"))
+
+
 def _patches_of_tower(files: _Files) -> tuple[int, int]:
     """The side of a patch, and how many features there are besides those of patches."""
     vision = files.section("vision_config")
@@ -269,7 +311,9 @@ _FAMILIES: Mapping[str, Callable[[_Files], ImageTokens]] = {
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "llava": _llava,
+    "llava_next": _llava_next,
     "gemma3": _gemma3,
+    "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
