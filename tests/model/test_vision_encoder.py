@@ -1,6 +1,7 @@
 """Vision towers against recorded PyTorch, several images at once."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from references.vision_cases import CASES, TILED, crops
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, ShapeError, UnsupportedModelError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.images.processors import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
 from qlora_wgpu.quant import quantize_nf4
@@ -102,6 +105,19 @@ def test_memory_is_as_planned_and_freed_by_closing(settled_device, tmp_path):
     assert memory.total - before == sum(planned.values())
     encoder.close()
     assert memory.total == before
+
+
+def test_clamped_values_are_reported_once(device, tmp_path):
+    folder, config = saved("llava", tmp_path)
+    with VisionEncoder(folder, config, device) as encoder:
+        counts = Storage("saturated", "base", 16, np.array([1234, 0, 0, 0], np.uint32))
+        allocate(device, counts)
+        encoder.plan.saturated = vector("saturated", 4, "uint32", counts)
+        with pytest.warns(match="1,234 values of the vision tower exceed the maximum of matrix un"):
+            encoder.encode(images_of("llava"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            encoder.encode(images_of("llava"))
 
 
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE], ids=["buffers", "as on GPUs"])
@@ -205,6 +221,9 @@ def test_a_model_without_images_is_refused():
         ("llava", "vision_config", {"image_size": [30, 30]}, "image_size must be a positive int"),
         ("llava", "vision_config", {"model_type": "vit"}, "model_type = 'vit' is not supported"),
         ("llava", None, {"vision_config": None}, "images require a vision_config, got None"),
+        ("llava_next", None, {"vision_feature_select_strategy": "full"}, "'full' is not supported"),
+        ("qwen2_vl", "vision_config", {"depth": 10**9}, "depth must be at most"),
+        ("idefics3", "vision_config", {"num_channels": 4}, "num_channels = 4 is not supported"),
         ("qwen2_vl", "vision_config", {"num_heads": 5}, "5 heads of a hidden_size of 24"),
         ("gemma3", None, {"mm_tokens_per_image": 9}, "mm_tokens_per_image must be the square"),
         ("qwen2_5_vl", "vision_config", {"window_size": 5}, "window_size must be at least"),
@@ -223,6 +242,17 @@ def test_what_no_tower_has_is_refused_by_name(case, where, changes, told):
     }  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=told):
         read_tower(config)
+
+
+def test_images_of_other_sizes_are_refused(device, tmp_path):
+    folder, config = saved("llava", tmp_path)
+    with VisionEncoder(folder, config, device) as encoder:
+        small = ProcessedImage((np.zeros((3, 25, 30), np.float32),), Tiles())
+        with pytest.raises(UnsupportedModelError, match="for 6 x 6 patches, but the image proces"):
+            encoder.encode([small])
+    tower = read_tower(config_of("mistral3"))
+    with pytest.raises(ShapeError, match="multiples of 10 pixels, got 30 x 25: check prepro"):
+        tower.arrange(small.crops[0], {})
 
 
 def test_a_tensor_that_is_missing_is_named(device, tmp_path):

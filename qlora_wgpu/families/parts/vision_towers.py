@@ -33,6 +33,7 @@ from qlora_wgpu.graph.tensor import ROW_UNIT
 TOWER_PREFIXES = (
     ("model.vision_tower.", "vision_tower."),
     ("model.vision_tower.", "vision_tower.vision_model."),
+    ("model.vision_tower.", "model.vision_tower.vision_model."),
     ("model.", ""),
 )
 """Names in the files of most models: older ones have all of the tower below ``vision_model``."""
