@@ -296,7 +296,7 @@ class Subset(Dataset):
         """Tokens of all examples together."""
         return int(self.lengths.sum())
 
-    @property
+    @cached_property
     def image_sources(self) -> Mapping[str, ImageSource]:
         """The images of the examples by their keys."""
         sources = self._whole.image_sources
