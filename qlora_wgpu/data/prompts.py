@@ -114,7 +114,7 @@ class PromptFormat:
         sources = measured_images(values, folder)
         expanded = images.tokens.expanded(text, sources)
         ids = self._before_an_answer(expanded.text, add_special_tokens=False)
-        counts = images.tokens.repeats(ids, [run for runs in expanded.runs for run in runs])
+        counts = images.tokens.repeats(ids, expanded.runs)
         return np.repeat(ids, counts).tolist(), sources
 
     def _as_rows(self, text: str) -> list[int]:

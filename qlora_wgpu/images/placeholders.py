@@ -44,26 +44,23 @@ class ExpandedText(NamedTuple):
 
     text: str
     spans: list[tuple[int, int]]  # of what stands for each image, in characters
-    runs: list[list[int]]  # the placeholders of each run, by image
+    runs: list[int]  # how many placeholders each of them stands for
 
     def moved(self, spans: Sequence[tuple[int, int]], marker: int) -> list[tuple[int, int]]:
-        """Spans of the text before, whose markers had a length, in this text, without images."""
-        before, now = [0], [0]  # the beginnings of the pieces between images
-        ends, ends_now = [], []
-        shift = 0
-        for begin, end in self.spans:
-            ends.append(begin - shift)
-            ends_now.append(begin)
-            before.append(begin - shift + marker)
-            now.append(end)
-            shift += end - begin - marker
-        ends.append(len(self.text) - shift)
-        ends_now.append(len(self.text))
+        """Spans of the original text in this one, without images.
+
+        ``marker`` is the length of the markers that were replaced.
+        """
+        pieces, shift, begin = [], 0, 0  # the text between images, and how far it was moved
+        for first, last in self.spans:
+            pieces.append((begin, first, shift))
+            shift, begin = shift + last - first - marker, last
+        pieces.append((begin, len(self.text), shift))
         return [
-            (max(first, begin) - begin + begin_now, min(last, end) - begin + begin_now)
+            (max(first + shift, begin), min(last + shift, end))
             for first, last in spans
-            for begin, end, begin_now in zip(before, ends, now, strict=True)
-            if max(first, begin) < min(last, end)
+            for begin, end, shift in pieces
+            if max(first + shift, begin) < min(last + shift, end)
         ]
 
 
@@ -91,10 +88,10 @@ class ImageTokens:
                 f"row has {counted(len(images))}: check that data.chat_template writes one for "
                 "each image, and that no text contains the marker"
             )
-        whole, spans, runs = parts[0], [], []
+        whole, spans, runs = parts[0], list[tuple[int, int]](), list[int]()
         for image, part in zip(images, parts[1:], strict=True):
             pieces = self.pieces(image)
-            runs.append([piece for piece in pieces if isinstance(piece, int)])
+            runs += [piece for piece in pieces if isinstance(piece, int)]
             begin = len(whole)
             whole += "".join(self.token if isinstance(piece, int) else piece for piece in pieces)
             spans.append((begin, len(whole)))
