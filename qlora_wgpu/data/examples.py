@@ -329,7 +329,7 @@ class Dataset(Sequence[Example]):
         """Largest token id; -1 if there are no tokens."""
         return max((int(piece.max()) for piece in self._pieces(self._ids)), default=-1)
 
-    @property
+    @cached_property
     def image_sources(self) -> Mapping[str, ImageSource]:
         """The images of the examples by their keys."""
         return {source.key: source for source in self._images.sources}

@@ -159,6 +159,8 @@ def write_batch(
     if batch.rotated is not None and rotated is not None:
         assert batch.rotated.storage is not None
         device.write(batch.rotated.storage.buffer, rotated.astype(np.uint32))
+    if images is not None and batch.images is not None and batch.images.stand_in is not None:
+        ids = np.where(images.rows > 0, batch.images.stand_in, ids)
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
         device.write(rows_of.table.storage.buffer, weight.taken(ids.reshape(-1)))

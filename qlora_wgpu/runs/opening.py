@@ -21,7 +21,7 @@ from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backen
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile, may_have_matrix_units
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.placeholders import ImageFiles, image_files
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.lora.config import AdapterConfig
@@ -36,7 +36,6 @@ from qlora_wgpu.runs.placement import Placement, fit
 from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
-from qlora_wgpu.training.images import image_files
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
 
@@ -94,7 +93,7 @@ class OpenedModel:
         folder = self.pretrained.folder
         if folder is None or self.architecture.images is None:
             return None
-        return image_files(folder, lambda: self.tokenizer)
+        return image_files(folder.path, folder.config, lambda i: self.tokenizer.token(i))
 
 
 # ---- the device ----------------------------------------------------------------------------------

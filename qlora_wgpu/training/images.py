@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.data import Dataset, Example, Tokenizer
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import ImageFiles
@@ -22,12 +20,6 @@ from qlora_wgpu.training.observers import Observer
 
 Features = Mapping[str, ImageFeatures] | FeatureStore
 """The features of a run's images by their keys."""
-
-
-def image_files(folder: ModelFolder, tokenizer: Callable[[], Tokenizer]) -> ImageFiles | None:
-    """How the prompts of a model contain images; None if it is of no family that reads them."""
-    files = ImageFiles(folder.path, folder.config, lambda number: tokenizer().token(number))
-    return files if files.are_known else None
 
 
 def encoded_images(
@@ -70,14 +62,6 @@ def images_of(*datasets: Dataset | None) -> dict[str, ImageSource]:
     """All images of some data sets by their keys."""
     given = [dataset for dataset in datasets if dataset is not None]
     return {key: image for dataset in given for key, image in dataset.image_sources.items()}
-
-
-def require_plain_objective(objective: str) -> None:
-    """Refuses rows with images for an objective that does not support them."""
-    if objective != "sft":
-        raise ConfigError(
-            f"train.objective: {objective} does not support rows with images (supported: sft)"
-        )
 
 
 def prompt_images(

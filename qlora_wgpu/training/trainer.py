@@ -15,6 +15,7 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import ConfigError, TrainingError, brief
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_there
+from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.callbacks import (
     Step,
@@ -24,7 +25,7 @@ from qlora_wgpu.training.callbacks import (
 )
 from qlora_wgpu.training.data import DataReader, Rows
 from qlora_wgpu.training.finish import keep_prompt
-from qlora_wgpu.training.images import encoded_images, image_files, images_of
+from qlora_wgpu.training.images import encoded_images, images_of
 from qlora_wgpu.training.observers import Events, TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.start import refuse_both
@@ -169,7 +170,8 @@ class Trainer:
             base = self.model.layout.pretrained
             images = None
             if base.architecture.images is not None and base.folder is not None:
-                images = image_files(base.folder, tokenizer)
+                path, config = base.folder.path, base.config
+                images = image_files(path, config, lambda number: tokenizer().token(number))
             reader = DataReader(
                 self.config, tokenizer,
                 self._events, vocabulary=self.model.architecture.vocab_size,

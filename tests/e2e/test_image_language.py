@@ -127,6 +127,19 @@ def test_a_sequence_does_not_depend_on_others_images(device, tmp_path):
         assert alone.token_logprobs == text.token_logprobs
 
 
+def test_equal_prompts_with_other_images_are_other_prompts(device, tmp_path):
+    known = recorded("idefics3")
+    model, ((own,),) = opened("idefics3", known, tmp_path, device), images_of(known)[1:2]
+    others = [own, ImageFeatures(-own.rows, own.grid), own]
+    how = {"max_new_tokens": 2, "logprobs": 1}
+    engine = Engine(model, len(others), 64)
+    texts = [engine.add(prompts()[1], images=[image], **how) for image in others]
+    first, negated, again = ([list(text), text.token_logprobs][1] for text in texts)
+    assert first == again != negated
+    alone = Engine(model, 1, 64).add(prompts()[1], images=others[1:2], **how)
+    assert list(alone) and alone.token_logprobs == negated
+
+
 def test_a_generated_placeholder_is_an_ordinary_token(device, tmp_path):
     """Also when all tokens are computed again, since the adapter has changed."""
     known = recorded("qwen2_vl")

@@ -12,10 +12,13 @@ from safetensors.numpy import save_file
 from support.image_models import folder_of, rgb_of
 
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
+from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.pretrained import tensor_shapes
 from qlora_wgpu.training import images as training_images
+from qlora_wgpu.training.data import preparation
 
 HIDDEN, TOKENS = 24, 16
 TEXT = {
@@ -95,11 +98,9 @@ def test_a_step_reads_the_images_of_its_rows(model, rows, tmp_path, packing):
     trainer.train(rows[:2] if not packing else rows)
     assert Tower.encoded == 2
     model.load_adapter(begin)
-    from qlora_wgpu.data.dataset import encode_rows
-    from qlora_wgpu.training.data import preparation
-
     tokenizer = model.tokenizer
-    files = training_images.image_files(model.layout.pretrained.folder, lambda: tokenizer)
+    folder = model.layout.pretrained.folder
+    files = image_files(folder.path, folder.config, tokenizer.token)
     found = encode_rows(rows, tokenizer, preparation(settings.data, images=files))
     encoded = {
         key: Tower().encode([files.tokens.processor(source.decoded())])[0]

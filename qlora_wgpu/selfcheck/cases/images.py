@@ -79,6 +79,6 @@ def check_added_features(run: Runner, exact_gradient: bool) -> None:
         return add_features(g, x, batch, 1)
 
     def formula(x: Array) -> Any:
-        return loss_reference.plus_features(x, features, _PLACES)
+        return loss_reference.add_features(x, features, _PLACES)
 
     compare_op(run, op, formula, [Exact(normal("x", ROWS, _COLUMNS))], exact=exact_gradient)
