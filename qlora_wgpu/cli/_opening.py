@@ -18,6 +18,9 @@ from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitabl
 from qlora_wgpu.errors import ConfigError, TokenizerError, option
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.text import TextStream
+from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.model.feature_store import prompt_features
+from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
 from qlora_wgpu.runs.prompts import prompt_for
@@ -175,6 +178,25 @@ def require_template(prompt: PromptFormat) -> PromptFormat:
             "qlora-wgpu generate --no-chat"
         )
     return prompt
+
+
+def with_images(text: str, files: Sequence[str]) -> str | list[dict[str, str]]:
+    """The content of a message: a text, after images if there are any."""
+    if not files:
+        return text
+    images = [{"type": "image", "path": file} for file in files]
+    return [*images, {"type": "text", "text": text}]
+
+
+def features_of_prompt(
+    source: OpenedModel, model: QLoRAModel, images: Sequence[ImageSource]
+) -> list[ImageFeatures]:
+    """The features of a prompt's images."""
+    if not images:
+        return []
+    assert source.images is not None
+    encode = prompt_features(source.pretrained, source.images, model.device, model.compute_dtype)
+    return encode(images)
 
 
 def stream(

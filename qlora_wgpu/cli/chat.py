@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,14 +17,17 @@ from qlora_wgpu.cli._opening import (
     prompt_format,
     require_template,
     stream,
+    with_images,
 )
 from qlora_wgpu.cli._options import chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError, QLoRAError
 from qlora_wgpu.generation import QLoRAModel, generate
+from qlora_wgpu.images.sources import image_source
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_set import LoadedAdapter
+from qlora_wgpu.model.feature_store import prompt_features
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.resolve import adapter_in
 from qlora_wgpu.runs.workload import GenerationWorkload
@@ -31,6 +35,7 @@ from qlora_wgpu.runs.workload import GenerationWorkload
 _CONVERSATION = 2048  # tokens that memory is planned for; a longer one uses what is left
 _END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
 _HELP = f"/adapter on|off|NAME|FOLDER, /system TEXT, /reset, /help, /exit (or {_END})"
+_IMAGE_HELP = "/image FILE adds an image to the next turn"
 _TEXT_ONLY = (
     "note: this adapter was trained on plain text, not on chats: each line is continued on its "
     "own, without the lines before (as by `qlora-wgpu generate`)"
@@ -52,7 +57,8 @@ def chat(
     it was trained on: the chat template, Alpaca's prompt, or plain text.
 
     Each line is a turn. /adapter off disables the adapter, /adapter runs/second loads another one
-    of the same base, and /reset clears the conversation. Turns can be piped in.
+    of the same base, and /reset clears the conversation. /image FILE adds an image to the next
+    turn, for vision-language models. Turns can be piped in.
     """
     console = Terminal(stderr=True)
     source = OpenedModel.open(opening.model)
@@ -61,12 +67,17 @@ def chat(
         return require_template(prompt_format(source, adapter, template_name))
 
     prompt = prompt_of(opening.adapter)
-    texts = GenerationWorkload.of(source.pretrained, _CONVERSATION, sampling["max_new_tokens"])
+    texts = GenerationWorkload.of(
+        source.pretrained, _CONVERSATION, sampling["max_new_tokens"],
+        images=source.images is not None,
+    )  # fmt: skip
     model = opening.load(console, source, texts)
     if prompt.kind == "text":
         console.print(_TEXT_ONLY, style="yellow")
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}")
-    talk = _Conversation(model, prompt_of, sampling, system)
+    if source.images is not None:
+        console.print(_IMAGE_HELP)
+    talk = _Conversation(source, model, prompt_of, sampling, system)
     talk.use(prompt, has_adapter=opening.adapter is not None)
     while (line := _read(console)) is not None:
         word, _, rest = line.partition(" ")
@@ -78,6 +89,8 @@ def chat(
             talk.reset(talk.system)
         elif word == "/system":
             talk.reset(rest or None)
+        elif word == "/image":
+            console.print(talk.add_image(rest), style="dim")
         elif word == "/adapter":
             console.print(talk.adapter(rest), style="dim")
         elif word.startswith("/"):
@@ -95,16 +108,35 @@ class _Conversation:
     """The messages so far, and the model that answers."""
 
     def __init__(
-        self, model: QLoRAModel, prompt_of: Callable[[str | None], PromptFormat],
-        sampling: dict[str, Any], system: str | None,
+        self, source: OpenedModel, model: QLoRAModel,
+        prompt_of: Callable[[str | None], PromptFormat], sampling: dict[str, Any],
+        system: str | None,
     ) -> None:  # fmt: skip
         self._model, self._prompt_of, self._sampling = model, prompt_of, sampling
+        self._image_files = source.images
+        if source.images is not None:
+            dtype = model.compute_dtype
+            self._encode = prompt_features(source.pretrained, source.images, model.device, dtype)
         self.reset(system)
 
     def reset(self, system: str | None) -> None:
         """Clears the conversation, and sets its system message."""
         self.system = system
-        self._messages = [] if system is None else [{"role": "system", "content": system}]
+        self._next_images: list[str] = []
+        self._messages: list[dict[str, Any]] = (
+            [] if system is None else [{"role": "system", "content": system}]
+        )
+
+    def add_image(self, file: str) -> str:
+        """Adds an image to the next turn; returns what to print."""
+        if self._image_files is None:
+            return "images are not supported for this model"
+        try:
+            image = image_source(file, Path(), "the image").measured()
+        except DataError as err:
+            return str(err)
+        self._next_images.append(file)
+        return f"{image.width} x {image.height} pixels, for the next turn"
 
     def use(self, prompt: PromptFormat, *, has_adapter: bool) -> None:
         """Switches to an adapter, enabled, and its prompt format."""
@@ -113,19 +145,23 @@ class _Conversation:
 
     def answer(self, line: str) -> None:
         """Streams the answer to a line, and keeps both unless it is interrupted."""
-        messages = [*self._messages, {"role": "user", "content": line}]
+        content = with_images(line, self._next_images)
+        messages = [*self._messages, {"role": "user", "content": content}]
+        ids, images = self._prompt.encoded(messages, images=self._image_files, folder=Path())
         sampling = {**self._sampling, "seed": self._sampling["seed"] + len(self._messages)}
         is_off = self._has_adapter and not self._is_on
         with self._model.disable_adapter() if is_off else nullcontext():
             tokens = generate(
                 self._model,
-                self._prompt.ids(messages),
+                ids,
                 stop_ids=self._prompt.stop_ids,
                 max_length=self._model.max_length,
+                images=self._encode(images) if images else (),
                 **sampling,
             )
             answer = stream(self._prompt.tokenizer, tokens, self._prompt.stop_text)
         self._messages = [*messages, {"role": "assistant", "content": answer}]
+        self._next_images = []
 
     def adapter(self, argument: str) -> str:
         """Runs ``/adapter``; returns what to print."""

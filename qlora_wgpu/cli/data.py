@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 
 import click
 import numpy as np
@@ -21,6 +21,8 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.row_source import ANSWER_NAMES
+from qlora_wgpu.images.placeholders import ImageFiles, image_files
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
@@ -67,6 +69,8 @@ def data(
     dataset = prepared.dataset
     for title, example in islice(_titled(settings, dataset), samples):
         _show_sample(console, colored(example, prepared.tokenizer), title)
+        for key in example.images:
+            console.print(_image_line(dataset.image_sources[key], prepared.images))
     if samples:
         shown = "tokens in {+ +}" if _is_colorless(console) else "green tokens"
         console.print(f"{shown} are trained on", style="dim")
@@ -97,6 +101,13 @@ def _show_sample(console: Terminal, text: Text, title: str) -> None:
         console.print(f"--- {title}", text, sep="\n")
 
 
+def _image_line(image: ImageSource, files: ImageFiles | None) -> str:
+    """An image's name, size and number of tokens."""
+    assert files is not None
+    size = f"{image.width:,} x {image.height:,} pixels"
+    return visible(f"{image.name}: {size}, {files.tokens.count(image):,} tokens")
+
+
 def _is_colorless(console: Terminal) -> bool:
     return console.no_color or console.color_system is None
 
@@ -114,17 +125,20 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
     """Prints each sample as a line of JSON."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
     settings = with_labels(settings)
-    tokenizer = tokenizer_of(settings, ModelFolder.without_weights(base_in(settings)))
+    folder = ModelFolder.without_weights(base_in(settings))
+    tokenizer = tokenizer_of(settings, folder)
+    images = image_files(folder.path, folder.config, tokenizer.token)
     if settings.data.sources is not None and (not held_out or split is not None):
-        for example in read_data(settings, tokenizer, Observer(), held_out=held_out):
+        mixture = read_data(settings, tokenizer, Observer(), held_out=held_out, images=images)
+        for example in mixture:
             ids = example.input_ids.tolist()
             text = tokenizer.decode(ids, skip_special_tokens=False)
             write_json({"text": text, "input_ids": ids, "labels": example.labels.tolist()})
         return
-    how = preparation(settings.data, settings.train.objective, settings.train)
+    how = preparation(settings.data, settings.train.objective, settings.train, images)
     chosen = None
     if split is not None:
-        part = read_data(settings, tokenizer, Observer(), held_out=True)
+        part = read_data(settings, tokenizer, Observer(), held_out=True, images=images)
         chosen = {content_digest(example.input_ids) for example in part}
     samples = encoded_examples(path, tokenizer, how, held_out=held_out and split is None)
     for sample in samples:
@@ -136,23 +150,48 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
-    """An example's text, with label tokens in green and the others dim."""
+    """An example's text, with label tokens in green and the others dim.
+
+    Of an image's placeholders only the first is shown, with their number.
+    """
     text = Text()
-    ids = [int(i) for i in example.input_ids]
-    has_loss = [bool(label != IGNORE_INDEX) for label in example.labels]
+    ids, has_loss, counts = _without_runs(example)
     shown = min(len(ids), _SHOWN_TOKENS)
     first = 0
     while first < shown:
         end = first
         while end < shown and has_loss[end] == has_loss[first]:
             end += 1
+            if counts[end - 1] > 1:  # its number follows
+                break
         style = _TRAINED_ON if has_loss[first] else "dim"
         decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
         text.append(visible(decoded), style=style)
+        if counts[end - 1] > 1:
+            text.append(f"×{counts[end - 1]:,}", style="italic")
         first = end
     if shown < len(ids):
-        text.append(f" … and {len(ids) - shown} more tokens", style="italic")
+        text.append(f" … and {sum(counts[shown:])} more tokens", style="italic")
     return text
+
+
+_RUN = 8  # tokens: longer runs of a token without loss are shown as one
+
+
+def _without_runs(example: Example) -> tuple[list[int], list[bool], list[int]]:
+    """Ids, whether the loss is taken on them, and how many equal tokens each stands for."""
+    ids: list[int] = []
+    has_loss: list[bool] = []
+    counts: list[int] = []
+    pairs = zip(example.input_ids.tolist(), example.labels.tolist(), strict=True)
+    for (token, label), run in groupby(pairs):
+        count = sum(1 for _ in run)
+        is_run = bool(example.images) and count > _RUN and label == IGNORE_INDEX
+        for each in [count] if is_run else [1] * count:
+            ids.append(token)
+            has_loss.append(label != IGNORE_INDEX)
+            counts.append(each)
+    return ids, has_loss, counts
 
 
 def _histogram(lengths: npt.NDArray[np.int64], limit: int, blocks: str) -> Table:
@@ -188,6 +227,10 @@ def _statistics(settings: Config, prepared: runs.PreparedData, *, held_out: bool
         f"{counts.truncated:,} truncated; dropped: {counts.dropped:,} too long, "
         f"{counts.without_labels:,} without labels, {counts.empty:,} empty",
     )
+    if images := dataset.image_sources:
+        assert prepared.images is not None
+        counts_of = [prepared.images.tokens.count(image) for image in images.values()]
+        table.add_row("images", f"{len(images):,}, of at most {max(counts_of):,} tokens")
     table.add_row(
         "tokens",
         f"{total:,} per epoch, loss on {labels:,} ({100 * labels / total:.1f} %), the rest masked",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
 from qlora_wgpu.cli._opening import (
     ModelOptions,
+    features_of_prompt,
     opening_options,
     prompt_format,
     require_template,
     stream,
+    with_images,
 )
 from qlora_wgpu.cli._options import batch_option, chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
@@ -52,6 +55,13 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @batch_option("Number of prompts to compute at a time; completions do not depend on it.")
 @click.option(
+    "--image",
+    "images",
+    type=click.Path(),
+    multiple=True,
+    help="File of an image to answer about, for vision-language models; can be repeated.",
+)
+@click.option(
     "--chat/--no-chat",
     default=None,
     show_default="as RUN was trained; --no-chat with --model",
@@ -65,6 +75,7 @@ def generate(
     prompt: str | None,
     file: str | None,
     batch: int,
+    images: tuple[str, ...],
     chat: bool | None,
     template_name: str | None,
     **sampling: Any,
@@ -78,20 +89,28 @@ def generate(
     written = prompt_format(source, opening.adapter, template_name)
     is_trained = opening.by_run and opening.adapter is not None
     answered = (is_trained and written.template is not None) if chat is None else chat
+    answered = answered or (bool(images) and chat is None)
+    if images and (prompt is None or not answered):
+        raise ConfigError("--image requires --prompt and the chat template: remove --no-chat")
     if prompt is None:
         assert file is not None
         _complete_file(source, opening, written, file, batch, sampling, answered=answered)
         return
     form = written if answered else PromptFormat.text(written.tokenizer)
-    ids = require_template(form).ids([{"role": "user", "content": prompt}])
-    texts = GenerationWorkload.of(source.pretrained, len(ids), sampling["max_new_tokens"])
+    messages = [{"role": "user", "content": with_images(prompt, images)}]
+    ids, sources = require_template(form).encoded(messages, images=source.images, folder=Path())
+    texts = GenerationWorkload.of(
+        source.pretrained, len(ids), sampling["max_new_tokens"], images=bool(images)
+    )
     model = opening.load(Terminal(stderr=True), source, texts)
+    features = features_of_prompt(source, model, sources)
     if not answered:
         write(prompt)
     stops = written if template_name else form
     tokens = generate_tokens(
-        model, ids, stop_ids=stops.stop_ids, max_length=model.max_length, **sampling
-    )
+        model, ids, stop_ids=stops.stop_ids, max_length=model.max_length, images=features,
+        **sampling,
+    )  # fmt: skip
     stream(written.tokenizer, tokens, stops.stop_text, () if answered else ids)
 
 

@@ -17,6 +17,7 @@ from qlora_wgpu.files import exists
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.feature_store import prompt_features
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
@@ -55,7 +56,8 @@ def serve(
 
     RUN is the folder of a run, such as runs/first, or of an adapter or a model. The base URL is
     http://127.0.0.1:8000/v1, on the loopback address only, and any API key is accepted. Further
-    runs or adapters of the same base can be added; requests select one by `model`.
+    runs or adapters of the same base can be added; requests select one by `model`. Images are
+    accepted as data: URIs (`image_url`) by vision-language models; they are never downloaded.
     """
     require_extra("serve")
     console = Terminal(stderr=True)
@@ -69,19 +71,25 @@ def serve(
     }
     extra = [folder for each, folder in folders.items() if each != shown and folder is not None]
     texts = replace(
-        GenerationWorkload.of(source.pretrained, context, 0, batch),
+        GenerationWorkload.of(
+            source.pretrained, context, 0, batch, images=source.images is not None
+        ),
         others=configs_of(source, extra),
     )
     model = opening.load(console, source, texts)
-    models = {shown: ServedModel(model.active_adapter, written[shown])}
+    models = {shown: ServedModel(model.active_adapter, written[shown], source.images)}
     for each, folder in folders.items():
         if each != shown and folder is not None:
             adapter_name = f"served as {each}"  # cannot be the first adapter's name
             model.load_adapter(folder, adapter_name)
-            models[each] = ServedModel(adapter_name, written[each])
+            models[each] = ServedModel(adapter_name, written[each], source.images)
     if extra:
         console.print(_adapter_memory(model))
-    writer = GenerationWorker(Engine(model, batch, texts.capacity), model)
+    features_of = None
+    if source.images is not None:
+        dtype = model.compute_dtype
+        features_of = prompt_features(source.pretrained, source.images, model.device, dtype)
+    writer = GenerationWorker(Engine(model, batch, texts.capacity), model, features_of)
     names = ", ".join(models)
     console.print(f"serving {names} at http://127.0.0.1:{port}/v1 (Ctrl-C to stop)")
     try:

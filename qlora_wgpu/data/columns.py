@@ -35,7 +35,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
 WEIGHT = "weight"  # a row's weight in the loss, only if data.columns maps a column to it
-_OPTIONAL_KEYS = ("input", "system", "history", "tools", WEIGHT)
+IMAGES = "images"  # a column of images that ``data.columns`` may map
+_OPTIONAL_KEYS = ("input", "system", "history", "tools", IMAGES, WEIGHT)
 _PREFERENCE_KEYS = ("chosen", "rejected", "label", "margin")
 _MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_OPTIONAL_KEYS, *_PREFERENCE_KEYS})
 

@@ -19,13 +19,14 @@ from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template, suitable_template
-from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
+from qlora_wgpu.data.columns import CHATS, IMAGES, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.preferences import PAIRED, UNPAIRED, format_of
 from qlora_wgpu.data.prepared import cache_folder, key_of, load_or_build
 from qlora_wgpu.data.prompt_rows import PromptSource
 from qlora_wgpu.data.row_formats import TokenizedExample
+from qlora_wgpu.data.row_images import COLUMNS as IMAGE_COLUMNS
 from qlora_wgpu.data.row_source import (
     AnswerSource,
     RowSource,
@@ -159,7 +160,8 @@ def _open(
             f"{selection.name} is text, but train.objective: {how.objective} requires rows with "
             f"{_REQUIRED.get(how.objective, 'answers')}"
         )
-    rows = partial(rows_of_files, selection, images=how.images is not None)
+    columns = (*IMAGE_COLUMNS, how.columns.get(IMAGES, ""))
+    rows = partial(rows_of_files, selection, images=() if how.images is None else columns)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source
 
@@ -338,7 +340,7 @@ class Subset(Dataset):
         """Tokens of all examples together."""
         return int(self.lengths.sum())
 
-    @property
+    @cached_property
     def image_sources(self) -> Mapping[str, ImageSource]:
         """The images of the examples by their keys."""
         sources = self._whole.image_sources

@@ -342,7 +342,7 @@ class Dataset(Sequence[Example]):
         """The ``PromptRow`` of an example; None unless the data set has prompts alone."""
         return None
 
-    @property
+    @cached_property
     def image_sources(self) -> Mapping[str, ImageSource]:
         """The images of the examples by their keys."""
         return {source.key: source for source in self._images.sources}

@@ -95,7 +95,7 @@ class ConcatDataset(Dataset):
         fingerprints = ",".join(part.fingerprint for part in self._sets)
         return hashlib.sha256(fingerprints.encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def image_sources(self) -> Mapping[str, ImageSource]:
         """The images of the examples by their keys."""
         return {key: each for part in self._sets for key, each in part.image_sources.items()}

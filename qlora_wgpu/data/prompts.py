@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
+
 from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.checkpoint.tokenizer_files import (
     CONFIG,
@@ -32,9 +34,12 @@ from qlora_wgpu.data.chat_template import (
 from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.examples import size_of
 from qlora_wgpu.data.messages import canonical_options, canonical_tools, checked_messages
+from qlora_wgpu.data.row_images import measured_images, with_image_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, DataError, brief
 from qlora_wgpu.files import is_there
+from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import MAX_AT_ONCE, TOKENIZER_CONFIG_BYTES
 
 # ---- prompts -------------------------------------------------------------------------------------
@@ -76,16 +81,41 @@ class PromptFormat:
         options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation with the generation prompt; of text, the last message's."""
+        return self.encoded(messages, tools, options)[0]
+
+    def encoded(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        images: ImageFiles | None = None,
+        folder: Path | None = None,
+    ) -> tuple[list[int], list[ImageSource]]:
+        """The same with the conversation's images, in the order of their placeholders.
+
+        Without ``images`` messages must not have any. Paths are relative to ``folder``; without
+        one they are refused.
+        """
         if self.template is None:
-            return self._as_rows(str(messages[-1]["content"]))
-        messages = checked_messages(messages, "messages")
+            return self._as_rows(str(messages[-1]["content"])), []
+        messages = checked_messages(messages, "messages", images=images is not None)
+        messages, values = with_image_parts(messages, ())
         _check_size(*(part for message in messages for part in message.values()))
+        if values and self.kind == "alpaca":
+            raise DataError("Alpaca's prompt cannot have images: leave them out")
         if self.kind == "alpaca":  # rows have an EOS token only after the last answer
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
-            return self._as_rows(alpaca.render(messages).text)
+            return self._as_rows(alpaca.render(messages).text), []
         given = canonical_tools(tools), canonical_options(options)
         text = self.template.render(messages, True, *given).text
-        return self._before_an_answer(text, add_special_tokens=False)
+        if not values or images is None:
+            return self._before_an_answer(text, add_special_tokens=False), []
+        sources = measured_images(values, folder)
+        expanded = images.tokens.expanded(text, sources)
+        ids = self._before_an_answer(expanded.text, add_special_tokens=False)
+        counts = images.tokens.repeats(ids, expanded.runs)
+        return np.repeat(ids, counts).tolist(), sources
 
     def _as_rows(self, text: str) -> list[int]:
         bos = self.tokenizer.bos_token

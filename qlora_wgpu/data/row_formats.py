@@ -325,7 +325,7 @@ def _expanded(row: RenderedRow, sources: Sequence[ImageSource], images: ImageFil
     return row._replace(
         text=text,
         spans=expanded.moved(trained, len(tokens.marker)),
-        images=RowImages(sources, spans, list(chain.from_iterable(runs))),
+        images=RowImages(sources, spans, runs),
     )
 
 

@@ -27,10 +27,10 @@ _SOURCES = (*_PATHS, "bytes", "base64")
 # ---- paths relative to the data file -------------------------------------------------------------
 
 
-def located(row: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A row of a file in a folder, with the paths of its images completed."""
+def located(row: dict[str, Any], folder: Path, columns: Sequence[str]) -> dict[str, Any]:
+    """A row of a file in a folder, with the paths of images in its columns and parts completed."""
     found = dict(row)
-    for key in COLUMNS:
+    for key in columns:
         if found.get(key) is not None:
             found[key] = _located(_parsed(found[key]), folder)
     for key in _MESSAGES:

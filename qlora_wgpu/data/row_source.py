@@ -31,7 +31,7 @@ from qlora_wgpu.data.preferences import (
 from qlora_wgpu.data.prepared import DatasetWriter, has_labels
 from qlora_wgpu.data.row_formats import RowEncoder, TokenizedExample, encoded_or_raised
 from qlora_wgpu.data.row_images import COLUMNS as IMAGE_COLUMNS
-from qlora_wgpu.data.row_images import located
+from qlora_wgpu.data.row_images import has_images, located
 from qlora_wgpu.data.row_stats import PreprocessConfig, RowStats
 from qlora_wgpu.data.sources import read_rows
 from qlora_wgpu.data.splits import SplitFiles
@@ -65,15 +65,15 @@ Row = tuple[str, dict[str, Any], str]  # ... and its format
 Rows = Callable[[], Iterator[Placed]]
 
 
-def rows_of_files(selection: SplitFiles, *, images: bool = False) -> Iterator[Placed]:
+def rows_of_files(selection: SplitFiles, *, images: Sequence[str] = ()) -> Iterator[Placed]:
     """The rows of all files, or a slice of them, with their locations.
 
-    With ``images``, those in tables are read, and the paths of others are completed.
+    If ``images`` names columns, images in tables are read, and the paths of others are completed.
     """
     if selection.rows is None:
         yield from _rows_of_all(selection, images=images)
         return
-    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection, images=False)))
+    begin, end = selection.rows.of(lambda: sum(1 for _ in _rows_of_all(selection, images=())))
     rows = islice(_rows_of_all(selection, images=images), begin, max(begin, end))
     first = next(rows, None)
     if first is None:
@@ -82,13 +82,13 @@ def rows_of_files(selection: SplitFiles, *, images: bool = False) -> Iterator[Pl
     yield from rows
 
 
-def _rows_of_all(selection: SplitFiles, *, images: bool) -> Iterator[Placed]:
+def _rows_of_all(selection: SplitFiles, *, images: Sequence[str]) -> Iterator[Placed]:
     for path in selection.files:
         folders = () if selection.root is None else path.relative_to(selection.root).parent.parts
         inside = "" if selection.root is None else "/".join((selection.name, *folders, ""))
         try:
-            for where, row in read_rows(path, with_bytes=images):
-                yield inside + where, located(row, path.parent) if images else row
+            for where, row in read_rows(path, with_bytes=bool(images)):
+                yield inside + where, located(row, path.parent, images) if images else row
         except DataError as err:
             if not inside or not str(err).startswith(path.name):
                 raise
@@ -384,6 +384,11 @@ class AnswerSource(RowSource):
         return replace(side, answer=name)
 
     def _format_of(self, row: dict[str, Any]) -> str:
+        if self.how.images is not None and has_images(row):
+            raise DataError(
+                f"train.objective: {self.how.objective} does not support rows with images "
+                "(supported: sft)"
+            )
         return format_of(row, self.how.objective)
 
     def _converted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:

@@ -11,4 +11,20 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Modules have the names of transformers' model, which PEFT uses for the adapter."""
     text = gemma4_text.compose(parts.text_config(read))
     # Modules for images and sound have the same last names, and PEFT refuses to adapt them.
-    return replace(text, prefix=PREFIX, adapted_within=PREFIX)
+    decoder = replace(text, prefix=PREFIX, adapted_within=PREFIX)
+    return reading_images(read, decoder)
+
+
+def reading_images(read: parts.ConfigReader, decoder: parts.Decoder) -> parts.Decoder:
+    """In larger models the tokens of an image attend to each other in layers that slide.
+
+    The inputs of each layer are those of the padding token in place of images.
+    """
+    text = parts.text_config(read).config
+    both = text.get("use_bidirectional_attention") == "vision"
+    padding = parts.padding_idx(read.config, decoder.dimensions.vocab_size, decoder.pad_token_id)
+    if padding is None:
+        return decoder
+    return parts.with_images(
+        read, decoder, 258_880, bidirectional=both, only_sliding=both, stand_in=padding
+    )

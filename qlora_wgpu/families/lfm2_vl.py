@@ -27,7 +27,6 @@ def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
     )
     activation = parts.read_activation(read, "gelu", "projector_hidden_act")
     connector = parts.Projector(layers, activation, merge, after=norm)
-    prefixes = (("model.vision_tower.", "model.vision_tower.vision_model."), *parts.TOWER_PREFIXES)
     return parts.read_siglip2(
-        vision, "model.vision_tower.", connector, merge=merge, stored_prefixes=prefixes
+        vision, "model.vision_tower.", connector, merge=merge, stored_prefixes=parts.TOWER_PREFIXES
     )

@@ -14,5 +14,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
     """As LLaVA's; an image's tiles are put together, and each of their rows ends with a newline."""
-    newline = "model.image_newline"
-    return replace(parts.read_llava_tower(read), newline=newline)
+    tower = parts.read_llava_tower(read)
+    expected = "default" if tower.class_token else "full"
+    read.choice("vision_feature_select_strategy", (expected,), "default")
+    return replace(tower, newline="model.image_newline")

@@ -1,7 +1,13 @@
-"""Qwen 3.5 with images: its text part."""
+"""Qwen 3.5 with images: its text part and its tower."""
 
-from qlora_wgpu.families import parts, qwen3_5_text
+from qlora_wgpu.families import parts, qwen3_5_text, qwen3_vl
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     return qwen3_5_text.compose(parts.text_config(read, ties=False))
+
+
+def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
+    """As Qwen3-VL's, without DeepStack."""
+    vision, _ = parts.vision_config(read, "qwen3_5_vision", "qwen3_5")
+    return qwen3_vl.vision_tower(vision)

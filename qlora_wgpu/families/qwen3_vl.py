@@ -31,10 +31,25 @@ def reading_images(
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
-    """Learned positions, resized, next to rotary ones; DeepStack reads some layers' states."""
-    vision, _ = parts.vision_config(
-        read, "qwen3_vl_vision", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_moe_vision"
-    )
+    """DeepStack reads some layers' states."""
+    kinds = ("qwen3_vl_vision", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_moe_vision")
+    vision, _ = parts.vision_config(read, *kinds)
+    depth, stack = vision.integer("depth", 27), vision.config.get("deepstack_visual_indexes")
+    stack = [8, 16, 24] if stack is None else stack
+    if (
+        not isinstance(stack, list)
+        or any(type(i) is not int or not 0 <= i < depth for i in stack)
+        or stack != sorted(set(stack))
+    ):
+        raise UnsupportedModelError(
+            "config.json: deepstack_visual_indexes must be a list of ascending integers from 0 to "
+            f"{depth - 1}, got {brief(stack)}"
+        )
+    return vision_tower(vision, tuple(stack))
+
+
+def vision_tower(vision: parts.ConfigReader, stack: tuple[int, ...] = ()) -> parts.VisionTower:
+    """Learned positions, resized, next to rotary ones; ``stack`` are DeepStack's layers."""
     size, depth = vision.integer("hidden_size", 1152), vision.integer("depth", 27)
     heads, inner = vision.integer("num_heads", 16), vision.integer("intermediate_size", 4304)
     activation = parts.read_activation(vision, "gelu_pytorch_tanh")
@@ -44,15 +59,9 @@ def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
     merger = ("norm", "linear_fc1", "linear_fc2")
     norm = parts.LayerNorm(1e-6, bias=True)
     names = parts.QwenNames(norm, mlp, size, out_features, merger)
-    stack = vision.config.get("deepstack_visual_indexes", [8, 16, 24])
-    if not isinstance(stack, list) or any(type(i) is not int or not 0 <= i < depth for i in stack):
-        raise UnsupportedModelError(
-            f"config.json: deepstack_visual_indexes must be a list of integers from 0 to "
-            f"{depth - 1}, got {brief(stack)}"
-        )
     side = int(vision.integer("num_position_embeddings", 2304) ** 0.5)
     positions = parts.BilinearPositions("model.visual.pos_embed.weight", side, size)
     patched = vision.with_defaults(patch_size=16, depth=27)
     return parts.read_qwen_tower(
-        patched, names, selected=tuple(stack), positions=positions, patch_bias=True
+        patched, names, selected=stack, positions=positions, patch_bias=True
     )

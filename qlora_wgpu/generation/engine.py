@@ -264,7 +264,7 @@ class Engine:
         count = 1 if alone else min(steps, program.most_ahead)
         begin = time.perf_counter()
         rotated = column[1] + deltas[:, None]
-        tokens = program.run(*column, choices, count=count, rotated=rotated)
+        tokens = program.run(column[0], column[1], column[2], choices, count=count, rotated=rotated)
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 

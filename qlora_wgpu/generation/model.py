@@ -24,7 +24,11 @@ from qlora_wgpu.generation.scores import (
     scoring_of_model,
 )
 from qlora_wgpu.generation.text import TextStream
+from qlora_wgpu.images.placeholders import ImageFiles, image_files
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.model import qlora_model
+from qlora_wgpu.model.feature_store import prompt_features
+from qlora_wgpu.model.image_inputs import ImageFeatures
 
 Messages = Sequence[Mapping[str, Any]]
 _PROMPT = (
@@ -225,7 +229,9 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         Args:
             prompt: A string; messages such as ``{"role": "user", "content": "Hi"}``, which the
                 chat template formats; a list of token ids; or a list of such prompts, each of which
-                gets the completion that it would get alone.
+                gets the completion that it would get alone. The content of a message of a
+                vision-language model may be a list of parts such as ``{"type": "image", "path":
+                "cat.jpg"}`` and ``{"type": "text", "text": "What is it?"}``.
             max_new_tokens: Maximum number of tokens to generate.
             temperature: Sampling temperature; 0 is greedy.
             top_k: Number of most likely tokens to sample from; 0 for all.
@@ -275,7 +281,7 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         one = self._prompt(prompt, chat_template, stop_ids)
         tokens = generate(
             self, one.ids, max_new_tokens=max_new_tokens, stop_ids=one.stop_ids,
-            max_length=self.max_length, **vars(sampling),
+            max_length=self.max_length, images=one.images, **vars(sampling),
         )  # fmt: skip
         if one.has_text:
             pieces = self._text(tokens, one)
@@ -356,10 +362,29 @@ class QLoRAModel(qlora_model.QLoRAModel, metaclass=_PublicMembers):
         written = (
             self._prompt_format(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
         )
-        ids = written.ids(_messages_of(prompt)) if is_text or is_chat else _ids_of(prompt)
+        features: list[ImageFeatures] = []
+        if is_chat:
+            files = self._image_files
+            ids, images = written.encoded(_messages_of(prompt), images=files, folder=Path())
+            features = self._features_of(images) if images else []
+        else:
+            ids = written.ids(_messages_of(prompt)) if is_text else _ids_of(prompt)
         ends = written.stop_ids if stop_ids is None else stop_ids
         has_text = is_text or is_chat
-        return _TextPrompt(ids, ends, (written.stop_text,), is_text, has_text=has_text)
+        return _TextPrompt(ids, ends, (written.stop_text,), is_text, features, has_text)
+
+    @cached_property
+    def _image_files(self) -> ImageFiles | None:
+        base = self.layout.pretrained
+        if base.architecture.images is None or base.folder is None:
+            return None
+        return image_files(base.folder.path, base.config, lambda i: self.tokenizer.token(i))
+
+    @cached_property
+    def _features_of(self) -> Callable[[Sequence[ImageSource]], list[ImageFeatures]]:
+        assert self._image_files is not None
+        base, dtype = self.layout.pretrained, self.compute_dtype
+        return prompt_features(base, self._image_files, self.device, dtype)
 
     def _complete(
         self, prompts: Sequence[_TextPrompt], max_new_tokens: int, batch: int, sampling: Sampling

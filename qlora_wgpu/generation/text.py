@@ -72,7 +72,8 @@ class IncrementalDetokenizer:
         self._ends.append(len(self._near))
         self._before, self._unsettled = whole, self._unsettled[count:]
         if len(self._near) > 2 * CONTEXT:
-            begin = max(end for end in self._ends if end <= len(self._near) - CONTEXT)
+            settled = (end for end in self._ends if end <= len(self._near) - CONTEXT)
+            begin = max(settled, default=0)  # a long run of invalid bytes has no other end
             self._near, self._ends = (
                 self._near[begin:],
                 [e - begin for e in self._ends if e > begin],

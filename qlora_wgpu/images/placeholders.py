@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from qlora_wgpu.images.processors import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
     ImageProcessor,
+    LlavaNextImageProcessor,
+    PixtralImageProcessor,
     Qwen2VLImageProcessor,
     Tiles,
     read_image_processor,
@@ -42,26 +44,23 @@ class ExpandedText(NamedTuple):
 
     text: str
     spans: list[tuple[int, int]]  # of what stands for each image, in characters
-    runs: list[list[int]]  # the placeholders of each run, by image
+    runs: list[int]  # how many placeholders each of them stands for
 
     def moved(self, spans: Sequence[tuple[int, int]], marker: int) -> list[tuple[int, int]]:
-        """Spans of the text before, whose markers had a length, in this text, without images."""
-        before, now = [0], [0]  # the beginnings of the pieces between images
-        ends, ends_now = [], []
-        shift = 0
-        for begin, end in self.spans:
-            ends.append(begin - shift)
-            ends_now.append(begin)
-            before.append(begin - shift + marker)
-            now.append(end)
-            shift += end - begin - marker
-        ends.append(len(self.text) - shift)
-        ends_now.append(len(self.text))
+        """Spans of the original text in this one, without images.
+
+        ``marker`` is the length of the markers that were replaced.
+        """
+        pieces, shift, begin = [], 0, 0  # the text between images, and how far it was moved
+        for first, last in self.spans:
+            pieces.append((begin, first, shift))
+            shift, begin = shift + last - first - marker, last
+        pieces.append((begin, len(self.text), shift))
         return [
-            (max(first, begin) - begin + begin_now, min(last, end) - begin + begin_now)
+            (max(first + shift, begin), min(last + shift, end))
             for first, last in spans
-            for begin, end, begin_now in zip(before, ends, now, strict=True)
-            if max(first, begin) < min(last, end)
+            for begin, end, shift in pieces
+            if max(first + shift, begin) < min(last + shift, end)
         ]
 
 
@@ -89,10 +88,10 @@ class ImageTokens:
                 f"row has {counted(len(images))}: check that data.chat_template writes one for "
                 "each image, and that no text contains the marker"
             )
-        whole, spans, runs = parts[0], [], []
+        whole, spans, runs = parts[0], list[tuple[int, int]](), list[int]()
         for image, part in zip(images, parts[1:], strict=True):
             pieces = self.pieces(image)
-            runs.append([piece for piece in pieces if isinstance(piece, int)])
+            runs += [piece for piece in pieces if isinstance(piece, int)]
             begin = len(whole)
             whole += "".join(self.token if isinstance(piece, int) else piece for piece in pieces)
             spans.append((begin, len(whole)))
@@ -229,6 +228,46 @@ def _llava(files: _Files) -> ImageTokens:
     return files.image_tokens(32_000, expand)
 
 
+def _llava_next(files: _Files) -> ImageTokens:
+    patch, others = _patches_of_tower(files)
+    processor = files.processor
+    if not isinstance(processor, LlavaNextImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of LLaVA-NeXT's")
+
+    def expand(height: int, width: int) -> Pieces:
+        layout, side = processor.layout(height, width), processor.finish.crop[0] // patch
+        tall, wide = layout.rows * side, layout.columns * side
+        if width / height > wide / tall:  # the padding is left out
+            tall -= (tall - int(round(height * (wide / width), 7))) // 2 * 2
+        else:
+            wide -= (wide - int(round(width * (tall / height), 7))) // 2 * 2
+        return [side * side + others + tall * wide + tall]
+
+    return files.image_tokens(32_000, expand)
+
+
+def _mistral3(files: _Files) -> ImageTokens:
+    patch = files.count("patch_size", files.section("vision_config").get("patch_size") or 14)
+    merge = files.count("spatial_merge_size", files.config.get("spatial_merge_size") or 2)
+    unit, read = patch * merge, files.processor
+    if not isinstance(read, PixtralImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of Pixtral's")
+    processor = replace(read, patch=unit)  # as PixtralProcessor sets it
+    ends = [files.settings.get(key) or default for key, default in _PIXTRAL_TOKENS]
+
+    def expand(height: int, width: int) -> Pieces:
+        layout = processor.layout(height, width)
+        pieces: list[str | int] = []
+        for row in range(layout.rows):
+            pieces += [layout.columns, str(ends[row + 1 == layout.rows])]
+        return pieces
+
+    return replace(files.image_tokens(10, expand), processor=processor)
+
+
+_PIXTRAL_TOKENS = (("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]"))
+
+
 def _patches_of_tower(files: _Files) -> tuple[int, int]:
     """The side of a patch, and how many features there are besides those of patches."""
     vision = files.section("vision_config")
@@ -269,7 +308,9 @@ _FAMILIES: Mapping[str, Callable[[_Files], ImageTokens]] = {
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "llava": _llava,
+    "llava_next": _llava_next,
     "gemma3": _gemma3,
+    "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
@@ -337,6 +378,14 @@ class ImageFiles:
         }  # fmt: skip
         content = json.dumps([kept, *self._settings], sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def image_files(
+    folder: Path, config: Mapping[str, Any], token_of: Callable[[int], str | None]
+) -> ImageFiles | None:
+    """How the prompts of a model contain images; None if it is of no family that reads them."""
+    files = ImageFiles(folder, config, token_of)
+    return files if files.are_known else None
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -7,22 +7,25 @@ that the tokens of a row are known without decoding its images.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.images.pixels import (
+    CLIP,
+    HALF,
+    RGB,
+    Pixels,
+    PixelScaling,
+    flag,
+    integer,
+    resize,
+    side_lengths,
+)
 
-RGB = npt.NDArray[np.uint8]
-"""(height, width, 3)."""
-Pixels = npt.NDArray[np.float32]
-"""(3, height, width), normalized."""
-
-_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _BILINEAR, _BICUBIC, _LANCZOS = 2, 3, 1  # Pillow's numbers
 _LONGEST_SIDE = 4096  # of what Idefics 3 resizes to
 _MOST_STRETCHED = 200  # the aspect ratio that Qwen's processor takes at most
@@ -72,96 +75,6 @@ class ImageProcessor(Protocol):
         """The pixels that the tower reads of an image."""
 
 
-# ---- steps that processors share -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PixelScaling:
-    """Rescaling and normalization, in transformers' order and types."""
-
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_normalize: bool = True
-    mean: Sequence[float] = _CLIP[0]
-    std: Sequence[float] = _CLIP[1]
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any], default: tuple[Sequence[float], ...]) -> Self:
-        """Reads the keys ``do_rescale`` to ``image_std``."""
-        mean, std = (
-            config.get(key) or values
-            for key, values in zip(("image_mean", "image_std"), default, strict=True)
-        )
-        return cls(
-            _flag(config, "do_rescale", True),
-            float(config.get("rescale_factor") or 1 / 255),
-            _flag(config, "do_normalize", True),
-            _channels("image_mean", mean),
-            _channels("image_std", std),
-        )
-
-    def __call__(self, rgb: RGB) -> Pixels:
-        """(3, height, width) float32 of (height, width, 3) bytes."""
-        pixels = rgb.astype(np.float32)
-        if self.do_rescale:
-            pixels = (rgb.astype(np.float64) * self.rescale_factor).astype(np.float32)
-        if self.do_normalize:
-            mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
-            pixels = (pixels - mean) / std
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-
-
-def resize(rgb: RGB, height: int, width: int, resample: int) -> RGB:
-    """Resizes with one of Pillow's filters."""
-    from PIL import Image
-
-    resized = Image.fromarray(rgb).resize((width, height), resample=Image.Resampling(resample))
-    return np.asarray(resized)
-
-
-def _flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, bool):
-        raise UnsupportedModelError(
-            f"preprocessor_config.json: {key} must be true or false, got {brief(value)}"
-        )
-    return value
-
-
-def _integer(config: Mapping[str, Any], key: str, default: int, most: int = 1 << 20) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or not 0 < value <= most:
-        raise UnsupportedModelError(
-            f"preprocessor_config.json: {key} must be an integer from 1 to {most:,}, "
-            f"got {brief(value)}"
-        )
-    return value
-
-
-def _channels(key: str, values: Any) -> tuple[float, ...]:
-    is_list = isinstance(values, list | tuple) and len(values) == 3
-    if not is_list or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
-        raise UnsupportedModelError(
-            f"preprocessor_config.json: {key} must be three numbers, got {brief(values)}"
-        )
-    return tuple(map(float, values))
-
-
-def _sides(config: Mapping[str, Any], key: str, default: Mapping[str, int]) -> dict[str, int]:
-    """A size: a mapping such as {"height": 224, "width": 224}, or a number for both sides."""
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is int:
-        value = {"height": value, "width": value}
-    if not isinstance(value, Mapping):
-        raise UnsupportedModelError(
-            f"preprocessor_config.json: {key} must be a size, got {brief(value)}"
-        )
-    return {name: _integer(value, name, 1, 1 << 30) for name in value}
-
-
 # ---- Idefics 3 and SmolVLM -----------------------------------------------------------------------
 
 
@@ -179,8 +92,8 @@ class Idefics3ImageProcessor:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Reads preprocessor_config.json."""
-        size = _sides(config, "size", {"longest_edge": 4 * 364})
-        tile = _sides(config, "max_image_size", {"longest_edge": 364})
+        size = side_lengths(config, "size", {"longest_edge": 4 * 364})
+        tile = side_lengths(config, "max_image_size", {"longest_edge": 364})
         for key, sides in (("size", size), ("max_image_size", tile)):
             if "longest_edge" not in sides:
                 raise UnsupportedModelError(
@@ -189,10 +102,10 @@ class Idefics3ImageProcessor:
         return cls(
             size["longest_edge"],
             tile["longest_edge"],
-            _flag(config, "do_resize", True),
-            _flag(config, "do_image_splitting", True),
-            _integer(config, "resample", _LANCZOS),
-            PixelScaling.read(config, _HALF),
+            flag(config, "do_resize", True),
+            flag(config, "do_image_splitting", True),
+            integer(config, "resample", _LANCZOS),
+            PixelScaling.read(config, HALF),
         )
 
     def layout(self, height: int, width: int) -> Tiles:
@@ -271,15 +184,17 @@ class Qwen2VLImageProcessor:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Reads preprocessor_config.json, whose older keys are min_pixels and max_pixels."""
-        size = _sides(config, "size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+        size = side_lengths(
+            config, "size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+        )
         return cls(
-            _integer(config, "min_pixels", size.get("shortest_edge", 56 * 56), 1 << 30),
-            _integer(config, "max_pixels", size.get("longest_edge", 28 * 28 * 1280), 1 << 30),
-            _integer(config, "patch_size", 14),
-            _integer(config, "merge_size", 2),
-            _flag(config, "do_resize", True),
-            _integer(config, "resample", _BICUBIC),
-            PixelScaling.read(config, _CLIP),
+            integer(config, "min_pixels", size.get("shortest_edge", 56 * 56), 1 << 30),
+            integer(config, "max_pixels", size.get("longest_edge", 28 * 28 * 1280), 1 << 30),
+            integer(config, "patch_size", 14),
+            integer(config, "merge_size", 2),
+            flag(config, "do_resize", True),
+            integer(config, "resample", _BICUBIC),
+            PixelScaling.read(config, CLIP),
         )
 
     def layout(self, height: int, width: int) -> Grid:
@@ -330,11 +245,11 @@ class Gemma3ImageProcessor:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Self:
         """Reads preprocessor_config.json."""
-        if _flag(config, "do_pan_and_scan", False):
+        if flag(config, "do_pan_and_scan", False):
             raise UnsupportedModelError(
                 "preprocessor_config.json: do_pan_and_scan = true is not supported"
             )
-        size = _sides(config, "size", {"height": 224, "width": 224})
+        size = side_lengths(config, "size", {"height": 224, "width": 224})
         if size.keys() != {"height", "width"}:
             raise UnsupportedModelError(
                 f"preprocessor_config.json: size must have height and width, got {brief(size)}"
@@ -342,9 +257,9 @@ class Gemma3ImageProcessor:
         return cls(
             size["height"],
             size["width"],
-            _flag(config, "do_resize", True),
-            _integer(config, "resample", _BILINEAR),
-            PixelScaling.read(config, _HALF),
+            flag(config, "do_resize", True),
+            integer(config, "resample", _BILINEAR),
+            PixelScaling.read(config, HALF),
         )
 
     def layout(self, height: int, width: int) -> Tiles:
@@ -380,20 +295,20 @@ class ClipImageProcessor:
         size = config.get("size")
         if type(size) is int:  # as CLIP's first files
             size = {"shortest_edge": size}
-        sides = _sides({"size": size}, "size", {"shortest_edge": 224})
+        sides = side_lengths({"size": size}, "size", {"shortest_edge": 224})
         if "shortest_edge" not in sides:
             raise UnsupportedModelError(
                 f"preprocessor_config.json: size must have shortest_edge, got {brief(sides)}"
             )
-        crop = _sides(config, "crop_size", {"height": 224, "width": 224})
+        crop = side_lengths(config, "crop_size", {"height": 224, "width": 224})
         return cls(
             sides["shortest_edge"],
             (crop["height"], crop["width"]),
-            _flag(config, "do_resize", True),
-            _flag(config, "do_center_crop", True),
-            _flag(config, "do_pad", False),
-            _integer(config, "resample", _BICUBIC),
-            PixelScaling.read(config, _CLIP),
+            flag(config, "do_resize", True),
+            flag(config, "do_center_crop", True),
+            flag(config, "do_pad", False),
+            integer(config, "resample", _BICUBIC),
+            PixelScaling.read(config, CLIP),
         )
 
     def layout(self, height: int, width: int) -> Tiles:
@@ -446,6 +361,137 @@ def _center(rgb: RGB, height: int, width: int) -> RGB:
     return whole[top : top + height, left : left + width]
 
 
+# ---- LLaVA-NeXT, Pixtral and Gemma 4 -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LlavaNextImageProcessor:
+    """Tiles of the resolution that suits an image best, and the whole image after them."""
+
+    pinpoints: tuple[tuple[int, int], ...] = (
+        (336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008),
+    )  # fmt: skip
+    size: tuple[int, int] = (224, 224)  # of the whole image: height and width
+    tile: int = 224
+    finish: ClipImageProcessor = field(default_factory=ClipImageProcessor)  # of each crop
+    resample: int = _BICUBIC
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Reads preprocessor_config.json."""
+        points = config.get("image_grid_pinpoints") or [list(p) for p in cls.pinpoints]
+        if not isinstance(points, list) or not all(
+            isinstance(p, list) and len(p) == 2 and all(type(n) is int and n > 0 for n in p)
+            for p in points
+        ):
+            raise UnsupportedModelError(
+                "preprocessor_config.json: image_grid_pinpoints must be a list of heights and "
+                f"widths, got {brief(points)}"
+            )
+        size = config.get("size")
+        if isinstance(size, Mapping) and size.keys() == {"height", "width"}:
+            raise UnsupportedModelError(
+                "preprocessor_config.json: size must have shortest_edge, got height and width"
+            )
+        finish = ClipImageProcessor.read({**config, "do_pad": False})
+        edge = finish.shortest_edge
+        pinpoints = tuple((height, width) for height, width in points)
+        return cls(pinpoints, (edge, edge), finish.crop[0], finish, finish.resample)
+
+    def layout(self, height: int, width: int) -> Tiles:
+        """The tiles of an image of this size."""
+        tall, wide = self._best(height, width)
+        return Tiles(-(-tall // self.tile), -(-wide // self.tile), (height, width))
+
+    def __call__(self, rgb: RGB) -> ProcessedImage:
+        """The tiles row by row, then the whole image."""
+        height, width = rgb.shape[:2]
+        tall, wide = self._best(height, width)
+        inner = resize(rgb, *self._within(height, width, tall, wide), self.resample)
+        padded = np.zeros((tall, wide, 3), np.uint8)
+        top, left = (tall - inner.shape[0]) // 2, (wide - inner.shape[1]) // 2
+        padded[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
+        layout, side = self.layout(height, width), self.tile
+        tiles = [
+            padded[r * side : (r + 1) * side, c * side : (c + 1) * side]
+            for r in range(layout.rows)
+            for c in range(layout.columns)
+        ]
+        whole = resize(rgb, *self.size, self.resample)
+        crops = [self.finish(crop).crops[0] for crop in (*tiles, whole)]
+        return ProcessedImage(tuple(crops), layout)
+
+    def _best(self, height: int, width: int) -> tuple[int, int]:
+        """transformers' ``select_best_resolution``."""
+        best, most, least = self.pinpoints[0], 0, math.inf
+        for tall, wide in self.pinpoints:
+            scale = min(wide / width, tall / height)
+            used = min(int(width * scale) * int(height * scale), width * height)
+            wasted = wide * tall - used
+            if used > most or (used == most and wasted < least):
+                best, most, least = (tall, wide), used, wasted
+        return best
+
+    def _within(self, height: int, width: int, tall: int, wide: int) -> tuple[int, int]:
+        """The largest size of the image within a resolution."""
+        if wide / width < tall / height:
+            return min(math.ceil(height * (wide / width)), tall), wide
+        return tall, min(math.ceil(width * (tall / height)), wide)
+
+
+@dataclass(frozen=True)
+class PixtralImageProcessor:
+    """Images whose longer side has a maximum, of whole patches."""
+
+    longest: tuple[int, int] = (1024, 1024)  # maximum height and width
+    patch: int = 16
+    do_resize: bool = True
+    resample: int = _BICUBIC
+    scaling: PixelScaling = field(default_factory=PixelScaling)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Reads preprocessor_config.json."""
+        size = side_lengths(config, "size", {"longest_edge": 1024})
+        edge = size.get("longest_edge")
+        patch = side_lengths(config, "patch_size", {"height": 16, "width": 16})
+        if edge is None and size.keys() != {"height", "width"}:
+            raise UnsupportedModelError(
+                f"preprocessor_config.json: size must have longest_edge, got {brief(size)}"
+            )
+        if patch["height"] != patch["width"]:
+            raise UnsupportedModelError(
+                f"preprocessor_config.json: patch_size must be square, got {brief(patch)}"
+            )
+        return cls(
+            (edge, edge) if edge is not None else (size["height"], size["width"]),
+            patch["height"],
+            flag(config, "do_resize", True),
+            integer(config, "resample", _BICUBIC),
+            PixelScaling.read(config, CLIP),
+        )
+
+    def layout(self, height: int, width: int) -> Grid:
+        """The patches of an image of this size."""
+        if self.do_resize:
+            height, width = self._resized(height, width)
+        return Grid(height // self.patch, width // self.patch)
+
+    def __call__(self, rgb: RGB) -> ProcessedImage:
+        """One crop, the whole image."""
+        layout = self.layout(*rgb.shape[:2])
+        if self.do_resize:
+            rgb = resize(rgb, *self._resized(*rgb.shape[:2]), self.resample)
+        return ProcessedImage((self.scaling(rgb),), layout)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        ratio = max(height / self.longest[0], width / self.longest[1])
+        if ratio > 1:
+            height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
+        rows, columns = (-(-side // self.patch) for side in (height, width))
+        return rows * self.patch, columns * self.patch
+
+
 # ---- which one -----------------------------------------------------------------------------------
 
 
@@ -462,6 +508,8 @@ PROCESSORS: Mapping[str, Callable[[Mapping[str, Any]], ImageProcessor]] = {
     "SiglipImageProcessor": _siglip,
     "CLIPImageProcessor": ClipImageProcessor.read,
     "LlavaImageProcessor": ClipImageProcessor.read,
+    "LlavaNextImageProcessor": LlavaNextImageProcessor.read,
+    "PixtralImageProcessor": PixtralImageProcessor.read,
 }
 
 

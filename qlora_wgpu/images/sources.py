@@ -23,7 +23,7 @@ import numpy as np
 
 from qlora_wgpu.errors import DataError, QLoRAError, install_command, reason
 from qlora_wgpu.files import file_bytes, open_file
-from qlora_wgpu.images.processors import RGB
+from qlora_wgpu.images.pixels import RGB
 from qlora_wgpu.limits import IMAGE_BYTES
 from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 from qlora_wgpu.visible import quoted

@@ -71,7 +71,7 @@ class AdapterSignature:
     def adapter(self) -> AdapterLayout:
         return self.programs.plan.adapter
 
-    def logits(self, batch: int, seq: int, image_rows: int = 0) -> LogitsPrograms:
+    def logits(self, batch: int, seq: int, *, image_rows: int = 0) -> LogitsPrograms:
         """The programs for batches of this shape, made on the first call."""
         key = batch, seq, image_rows
         if key not in self._logits:

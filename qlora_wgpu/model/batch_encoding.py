@@ -177,6 +177,8 @@ def write_batch(
     if batch.rotated is not None and rotated is not None:
         assert batch.rotated.storage is not None
         device.write(batch.rotated.storage.buffer, rotated.astype(np.uint32))
+    if images is not None and batch.images is not None and batch.images.stand_in is not None:
+        ids = np.where(images.rows > 0, batch.images.stand_in, ids)
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
         device.write(rows_of.table.storage.buffer, weight.taken(ids.reshape(-1)))
@@ -189,11 +191,10 @@ def write_batch(
         table = rotation.angles(at, lengths.reshape(-1))
         device.write(angles.table.storage.buffer, np.ascontiguousarray(table))
     if images is not None and len(images.features):
-        for part, table in batch.features.items():
-            assert table.storage is not None
-            width = table.columns
-            rows = images.features[:, part * width : (part + 1) * width]
-            device.write(table.storage.buffer, np.ascontiguousarray(pad_rows(rows)))
+        for part, space in batch.features.items():
+            assert space.storage is not None
+            rows = images.features[:, part * space.columns : (part + 1) * space.columns]
+            device.write(space.storage.buffer, pad_rows(rows))
 
 
 def encode_batch(

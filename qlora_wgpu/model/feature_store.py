@@ -22,12 +22,15 @@ from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.checkpoint.atomic import write_cache_pieces
 from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes, is_dir, open_file
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import available_bytes
-from qlora_wgpu.images.placeholders import ImageTokens, counted
+from qlora_wgpu.images.placeholders import ImageFiles, ImageTokens, counted
 from qlora_wgpu.images.processors import ProcessedImage
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import GIB, MIB
 from qlora_wgpu.model.image_inputs import ImageFeatures
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.vision_encoder import VisionEncoder
 
 ImageCache = Literal["memory", "disk"]
 
@@ -75,6 +78,7 @@ class FeatureStore:
             return self._known[key]
         features = self._read(key)
         if features is None:
+            self._remove(key)
             raise DataError(
                 f"the features of an image are missing or damaged in {self._folder}: start the "
                 "run again to compute them"
@@ -183,6 +187,12 @@ class FeatureStore:
                 return
         self._known[key] = features  # also while another process writes the same image
 
+    def _remove(self, key: str) -> None:
+        """Removes a damaged file, so that the next run computes it again."""
+        if self._folder is not None:
+            with suppress(OSError):
+                self._path(self._folder, key).unlink()
+
     def _path(self, folder: Path, key: str) -> Path:
         return folder / key[:2] / f"{key}.bin"
 
@@ -218,6 +228,32 @@ class FeatureStore:
             return ImageFeatures(rows, None if grid is None else (int(grid[0]), int(grid[1])))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
+
+
+_PROMPTS = 64  # images of prompts whose features are kept
+
+
+def prompt_features(
+    base: Pretrained, files: ImageFiles, device: Device, dtype: str
+) -> Callable[[Sequence[ImageSource]], list[ImageFeatures]]:
+    """Encodes the images of prompts; the tower is on the device only for images that are new."""
+    known: dict[str, ImageFeatures] = {}
+    folder, layout = base.folder, base.architecture.images
+    assert folder is not None and layout is not None
+    width = (1 + layout.deepstack) * base.architecture.hidden_size
+
+    def features(images: Sequence[ImageSource]) -> list[ImageFeatures]:
+        with device.in_turn:
+            store = FeatureStore("", files.tokens, "memory")
+            missing = {image.key: image for image in images if image.key not in known}
+            store.fill(missing, lambda: VisionEncoder(folder, base.config, device, dtype), width)
+            known.update({key: store[key] for key in missing})
+            found = [known[image.key] for image in images]
+            for key in list(known)[:-_PROMPTS]:
+                del known[key]
+        return found
+
+    return features
 
 
 def described(computed: int, images: int) -> str:

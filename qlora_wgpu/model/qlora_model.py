@@ -280,7 +280,7 @@ class QLoRAModel(AdapterModel):
             ShapeError: If the weights have another shape, or one is negative or not finite; if
                 samples are missing, or differ from those that have a label.
         """
-        options = self.options.step("train", *ids.shape, image_rows(ids, images))
+        options = self._options("train", ids, images)
         if weights is not None:
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
@@ -303,8 +303,14 @@ class QLoRAModel(AdapterModel):
 
         Arguments and errors are those of ``accumulate``.
         """
-        options = self.options.step(kind, *ids.shape, image_rows(ids, images))
+        options = self._options(kind, ids, images)
         self._run(options, ids, targets, mask, samples, images)
+
+    def _options(
+        self, kind: StepKind, ids: batch_encoding.IntArray, images: ImageInputs | None
+    ) -> StepOptions:
+        batch, seq = ids.shape
+        return self.options.step(kind, batch, seq, image_rows(ids, images))
 
     def _run(
         self,
@@ -337,7 +343,7 @@ class QLoRAModel(AdapterModel):
 
         The other arguments are those of ``accumulate``.
         """
-        options = self.options.step("sums", *ids.shape, image_rows(ids, images))
+        options = self._options("sums", ids, images)
         sums = self.layout.step(options).sums
         assert sums is not None
         with self.device.in_turn:
@@ -430,7 +436,9 @@ class QLoRAModel(AdapterModel):
         ids = batch_encoding.checked_ids(input_ids, self.architecture.vocab_size)
         mask = batch_encoding.checked_mask(attention_mask, ids.shape)
         inputs = self.image_inputs(ids, mask, images)
-        programs = self._adapters.active.signature.logits(*ids.shape, image_rows(ids, inputs))
+        programs = self._adapters.active.signature.logits(
+            *ids.shape, image_rows=image_rows(ids, inputs)
+        )
         return programs.run(ids, mask, rows, images=inputs)
 
     # -- adapters -------------------------------------------------------------------------

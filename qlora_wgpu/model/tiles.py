@@ -31,8 +31,8 @@ def joined_tiles(
     if not tiles:
         return np.concatenate([whole, end])
     shape = layout.rows, layout.columns, *grid, -1
-    rows = np.stack(tiles).reshape(shape).transpose(0, 2, 1, 3, 4)
-    rows = rows.reshape(layout.rows * grid[0], layout.columns * grid[1], -1)
+    placed = np.stack(tiles).reshape(shape).transpose(0, 2, 1, 3, 4)
+    rows = placed.reshape(layout.rows * grid[0], layout.columns * grid[1], -1)
     rows = _without_padding(rows, layout)
     ends = np.broadcast_to(end, (len(rows), 1, end.shape[1]))
     together = np.concatenate([rows, ends], axis=1).reshape(-1, end.shape[1])

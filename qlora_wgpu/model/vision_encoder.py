@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 
-_MOST_ROWS = 4096  # patches that are processed at once, unless one crop has more
+_MOST_PATCHES = 4096  # that are processed at once by default
 _NO_MATRIX = DenseMatrix(0, 0, ())
 
 
@@ -116,9 +117,10 @@ class TowerPlan:
         held = DenseMatrix(spec.out_features, spec.in_features, tuple(pieces))
         return Linear(spec.name, held, bias, None)
 
-    def bytes_by_kind(self, patches: int = _MOST_ROWS) -> Counter[str]:
+    def bytes_by_kind(self, patches: int = _MOST_PATCHES) -> Counter[str]:
         """Bytes on the device for that many patches at once, before anything is allocated."""
-        return self.step(self.capacity(patches)).plan.bytes_by_kind()
+        plan = self.step(self.capacity(patches)).plan
+        return plan.bytes_by_kind() + Counter({"uniforms": plan.uniform_bytes})
 
     @property
     def weight_bytes(self) -> int:
@@ -131,8 +133,10 @@ class TowerPlan:
         return sum(memory_bytes(s.nbytes, texture=s.texture) for s in each if s is not None)
 
     def capacity(self, patches: int) -> int:
-        """The rows of the program for that many patches: few sizes, each at most half as large
-        again as the one before."""
+        """The rows of the program for that many patches.
+
+        There are few sizes, each at most half as large again as the one before.
+        """
         unit = 16 * self.tower.merge**2
         count = -(-patches // unit)
         power = 1 << max(count - 1, 0).bit_length()
@@ -192,6 +196,8 @@ class VisionEncoder:
         config: Mapping[str, Any],
         device: Device,
         compute_dtype: str = "bfloat16",
+        *,
+        most_patches: int = _MOST_PATCHES,
     ) -> None:
         """Loads the weights onto a device.
 
@@ -200,6 +206,8 @@ class VisionEncoder:
             config: Its config.json.
             device: The device that will hold the tower.
             compute_dtype: Type of matmul operands, ``"bfloat16"`` or ``"float32"``.
+            most_patches: Maximum number of patches that are processed at once, unless a single
+                image has more.
 
         Raises:
             UnsupportedModelError: If the model has no tower that is supported.
@@ -210,10 +218,12 @@ class VisionEncoder:
         )
         self._device = device
         self._config = config
+        self._most_patches = most_patches
         self._reader = CheckpointReader(folder, QuantConfig(scheme="none"))
         self._reader.prefixes = self.plan.tower.stored_prefixes
         self._pool = BufferPool(device)
         self._programs: dict[int, Program] = {}
+        self._warned = False  # whether values were clamped
         self._load()
         self._tables = {
             name: self._reader.read(name, shape) for name, shape in self.plan.host_shapes.items()
@@ -281,7 +291,10 @@ class VisionEncoder:
     # -- images ------------------------------------------------------------------------------
 
     def encode(self, images: Sequence[ProcessedImage]) -> list[ImageFeatures]:
-        """The features of images, in their order."""
+        """The features of images, in their order.
+
+        Values beyond float16's range, on matrix units that have it, are clamped, with a warning.
+        """
         tower = self.plan.tower
         crops = [tower.arrange(crop, self._tables) for image in images for crop in image.crops]
         features = iter(self._features(crops))
@@ -302,7 +315,7 @@ class VisionEncoder:
         first = 0
         while first < len(crops):
             end, rows = first + 1, len(crops[first].pixels)
-            while end < len(crops) and rows + len(crops[end].pixels) <= _MOST_ROWS:
+            while end < len(crops) and rows + len(crops[end].pixels) <= self._most_patches:
                 rows += len(crops[end].pixels)
                 end += 1
             made += self._run(crops[first:end], self.plan.capacity(rows))
@@ -318,6 +331,7 @@ class VisionEncoder:
             self._write(step, crops, rows)
             program.run()
             outputs = [np.frombuffer(program.read(t), np.float32) for t in step.features]
+            self._check_saturated()
         tower = self.plan.tower
         shaped = (
             values.reshape(tensor.rows, tensor.stride)[:, : tensor.columns]
@@ -332,6 +346,20 @@ class VisionEncoder:
             made.append(own)
             first += count
         return made
+
+    def _check_saturated(self) -> None:
+        counter = None if self.plan.saturated is None else self.plan.saturated.storage
+        if counter is None or counter.buffer is None or self._warned:
+            return  # no kernel of these shapes counts them
+        (count, *_) = np.frombuffer(self._device.read(counter.buffer, 16), np.uint32)
+        if count:
+            self._warned = True
+            warnings.warn(
+                f"{count:,} values of the vision tower exceed the maximum of matrix units (65,504 "
+                "in float16) and were clamped, so the images' features are wrong; "
+                "use train.compute_dtype: float32 or device.backend: wgpu",
+                stacklevel=3,
+            )
 
     def _write(self, step: TowerStep, crops: Sequence[Arranged], rows: int) -> None:
         given, device = step.given, self._device

@@ -53,6 +53,10 @@ class ImageLayout:
     axes: tuple[int, ...] | None = None
     deepstack: int = 0  # the number of first layers whose output further features are added to
     bidirectional: bool = False  # whether an image's tokens attend to each other
+    only_sliding: bool = False  # whether they do only in layers with a sliding window
+    window: int | None = None  # the smallest window, which these must not exceed
+    # The token whose rows of host embeddings are looked up for placeholders; None for their own.
+    stand_in: int | None = None
 
 
 @dataclass

@@ -5,7 +5,7 @@ Features are inputs, so they get no gradient, nor do the embeddings that they re
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 
@@ -27,8 +27,10 @@ def text_rows(g: Graph, x: Tensor, batch: BatchBuffers) -> Tensor:
 
 def add_features(g: Graph, x: Tensor, batch: BatchBuffers, part: int) -> Tensor:
     """x (rows, hidden_size) plus that part of the features in the placeholders' rows, float32."""
-    y = g.float32(f"{x.name} with features", *x.shape)
     features = batch.features_of(part, x.columns)
+    if x.rows != batch.rows or x.columns != features.columns:
+        raise GraphError(f"add_features: {x} and {features} do not fit {batch.rows} tokens")
+    y = g.float32(f"{x.name} with features", *x.shape)
     tensors = {"places": batch.image_rows, "features": features, "x": x, "y": y}
     g.launch("image_features/add.wgsl", y.rows * y.units(4), tensors)
     g.record(y, [x], lambda dy: g.add_gradient(x, dy))

@@ -25,8 +25,8 @@ def visible(
     back = np.arange(seq)[:, None] - np.arange(seq)
     causal = np.broadcast_to((back >= 0) & (back < (window or seq)), (len(segments), seq, seq))
     if blocks is not None:
-        key = np.arange(seq)
-        causal = causal | ((key >= blocks[..., :1]) & (key < blocks[..., 1:]))
+        at = np.arange(seq)
+        causal = causal | ((at >= blocks[..., :1]) & (at < blocks[..., 1:]))
     query, key = segments[:, :, None], segments[:, None, :]
     seen: npt.NDArray[np.bool_] = causal & (key != 0) & ((query == 0) | (query == key))
     return seen

@@ -70,7 +70,7 @@ def with_features(y: Array, features: Array, places: Indices, scale: float) -> A
     return np.where((places > 0)[:, None], scale * features[np.maximum(places - 1, 0)], y)
 
 
-def plus_features(y: Array, features: Array, places: Indices) -> Array:
+def add_features(y: Array, features: Array, places: Indices) -> Array:
     """y (rows, hidden) plus features[place - 1] in the rows whose place is not 0."""
     return y + with_features(np.zeros(y.shape), features, places, 1.0)
 

@@ -11,9 +11,9 @@ from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.placeholders import ImageFiles, image_files
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.runs.opening import OpenedModel, image_files
+from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.prompts import SamplePrompt
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import AnyConfig, as_config
@@ -34,6 +34,7 @@ class PreparedData:
     dataset: Dataset  # the examples
     tokenizer: Tokenizer  # the tokenizer that encoded them
     plan: BatchSampler | RolloutPlan  # how they are divided into steps
+    images: ImageFiles | None = None  # how prompts contain images, if the model reads them
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,11 @@ def prepare(
     path = data_path(settings, held_out=held_out)
     folder = ModelFolder.without_weights(base_in(settings))
     tokenizer = tokenizer_of(settings, folder)
-    images = image_files(folder, lambda: tokenizer)
+    images = image_files(folder.path, folder.config, tokenizer.token)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out, images=images)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
-    return PreparedData(path, dataset, tokenizer, plan_of(dataset.lengths, settings))
+    plan = plan_of(dataset.lengths, settings)
+    return PreparedData(path, dataset, tokenizer, plan, images)
 
 
 def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:

@@ -191,13 +191,14 @@ def estimate(
     is_run = not isinstance(target, str | PathLike) or is_run_config(target)
     settings = as_config(target, overrides) if is_run else Config(model=ModelConfig(path="."))
     here = _target(settings.device)
-    length = settings.data.max_seq_length
+    length, images = settings.data.max_seq_length, False
     if is_run:
-        length = _longest_batch(settings) if by_data and seq is None else length
+        if by_data and seq is None:
+            length, images = _longest_batch(settings)
         base = _with_new_tokens(_base(base_in(settings)), settings.model)
     else:
         base = _shape(str(target), overrides)
-    workload = TrainingWorkload.of(settings, base, length)
+    workload = TrainingWorkload.of(settings, base, length, images=images)
     sizes: dict[str, Any] = {"batch": batch, "seq": seq, "checkpointing": checkpointing}
     step = sized(workload.step, **{n: size for n, size in sizes.items() if size is not None})
     lora, quant = workload.lora, workload.quant
@@ -279,18 +280,19 @@ def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
     return base.resized(tokenizer.count, tokenizer.new_tokens)
 
 
-def _longest_batch(settings: Config) -> int:
-    """Tokens of a run's longest batch, from its data if it exists, as training plans it."""
+def _longest_batch(settings: Config) -> tuple[int, bool]:
+    """Tokens of a run's longest batch, and whether rows have images, from its data if it exists."""
     paths = [part.train for part in settings.data.parts()]
     if not all(path is not None and exists(Path(path).expanduser()) for path in paths):
-        return settings.data.max_seq_length
+        return settings.data.max_seq_length, False
     try:
         train = prepare(settings)
         measures = settings.data.eval is not None or settings.data.eval_split is not None
         held_out = prepare(settings, held_out=True).dataset if measures else None
-        return RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length).length
+        data = RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length)
+        return data.length, bool(data.images)
     except QLoRAError:  # training will report it
-        return settings.data.max_seq_length
+        return settings.data.max_seq_length, False
 
 
 def _shape(text: str, overrides: Sequence[str]) -> Pretrained:

@@ -8,9 +8,10 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.model.feature_store import Encoder, FeatureStore, described
+from qlora_wgpu.model.feature_store import FeatureStore
 from qlora_wgpu.runs.opening import OpenedModel, device_of
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.images import encoded_images
 
 
 def check_images(settings: Config, images: Mapping[str, ImageSource]) -> None:
@@ -21,37 +22,16 @@ def check_images(settings: Config, images: Mapping[str, ImageSource]) -> None:
         )
 
 
-def encoded_images(
+def features_of(
     settings: Config,
     source: OpenedModel,
     images: Mapping[str, ImageSource],
     device: Device,
     observer: Observer,
 ) -> FeatureStore | None:
-    """The features of images, which the tower computes if they are not cached; None without images.
-
-    The tower is on the device only meanwhile.
-    """
-    if not images:
-        return None
-    assert source.images is not None and source.pretrained.folder is not None
-    tokens, layout = source.images.tokens, source.architecture.images
-    assert layout is not None
-    dtype = settings.train.compute_dtype
-    tower = f"{source.pretrained.folder.identity} {dtype}"  # without reading its weights
-    store = FeatureStore(tower, tokens, settings.data.image_cache)
-    width = (1 + layout.deepstack) * source.architecture.hidden_size
-
-    def progress(done: int, total: int) -> None:
-        observer.activity(f"encoding images: {done:,} of {total:,}")
-
-    observer.activity("opening the vision tower")
-    computed = store.fill(images, lambda: _opened_tower(source, device, dtype), width, progress)
-    observer.activity("")
-    observer.note(described(computed, len(images)))
-    if store.problem:
-        observer.warning(store.problem)
-    return store
+    """The features of images with the settings of a run; None without images."""
+    dtype, cache = settings.train.compute_dtype, settings.data.image_cache
+    return encoded_images(source.pretrained, source.images, images, device, dtype, cache, observer)
 
 
 def images_with_own_device(
@@ -60,12 +40,4 @@ def images_with_own_device(
     """The same, on a device that is only opened if there are images, and freed afterwards."""
     if not images:
         return None
-    return encoded_images(settings, source, images, device_of(settings.device), observer)
-
-
-def _opened_tower(source: OpenedModel, device: Device, dtype: str) -> Encoder:
-    from qlora_wgpu.model.vision_encoder import VisionEncoder  # type: ignore[import-not-found]
-
-    base = source.pretrained
-    encoder: Encoder = VisionEncoder(base.folder, base.config, device, dtype)
-    return encoder
+    return features_of(settings, source, images, device_of(settings.device), observer)

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig, TrainConfig
 from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
 from qlora_wgpu.data import Tokenizer
@@ -22,7 +21,7 @@ from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backen
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile, may_have_matrix_units
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.placeholders import ImageFiles, image_files
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.lora.config import AdapterConfig
@@ -108,13 +107,7 @@ class OpenedModel:
         folder = self.pretrained.folder
         if folder is None or self.architecture.images is None:
             return None
-        return image_files(folder, lambda: self.tokenizer)
-
-
-def image_files(folder: ModelFolder, tokenizer: Callable[[], Tokenizer]) -> ImageFiles | None:
-    """How the prompts of a model contain images; None if it is of no family that reads them."""
-    files = ImageFiles(folder.path, folder.config, lambda number: tokenizer().token(number))
-    return files if files.are_known else None
+        return image_files(folder.path, folder.config, lambda i: self.tokenizer.token(i))
 
 
 # ---- the device ----------------------------------------------------------------------------------

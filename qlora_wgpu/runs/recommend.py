@@ -33,6 +33,7 @@ from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_dir
 from qlora_wgpu.gpu import memory as memory
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.workload import DeviceSpec, TrainingWorkload, totals
 from qlora_wgpu.training import refuse_existing_run, training_options
@@ -67,7 +68,8 @@ class FirstData:
     ) -> FirstData:
         """Reads and encodes the data."""
         objective = objective_of(paths, columns)
-        each = PreprocessConfig(max_seq_length=1 << 20, chat_template=template, objective=objective)
+        images = image_files(folder.path, folder.config, tokenizer.token)
+        each = PreprocessConfig(1 << 20, template, objective=objective, images=images)
         configs = [replace(each, columns=names) for names in columns]
         parts = [
             load_dataset(path, tokenizer, 2, how=config)

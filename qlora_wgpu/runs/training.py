@@ -24,7 +24,7 @@ from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.images import check_images, encoded_images
+from qlora_wgpu.runs.images import check_images, features_of
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
 from qlora_wgpu.runs.prompts import (
     SampleTexts,
@@ -144,7 +144,7 @@ def _train(
         prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
         data = replace(data, prompts=prompts)
     events.check()
-    features = encoded_images(settings, source, data.images, device, events)
+    features = features_of(settings, source, data.images, device, events)
     events.check()
     shapes = run_shapes(settings, data)
     workload = TrainingWorkload.of(

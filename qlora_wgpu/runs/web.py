@@ -14,7 +14,7 @@ from typing import Any
 from qlora_wgpu.checkpoint.atomic import atomic_folder
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import load_dataset
-from qlora_wgpu.errors import ConfigError, DataError, reason
+from qlora_wgpu.errors import ConfigError, DataError, option, reason
 from qlora_wgpu.files import exists, file_bytes, is_file
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.runs.opening import OpenedModel
@@ -50,7 +50,13 @@ def write_page(
     if sample is not None:
         length = max(options.buckets, default=0) or settings.data.max_seq_length
         data = settings.data.model_copy(update={"max_seq_length": length})
-        load_dataset(sample, source.tokenizer, length, how=preparation(data))  # as the page will
+        how = preparation(data, images=source.images)
+        rows = load_dataset(sample, source.tokenizer, length, how=how)  # as the page will
+        if rows.image_sources:
+            raise DataError(
+                f"{sample.name} has images, but the page only trains on text: leave "
+                f"{option('with_data')} out, or name data without images"
+            )
     with atomic_folder(out) as unfinished:
         put_page(unfinished)
         if sample is not None:

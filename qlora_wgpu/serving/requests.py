@@ -150,7 +150,7 @@ class ChatRequest(BaseRequest):
         return cls(
             **_common(given),
             logprobs=_logprobs(given),
-            messages=checked_messages(given.get("messages"), "messages"),
+            messages=checked_messages(given.get("messages"), "messages", images=True),
             tools=_tools(given),
             parallel_tool_calls=_flag(given, "parallel_tool_calls", default=True),
             chat_template_kwargs=canonical_options(given.get("chat_template_kwargs")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from qlora_wgpu.data import ChatTemplate, PromptFormat
 from qlora_wgpu.data.conversations import Conversation
 from qlora_wgpu.data.marker_words import ANSWERS
+from qlora_wgpu.data.row_images import with_image_parts
 from qlora_wgpu.errors import ConfigError, DataError, QLoRAError
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream, TokenLogprobs
+from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.serving.requests import BaseRequest, ChatRequest, CompletionRequest, Prompt
 from qlora_wgpu.serving.tool_calls import ToolSet, by_name, call_format
 
@@ -28,6 +32,7 @@ class ServedModel:
 
     adapter: str  # its name in the open model
     prompts: PromptFormat
+    images: ImageFiles | None = None  # how prompts contain images; None if they must not
 
     def encode(self, request: BaseRequest) -> Iterator[EncodedPrompt]:
         """Yields each prompt of a request as tokens."""
@@ -43,18 +48,20 @@ class ServedModel:
             raise ConfigError("the model's chat template does not support tools: remove 'tools'")
         if request.chat_template_kwargs and template is None:
             raise ConfigError("the model has no chat template: remove 'chat_template_kwargs'")
+        ids, images = self.prompts.encoded(
+            request.messages, request.tools, request.chat_template_kwargs, images=self.images
+        )
         if template is not None:
             self._check_rendered(template, request)
-        ids = self.prompts.ids(request.messages, request.tools, request.chat_template_kwargs)
         tools = None if template is None else self._tools(request, template.source)
-        return EncodedPrompt(ids, self.prompts.stop_ids, self.prompts.stop_text, (), tools)
+        stops = self.prompts.stop_ids, self.prompts.stop_text
+        return EncodedPrompt(ids, *stops, (), tools, images)
 
     @staticmethod
     def _check_rendered(template: ChatTemplate, request: ChatRequest) -> None:
         """Refuses messages that the chat template drops."""
-        conversation = Conversation(
-            request.messages, request.tools, options=request.chat_template_kwargs
-        )
+        messages, _ = with_image_parts(request.messages, ())
+        conversation = Conversation(messages, request.tools, options=request.chat_template_kwargs)
         if unseen := template.left_out(conversation) - ANSWERS:
             raise DataError(
                 f"the model's chat template drops {min(unseen)}: put this content into a user "
@@ -89,6 +96,7 @@ class EncodedPrompt:
     stop_text: str  # a string that ends it, or empty
     context: Sequence[int]  # the prompt if the answer continues its text, else empty
     tools: ToolSet | None = None  # functions that the answer may call
+    images: Sequence[ImageSource] = ()
 
 
 @dataclass(frozen=True)
@@ -187,9 +195,16 @@ class GenerationWorker:
     and so do all later requests.
     """
 
-    def __init__(self, engine: Engine, model: QLoRAModel) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: QLoRAModel,
+        features_of: Callable[[Sequence[ImageSource]], list[ImageFeatures]] | None = None,
+    ) -> None:
+        """``features_of`` encodes the images of prompts, if they may have some."""
         self._engine = engine
         self._model = model
+        self._features_of = features_of
         self._changed = threading.Condition()
         self._queue: deque[Generation] = deque()
         self._active: list[Generation] = []
@@ -276,12 +291,16 @@ class GenerationWorker:
                 stop_ids=answer.prompt.stop_ids,
                 logprobs=request.logprobs,
                 number=answer.number,
+                images=self._features(answer.prompt.images),
             )
         except Exception as err:  # must not end the thread
             answer.fail(client_error(err))
             return
         answer.start(text)
         self._active.append(answer)
+
+    def _features(self, images: Sequence[ImageSource]) -> Sequence[ImageFeatures]:
+        return self._features_of(images) if images and self._features_of is not None else ()
 
     def _step(self) -> None:
         try:

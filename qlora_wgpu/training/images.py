@@ -8,29 +8,60 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.data import Dataset, Example
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.model.feature_store import FeatureStore
+from qlora_wgpu.model.feature_store import FeatureStore, ImageCache, described
 from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs, image_inputs
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.vision_encoder import VisionEncoder
+from qlora_wgpu.training.observers import Observer
 
 Features = Mapping[str, ImageFeatures] | FeatureStore
 """The features of a run's images by their keys."""
+
+
+def encoded_images(
+    base: Pretrained,
+    files: ImageFiles | None,
+    images: Mapping[str, ImageSource],
+    device: Device,
+    dtype: str,
+    cache: ImageCache,
+    observer: Observer,
+) -> FeatureStore | None:
+    """The features of images, which the tower computes if they are not cached; None without images.
+
+    The tower is on the device only meanwhile.
+    """
+    if not images:
+        return None
+    layout, folder = base.architecture.images, base.folder
+    assert files is not None and layout is not None and folder is not None  # rows have some
+    tower = f"{folder.identity} {dtype}"  # without reading its weights
+    store = FeatureStore(tower, files.tokens, cache)
+    width = (1 + layout.deepstack) * base.architecture.hidden_size
+
+    def progress(done: int, total: int) -> None:
+        observer.activity(f"encoding images: {done:,} of {total:,}")
+
+    def opened() -> VisionEncoder:
+        observer.activity("loading the vision tower")
+        return VisionEncoder(folder, base.config, device, dtype)
+
+    computed = store.fill(images, opened, width, progress)
+    observer.activity("")
+    observer.note(described(computed, len(images)))
+    if store.problem:
+        observer.warning(store.problem)
+    return store
 
 
 def images_of(*datasets: Dataset | None) -> dict[str, ImageSource]:
     """All images of some data sets by their keys."""
     given = [dataset for dataset in datasets if dataset is not None]
     return {key: image for dataset in given for key, image in dataset.image_sources.items()}
-
-
-def require_plain_objective(objective: str) -> None:
-    """Refuses rows with images for an objective that does not support them."""
-    if objective != "sft":
-        raise ConfigError(
-            f"train.objective: {objective} does not support rows with images (supported: sft)"
-        )
 
 
 def prompt_images(

@@ -15,6 +15,7 @@ from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.errors import ConfigError, TrainingError, brief
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_there
+from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.callbacks import (
     Step,
@@ -24,6 +25,7 @@ from qlora_wgpu.training.callbacks import (
 )
 from qlora_wgpu.training.data import DataReader, Rows
 from qlora_wgpu.training.finish import keep_prompt
+from qlora_wgpu.training.images import encoded_images, images_of
 from qlora_wgpu.training.observers import Events, TrainResult
 from qlora_wgpu.training.policies import Rollouts
 from qlora_wgpu.training.run import Run
@@ -165,18 +167,28 @@ class Trainer:
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
         with self._prompt_files() as source:
-            reader = DataReader(  # with the tokenizer of the model's prompts
-                self.config, cache(lambda: Tokenizer.from_folder(source)),
+            tokenizer = cache(lambda: Tokenizer.from_folder(source))  # of the model's prompts
+            base = self.model.layout.pretrained
+            images = None
+            if base.architecture.images is not None and base.folder is not None:
+                path, config = base.folder.path, base.config
+                images = image_files(path, config, lambda number: tokenizer().token(number))
+            reader = DataReader(
+                self.config, tokenizer,
                 self._events, vocabulary=self.model.architecture.vocab_size,
                 positions=longest_text(self.model.folder.config),
-                train=train_dataset, held_out=eval_dataset,
+                train=train_dataset, held_out=eval_dataset, images=images,
             )  # fmt: skip
             train, held_out = reader.read()
             prompt = reader.prompt()
+            features = encoded_images(
+                base, images, images_of(train, held_out), self.model.device,
+                self.model.compute_dtype, self.config.data.image_cache, self._events,
+            )  # fmt: skip
             run = Run(
                 self.model, self.config, self._events, train, held_out,
                 overwrite=overwrite, resume=resume, callbacks=self._callbacks,
-                rollouts=self._rollouts(prompt),
+                features=features, rollouts=self._rollouts(prompt),
             )  # fmt: skip
             try:
                 yield from run.steps()

@@ -5,15 +5,23 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from support.image_models import FAMILIES, SIZES, folder_of, rgb_of
 
-from qlora_wgpu.data import PreprocessConfig, Tokenizer, load_dataset
+from qlora_wgpu.data import (
+    PreprocessConfig,
+    PromptFormat,
+    Tokenizer,
+    find_chat_template,
+    load_dataset,
+)
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.images.placeholders import ImageFiles
@@ -137,6 +145,16 @@ def test_rows_of_files_have_paths_relative_to_them(opened, here, monkeypatch):
     (source,) = rows.image_sources.values()
     assert (source.height, source.width) == (40, 60)
     assert (source.decoded() == rgb_of(40, 60)).all()
+
+
+def test_another_column_of_images_can_be_mapped(opened, here, monkeypatch):
+    rows = [{"conversations": TURNS, "picture": "cats/1.png"}]
+    (here / "rows.jsonl").write_text(json.dumps(rows[0]))
+    monkeypatch.chdir("/")
+    tokenizer, images = opened("qwen2_vl")
+    how = PreprocessConfig(512, images=images, columns={"images": "picture"})
+    (example,) = load_dataset(here / "rows.jsonl", tokenizer, 512, how=how)
+    assert len(example.images) == 1
 
 
 def test_parquet_has_images_as_bytes(opened, here):
@@ -274,3 +292,38 @@ def test_the_cache_keeps_images_until_their_files_change(opened, here, monkeypat
     changed = read()
     assert len(changed.image_sources) == 2 and changed.fingerprint != first.fingerprint
     assert [len(example) for example in changed] == [len(first[0]) + 8, len(first[1])]
+
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_has_the_tokens_of_a_row(opened, here, family):
+    tokenizer, images = opened(family)
+    messages = question({**PART, "path": "cats/1.png"})
+    (row,) = encoded(opened, [{"messages": messages}], family)
+    prompt = PromptFormat("chat", tokenizer, find_chat_template(None, tokenizer))
+    ids, sources = prompt.encoded(messages[:1], images=images, folder=here)
+    begin = int(np.flatnonzero(row.labels >= 0)[0])
+    assert ids == row.input_ids[:begin].tolist()
+    assert tuple(source.key for source in sources) == row.images
+
+
+def test_prompts_of_requests_have_no_paths_and_none_without_images(opened):
+    tokenizer, images = opened("llava")
+    prompt = PromptFormat("chat", tokenizer, find_chat_template(None, tokenizer))
+    for given, part, message in (
+        (images, {**PART, "path": "/etc/passwd"}, "image 1 must be a data: URI, got '/etc/passwd'"),
+        (images, {**PART, "url": "http://x/y.png"}, "images are not downloaded"),
+        (images, PART, "its messages have 1 image placeholder, but 0 images"),
+        (None, {**PART, "url": URI}, "a part of type 'image', which is not supported"),
+    ):
+        with pytest.raises(DataError, match=re.escape(message)):
+            prompt.encoded(question(part)[:1], images=given)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_preference_rows_have_no_images(opened, objective):
+    row = {"prompt": "a", "chosen": "b", "rejected": "c", "images": [IMAGE]}
+    with pytest.raises(DataError, match=f"rows.0.: train.objective: {objective} does not support"):
+        encoded(opened, [row], objective=objective)

@@ -97,14 +97,17 @@ def prompts():
 
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_against_pytorch(device, tmp_path, case):
-    """All rows in one batch of decoding, with M-RoPE at positions of their own."""
+    """All rows in one batch of decoding, with M-RoPE at positions of their own.
+
+    The first prefill is of one prompt alone, the next could be of one with and one without images.
+    """
     known = recorded(case)
-    engine = Engine(opened(case, known, tmp_path, device), len(GRIDS), SEQ + NEW_TOKENS)
-    made = [
-        engine.add(prompt, max_new_tokens=NEW_TOKENS, images=images)
-        for prompt, images in zip(prompts(), images_of(known), strict=True)
-    ]
-    assert [list(text) for text in made] == known["tokens"].tolist()
+    engine, images = Engine(opened(case, known, tmp_path, device), 3, 64), images_of(known)
+    made = {
+        row: engine.add(prompts()[row], max_new_tokens=NEW_TOKENS, images=images[row])
+        for row in (1, 0, 2)
+    }
+    assert [list(made[row]) for row in range(3)] == known["tokens"].tolist()
 
 
 def test_a_sequence_does_not_depend_on_others_images(device, tmp_path):
@@ -122,6 +125,19 @@ def test_a_sequence_does_not_depend_on_others_images(device, tmp_path):
         alone = Engine(model, 1, SEQ + NEW_TOKENS).add(prompt, images=own, **how)
         list(alone)
         assert alone.token_logprobs == text.token_logprobs
+
+
+def test_equal_prompts_with_other_images_are_other_prompts(device, tmp_path):
+    known = recorded("idefics3")
+    model, ((own,),) = opened("idefics3", known, tmp_path, device), images_of(known)[1:2]
+    others = [own, ImageFeatures(-own.rows, own.grid), own]
+    how = {"max_new_tokens": 2, "logprobs": 1}
+    engine = Engine(model, len(others), 64)
+    texts = [engine.add(prompts()[1], images=[image], **how) for image in others]
+    first, negated, again = ([list(text), text.token_logprobs][1] for text in texts)
+    assert first == again != negated
+    alone = Engine(model, 1, 64).add(prompts()[1], images=others[1:2], **how)
+    assert list(alone) and alone.token_logprobs == negated
 
 
 def test_a_generated_placeholder_is_an_ordinary_token(device, tmp_path):

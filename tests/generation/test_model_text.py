@@ -37,7 +37,7 @@ def test_a_model_generates_no_more_than_there_is_room_for(monkeypatch):
         def cancel(self):
             asked.append("cancelled")
 
-    engine = SimpleNamespace(add=lambda ids, sampling, *, max_new_tokens, stop_ids: (
+    engine = SimpleNamespace(add=lambda ids, sampling, *, max_new_tokens, stop_ids, images: (
         asked.append(max_new_tokens), Text([7])
     )[1])  # fmt: skip
     for most, limit, count in ((5, 4, 2), (5, 100, 5), (5, None, 5)):

@@ -148,3 +148,11 @@ def test_a_character_that_the_prompt_began_is_told_once_it_is_whole():
     tokenizer = byte_level()
     *before, second, third = tokenizer.encode("the 漢", False)
     assert pushed(tokenizer, [second, third], before)[0] == "漢"
+
+
+def test_a_long_run_of_invalid_bytes_at_the_beginning_is_decoded():
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("é" * 40, False)[::2] + tokenizer.encode("the end", False)
+    stream = IncrementalDetokenizer(tokenizer)
+    text = "".join(map(stream.push, tokens)) + stream.pending
+    assert text.endswith("the end") and text.startswith("\ufffd")

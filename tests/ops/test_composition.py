@@ -9,9 +9,13 @@ import pytest
 from support.harness import DTYPES, PROFILES, Bench, rounded
 
 from qlora_wgpu.kernels.common import DropoutMask
+from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.batch import ImageLayout, make_batch_buffers
 from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
+from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
@@ -37,6 +41,7 @@ from qlora_wgpu.ops.tensor import as_float32, cast
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import delta_net as delta_net_reference
 from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import loss as loss_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import pointwise as pointwise_reference
 from qlora_wgpu.reference.tape import grad
@@ -116,6 +121,15 @@ def _sliced(bench, x):
 
 
 GATE = _RANDOM.standard_normal((ROWS, 1))
+FEATURES, PLACES = _RANDOM.standard_normal((4, COLUMNS)), np.array([[0, 0, 1, 2, 0, 3, 4, 0, 0]])
+
+
+def _with_features(bench, x):
+    batch = make_batch_buffers(1, ROWS, images=ImageLayout(0), image_rows=4)
+    images = ImageInputs(FEATURES.astype(np.float32), PLACES)
+    batch.storage.data = encode_batch(batch, np.zeros_like(SAMPLE), SAMPLE, images=images)
+    batch.features[1] = bench.given(FEATURES)
+    return add_features(bench.graph, x, batch, 1)
 
 
 DROPPED = linear_reference.dropout_mask(ROWS, COLUMNS, COLUMNS, 0.3, 5, 6)
@@ -155,6 +169,9 @@ OPS = {
         lambda x: pointwise_reference.glu(*linear_reference.dropout_parts(x, DROPPED), "silu"),
     ),
     "scaled": Op(lambda b, x: scaled(b.graph, x, b.given(np.array([-0.5]))), lambda x: -0.5 * x),
+    "add_features": Op(
+        _with_features, lambda x: loss_reference.add_features(x, FEATURES, PLACES[0])
+    ),
     "weighted sum": Op(
         lambda b, x: weighted_sum(b.graph, x, b.operand(OTHER), 0.5, 2.0),
         lambda x: 0.5 * x + 2 * OTHER,

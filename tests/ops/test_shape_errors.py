@@ -6,10 +6,11 @@ from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.batch import ImageLayout, make_batch_buffers
 from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear, with_factors
+from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
@@ -32,6 +33,7 @@ from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import Scoring, combine, permute, route, route_by_scores
 
 BATCH = make_batch_buffers(1, 6)
+IMAGES = make_batch_buffers(1, 6, images=ImageLayout(0), image_rows=6)
 
 
 def operand(rows, size, dtype="bfloat16"):
@@ -114,6 +116,9 @@ WRONG = {
         lambda g: with_factors(g, routing(g), norm(9)), r"with_factors: .*1x9.* each of",
     ),
     "scaled": (lambda g: scaled(g, operand(6, 20), norm(2)), r"scaled: .* one number, got .*1x2"),
+    "add_features": (
+        lambda g: add_features(g, operand(5, 20), IMAGES, 1), r"add_features: x5x20.*fit 6 tokens",
+    ),
     "weighted_sum": (
         lambda g: weighted_sum(g, operand(6, 20), operand(6, 16), 1.0, 1.0),
         r"weighted_sum: x6x20.*x6x16",

@@ -141,6 +141,8 @@ FORMULAS = {
     "row_gate": (2, pointwise.row_gate, ROWS, normal(3, 1)),
     "xielu": (1, pointwise.xielu, AWAY, (0.7, -0.4, 0.45, -0.03)),
     "scaled": (1, pointwise.scaled, ROWS, 0.3),
+    "add_features": (1, loss.add_features, ROWS, normal(2, 8), np.array([0, 2, 1])),
+    "with_features": (1, loss.with_features, ROWS, normal(2, 8), np.array([0, 2, 0]), 3.0),
     "weighted_sum": (1, pointwise.weighted_sum, ROWS, normal(3, 8), -0.7, 2.0),
     "linear": (
         (0, 2, 3), linear.linear, normal(5, 4), normal(6, 4), normal(3, 4), normal(6, 3), 0.7, MASK,

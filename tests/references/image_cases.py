@@ -36,6 +36,12 @@ TOWER_3 = {
     **QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 72,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
 }  # fmt: skip
+UNTIED = {"tie_word_embeddings": False}  # else the last token follows itself
+GEMMA4 = {
+    **TEXT, "head_dim": 20, "global_head_dim": 28, "sliding_window": 7, "pad_token_id": 3,
+    "final_logit_softcapping": 6.0, **UNTIED,
+}  # fmt: skip
+NO_TOWER = {"vision_config": None, "audio_config": None, "image_token_id": IMAGE, **UNTIED}
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 
@@ -74,8 +80,24 @@ CASES = {
     "gemma3": (
         "gemma3",
         {"text_config": {**TEXT, "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 12,
+                         "layer_types": ["sliding_attention", "full_attention"], **UNTIED},
+         "vision_config": SIGLIP, "image_token_index": IMAGE, "mm_tokens_per_image": 4, **UNTIED},
+        ALL,
+    ),
+    "gemma4": (
+        "gemma4",
+        {"text_config": {**GEMMA4, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+                         "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": VOCAB,
+                         "layer_types": ["sliding_attention", "full_attention"] * 2},
+         **NO_TOWER},
+        ALL,
+    ),
+    "gemma4-dense": (
+        "gemma4",
+        {"text_config": {**GEMMA4, "hidden_size_per_layer_input": 0,
+                         "use_bidirectional_attention": "vision",
                          "layer_types": ["sliding_attention", "full_attention"]},
-         "vision_config": SIGLIP, "image_token_index": IMAGE, "mm_tokens_per_image": 4},
+         **NO_TOWER},
         ALL,
     ),
     "qwen2_vl": (

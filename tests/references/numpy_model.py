@@ -54,7 +54,7 @@ class NumpyOps(LayerOps):
 
     def __init__(self, architecture, arrays, ids):
         self._architecture, self._arrays, self._ids = architecture, arrays, ids
-        self.batch = SimpleNamespace(routers=None)  # which a loss alone would sum up
+        self.batch = SimpleNamespace(routers=None, image_rows=None)  # of a step
 
     def array(self, name):
         if "*" not in name:

@@ -90,6 +90,8 @@ def inputs(model_type, deepstack, ids, rows):
     types = (ids == IMAGE).long()
     if model_type == "gemma3":
         told["token_type_ids"] = types
+    if model_type == "gemma4":
+        told["mm_token_type_ids"] = types
     if model_type.startswith("qwen") and given:
         told["mm_token_type_ids"] = types
         told["image_grid_thw"] = torch.tensor([[1, 2 * h, 2 * w] for h, w in grids])
@@ -109,7 +111,7 @@ def continued(model, model_type, deepstack, ids, row):
 def record(case):
     model_type, changes, targets = CASES[case]
     model, config, shapes = base_model(model_type, changes)
-    deepstack = len(changes["vision_config"].get("deepstack_visual_indexes", ()))
+    deepstack = len((changes["vision_config"] or {}).get("deepstack_visual_indexes", ()))
     model, trained = adapted(model, model_type, targets)
     ids, mask, labels = map(torch.from_numpy, batch())
     out = model(

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.image_models import SIZES, folder_of, rgb_of
+from support.image_models import FAMILIES, SIZES, folder_of, rgb_of
 
 RECORD = Path(__file__).parents[1] / "data/image_prompts.json"
 MESSAGES = [
@@ -66,6 +66,16 @@ def processor_of(family: str, folder: Path):
     return processor
 
 
+class Pixtral:
+    """In place of PixtralProcessor, which cannot be imported without torchvision."""
+
+    def replace_image_token(self, inputs, number):
+        unit = self.patch_size * self.spatial_merge_size
+        rows, columns = (side // unit for side in inputs["image_sizes"][number])
+        line = self.image_token * columns
+        return self.image_break_token.join([line] * rows) + self.image_end_token
+
+
 def _class(family: str):
     import transformers
     from transformers.models.smolvlm import processing_smolvlm
@@ -76,7 +86,7 @@ def _class(family: str):
         "llava": transformers.LlavaProcessor,
         "llava_next": transformers.LlavaNextProcessor,
         "gemma3": transformers.Gemma3Processor,
-        "mistral3": transformers.PixtralProcessor,
+        "mistral3": Pixtral,
         "qwen2_vl": transformers.Qwen2VLProcessor,
     }
     return names[family]
@@ -107,8 +117,7 @@ def ids_of(family: str, sizes) -> list[list[int]]:
 
 def main() -> None:
     record = {
-        family: [ids_of(family, sizes) for sizes in SIZES]
-        for family in sys.argv[1:] or ("idefics3", "smolvlm", "llava", "gemma3", "qwen2_vl")
+        family: [ids_of(family, sizes) for sizes in SIZES] for family in sys.argv[1:] or FAMILIES
     }
     old = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     RECORD.write_text(json.dumps({**old, **record}, separators=(",", ":")) + "\n")

@@ -109,8 +109,10 @@ def test_a_name_of_a_model_is_cut_short(url):
 
 
 def test_nothing_is_read_behind_a_prompt_that_has_no_room(url, monkeypatch):
-    looked_at, ids = [], PromptFormat.ids
-    monkeypatch.setattr(PromptFormat, "ids", lambda *args: looked_at.append(1) or ids(*args))
+    looked_at, encoded = [], PromptFormat.encoded
+    monkeypatch.setattr(
+        PromptFormat, "encoded", lambda *args, **kw: looked_at.append(1) or encoded(*args, **kw)
+    )
     prompts = ["short", "what is this? " * 40, "short"]
     body = {"model": "tiny", "prompt": prompts, "max_tokens": 1}
     assert "the prompt has" in told(post(url, body, "completions"))
@@ -120,7 +122,7 @@ def test_nothing_is_read_behind_a_prompt_that_has_no_room(url, monkeypatch):
 
 
 def test_a_template_that_fails_is_told(url, monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.data.PromptFormat.ids", lambda *_: 1 / 0)
+    monkeypatch.setattr("qlora_wgpu.data.PromptFormat.encoded", lambda *_, **__: 1 / 0)
     assert "ZeroDivisionError" in told(post(url, {"model": "tiny", "messages": TALK}), 500)
 
 

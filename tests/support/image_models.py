@@ -29,7 +29,7 @@ _IDEFICS3 = {
     "tokens": ["<image>", "<fake_token_around_image>", "<global-img>", *_ROWS],
     "named": {"image_token": "<image>"},
     "ids": {"image_token_id": "<image>"},
-    "processor": {"image_seq_len": 9},
+    "processor": {"image_seq_len": 4},
     "images": {
         "image_processor_type": "Idefics3ImageProcessor",
         "size": {"longest_edge": 4 * 56},
@@ -55,6 +55,39 @@ FAMILIES = {
         },
         "images": _CLIP,
     },
+    "llava_next": {
+        "tokens": ["<image>"],
+        "named": {"image_token": "<image>"},
+        "ids": {"image_token_index": "<image>"},
+        "config": {"vision_config": _VISION, "vision_feature_select_strategy": "default"},
+        "processor": {
+            "patch_size": 14,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+        },
+        "images": {
+            **_CLIP,
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]],
+        },
+    },
+    "mistral3": {
+        "tokens": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        "named": {"image_token": "[IMG]"},
+        "ids": {"image_token_index": "[IMG]"},
+        "config": {"spatial_merge_size": 2, "vision_config": {"patch_size": 14}},
+        "processor": {
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+        },
+        "images": {
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": 14,
+            "size": {"longest_edge": 140},
+        },
+    },
     "gemma3": {
         "tokens": ["<start_of_image>", "<image_soft_token>", "<end_of_image>"],
         "named": {
@@ -68,7 +101,7 @@ FAMILIES = {
             "eoi_token_index": "<end_of_image>",
         },
         "marker": "<start_of_image>",
-        "processor": {"image_seq_length": 16},
+        "processor": {"image_seq_length": 4},
         "images": {
             "image_processor_type": "Gemma3ImageProcessor",
             "size": {"height": 56, "width": 56},

@@ -16,6 +16,7 @@ from qlora_wgpu.families.parts.config import (
     Dimensions,
     is_above_zero,
     name_kinds,
+    padding_idx,
     text_config,
 )
 from qlora_wgpu.families.parts.connectors import DeepStack, PooledProjector, Projector
@@ -149,6 +150,7 @@ __all__ = [
     "layer_windows",
     "mrope_axes",
     "name_kinds",
+    "padding_idx",
     "periodic_windows",
     "read_activation",
     "read_attention",

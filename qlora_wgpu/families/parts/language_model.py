@@ -12,6 +12,7 @@ from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.family import built_in_family
+from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.config import ConfigReader
 from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
 from qlora_wgpu.ops.batch import ImageLayout
@@ -50,7 +51,12 @@ def with_images(read: ConfigReader, decoder: Decoder, default: int, **layout: An
         **layout: Further fields of ``ImageLayout``.
     """
     read = read.renamed("image_token_id", "image_token_index")
-    return replace(decoder, images=ImageLayout(read.count("image_token_id", default), **layout))
+    attentions = (layer.attention for layer in decoder.layers)
+    windows = [each.window for each in attentions if isinstance(each, Attention) and each.window]
+    images = ImageLayout(
+        read.count("image_token_id", default), window=min(windows, default=None), **layout
+    )
+    return replace(decoder, images=images)
 
 
 def read_language_model(read: ConfigReader, default: str, *, text_ties: bool = False) -> Decoder:

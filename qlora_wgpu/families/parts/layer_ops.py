@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -223,8 +223,10 @@ class LayerOps:
         softcap: float | None = None,
         sinks: str | None = None,
     ) -> Tensor:
-        of_heads = None if sinks is None else self._modules.norms[sinks]
-        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap, of_heads)
+        of_heads, batch = None if sinks is None else self._modules.norms[sinks], self.batch
+        if window is None and batch.images is not None and batch.images.only_sliding:
+            batch = replace(batch, blocks=None)
+        return attention(self.g, q, k, v, batch, head_dim, scale, window, softcap, of_heads)
 
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
         return glu(self.g, gate, up, name)

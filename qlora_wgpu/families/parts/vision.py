@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.families.family import LinearSpec, Weights
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.mlp import GatedMLP, PlainMLP
@@ -340,9 +341,10 @@ class VisionTower:
         """The rows of a crop, (channels, height, width)."""
         rows, columns = grid = self.embedding.grid(pixels)
         if not rows or not columns or rows % self.merge or columns % self.merge:
-            raise ValueError(
-                f"a vision tower expects sides of {self.merge * self.embedding.patch_size} pixels, "
-                f"or multiples, got {pixels.shape[2]} x {pixels.shape[1]}"
+            raise ShapeError(
+                "the sides of an image for the vision tower must be multiples of "
+                f"{self.merge * self.embedding.patch_size} pixels, got {pixels.shape[2]} x "
+                f"{pixels.shape[1]}: check preprocessor_config.json"
             )
         units, windows = self._order(rows, columns)
         order = units.reshape(-1)

@@ -70,7 +70,8 @@ class FractionalPositions(_Table):
 
 def _fractions(count: int) -> FloatArray:
     at = np.arange(count, dtype=np.float32) * (np.float32(1.0) / np.float32(count))
-    return np.minimum(at, _BELOW_ONE)
+    below: FloatArray = np.minimum(at, _BELOW_ONE)
+    return below
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,17 @@ class BilinearPositions(_Table):
         table = tables[self.name].reshape(self.side, self.side, -1)
         make = _antialiased if self.antialias else _corner_aligned
         down, across = (make(self.side, count) for count in grid)
-        rows = np.einsum("rs,stc,ut->ruc", down, table, across, optimize=True)
+        rows: FloatArray = np.einsum("rs,stc,ut->ruc", down, table, across, optimize=True)
         return rows.reshape(-1, self.hidden_size).astype(np.float32)
 
 
 def _corner_aligned(side: int, count: int) -> FloatArray:
     """(count, side) weights; places in float32 as in transformers."""
     at = np.arange(count, dtype=np.float32) * np.float32(side - 1)
-    return _hats(at / np.float32(max(count - 1, 1)), side, 1.0)
+    at = at / np.float32(max(count - 1, 1))
+    distance = np.abs(at[:, None] - np.arange(side, dtype=np.float32))
+    hats: FloatArray = np.maximum(np.float32(1.0) - distance, np.float32(0.0))
+    return hats
 
 
 def _antialiased(side: int, count: int) -> FloatArray:
@@ -105,8 +109,3 @@ def _antialiased(side: int, count: int) -> FloatArray:
         own = np.maximum(1.0 - np.abs(taps), 0.0)
         weights[i, first:end] = own / own.sum()
     return weights
-
-
-def _hats(at: FloatArray, side: int, width: float) -> FloatArray:
-    distance = np.abs(at[:, None] - np.arange(side, dtype=np.float32)) / np.float32(width)
-    return np.maximum(np.float32(1.0) - distance, np.float32(0.0))

@@ -33,6 +33,7 @@ from qlora_wgpu.graph.tensor import ROW_UNIT
 TOWER_PREFIXES = (
     ("model.vision_tower.", "vision_tower."),
     ("model.vision_tower.", "vision_tower.vision_model."),
+    ("model.vision_tower.", "model.vision_tower.vision_model."),
     ("model.", ""),
 )
 """Names in the files of most models: older ones have all of the tower below ``vision_model``."""
@@ -56,6 +57,12 @@ def text_size(read: ConfigReader, default: int = 4096) -> int:
     """The hidden_size of the language model."""
     text = read.config.get("text_config")
     return ConfigReader(text if isinstance(text, Mapping) else {}).integer("hidden_size", default)
+
+
+def channels(read: ConfigReader, key: str = "num_channels") -> int:
+    """Three, as image processors make them."""
+    count: int = read.choice(key, (3,), 3)
+    return count
 
 
 def head_size(hidden_size: int, heads: int, multiple: int = 2) -> int:
@@ -117,7 +124,7 @@ def read_siglip(
     norm = LayerNorm(read.number("layer_norm_eps", 1e-6), bias=True)
     fields = {"last_norm": (f"{at}post_layernorm", norm), **more}
     return VisionTower(
-        PatchEmbedding(name, size, patch, read.integer("num_channels", 3)),
+        PatchEmbedding(name, size, patch, channels(read)),
         tuple(_plain_layers(read, layers, 1e-6, "gelu_pytorch_tanh")),
         connector,
         f"{at}encoder.layers.",
@@ -134,7 +141,7 @@ def read_siglip2(read: ConfigReader, at: str, connector: Connector, **more: Any)
     table = f"{at}embeddings.position_embedding.weight"
     norm = LayerNorm(read.number("layer_norm_eps", 1e-6), bias=True)
     return VisionTower(
-        PatchEmbedding(name, size, patch, read.integer("num_channels", 3), channels_last=True),
+        PatchEmbedding(name, size, patch, channels(read), channels_last=True),
         tuple(_plain_layers(read, layers, 1e-6, "gelu_pytorch_tanh")),
         connector,
         f"{at}encoder.layers.",
@@ -153,7 +160,7 @@ def read_clip(read: ConfigReader, at: str, connector: Connector, **more: Any) ->
     table = f"{at}embeddings.position_embedding.weight"
     positions = FixedPositions(table, side, size, f"{at}embeddings.class_embedding")
     return VisionTower(
-        PatchEmbedding(name, size, patch, read.integer("num_channels", 3), bias=False),
+        PatchEmbedding(name, size, patch, channels(read), bias=False),
         tuple(_plain_layers(read, layers, 1e-5, "quick_gelu")),
         connector,
         f"{at}encoder.layers.",
@@ -243,10 +250,11 @@ def read_pixtral(read: ConfigReader, at: str, connector: Connector, **more: Any)
     mlp = GatedMLP(of, read_activation(read, "gelu"), name="feed_forward")
     layer = TowerLayer(norm, attention, mlp, ("attention_norm", "ffn_norm"))
     patch = PatchEmbedding(
-        f"{at}patch_conv", size, read.integer("patch_size", 16), read.integer("num_channels", 3),
+        f"{at}patch_conv", size, read.integer("patch_size", 16), channels(read),
         bias=False,
     )  # fmt: skip
     head_dim = head_size(size, heads, 4)
+    read.choice("head_dim", (head_dim, None))
     rope = read_axial_rope(read, head_dim, alternate=True)
     return VisionTower(
         patch, (layer,) * layers, connector, f"{at}transformer.layers.", rope=rope,
@@ -275,7 +283,7 @@ def read_qwen_tower(read: ConfigReader, of: QwenNames, **more: Any) -> VisionTow
     merge, head_dim = read.integer("spatial_merge_size", 2), head_size(of.size, heads, 4)
     embedding = PatchEmbedding(
         f"{at}patch_embed.proj", of.size, read.integer("patch_size", 14),
-        read.integer("in_channels", 3), more.pop("patch_bias", False),
+        channels(read, "in_channels"), more.pop("patch_bias", False),
         read.integer("temporal_patch_size", 2),
     )  # fmt: skip
     attention = TowerAttention(of.size, heads, True, ("attn.qkv",), "attn.proj")

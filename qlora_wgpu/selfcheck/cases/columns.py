@@ -1,4 +1,4 @@
-"""Columns of matrices, heads composed of them, and type conversions."""
+"""Columns and rows of matrices, heads composed of them, and type conversions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
-from qlora_wgpu.ops.tensor import as_float32, cast
+from qlora_wgpu.ops.tensor import as_float32, cast, mean_of_rows, merged_rows
 from qlora_wgpu.reference import attention as formulas
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
@@ -97,3 +97,16 @@ def check_rounding(run: Runner) -> None:
     y = cast(run.graph, run.float32(x.astype(np.float64)))
     (got,) = run.run(as_float32(run.graph, y))
     run.compare_exactly(got, run.rounded(x.astype(np.float64)))
+
+
+@each((2, 24), (9, 40))
+def check_groups_of_rows(run: Runner, count: int, columns: int) -> None:
+    """Neighbouring rows as one row, and their means; neither has a gradient."""
+
+    def op(g: Graph, x: Tensor) -> list[Tensor]:
+        return [merged_rows(g, x, count), mean_of_rows(g, x, count)]
+
+    def formula(x: Array) -> tuple[Array, ...]:
+        return x.reshape(-1, count * columns), x.reshape(-1, count, columns).mean(axis=1)
+
+    compare_op(run, op, formula, [normal("x", ROWS * count, columns)], exact=None)

@@ -62,7 +62,8 @@ def check_image_features(run: Runner, scale: float) -> None:
         return embedding(g, matrix, batch, lora=lora, feature_scale=scale)
 
     def formula(parts: dict[str, Array]) -> Any:
-        y = loss_reference.lookup_with_pair(weight, ids.ravel(), *parts.values(), adapted)
+        a, b = parts.values()
+        y = loss_reference.lookup_with_pair(weight, ids.ravel(), a, b, adapted)
         return loss_reference.with_features(y, features, _PLACES, scale)
 
     compare_op(run, op, formula, [], exact=True, adapter=adapter)
@@ -78,6 +79,6 @@ def check_added_features(run: Runner, exact_gradient: bool) -> None:
         return add_features(g, x, batch, 1)
 
     def formula(x: Array) -> Any:
-        return loss_reference.plus_features(x, features, _PLACES)
+        return loss_reference.add_features(x, features, _PLACES)
 
     compare_op(run, op, formula, [Exact(normal("x", ROWS, _COLUMNS))], exact=exact_gradient)

@@ -236,7 +236,7 @@ def check_choice(run: Runner, vocab: int, has_rotated: bool) -> None:
     own = [] if batch.rotated is None else [batch.rotated]
     made, ids, positions, *rotated = run.run(choices.chosen, batch.input_ids, batch.positions, *own)
     for after in rotated:
-        run.compare_exactly(after, before + 1.0)
+        run.compare_exactly(after, before.astype(np.float64) + 1.0)
     got = made.reshape(DECODE_STEPS_AHEAD, count)[past]
     run.compare_exactly(ids, np.minimum(ids, vocab - 1))
     run.compare_exactly(ids[:-1], got[:-1])
