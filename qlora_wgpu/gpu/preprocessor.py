@@ -5,6 +5,7 @@
     //#output 2 y: 8
     //#if NAME  //#else  //#endif     NAME or !NAME: a known boolean, or whether the binding with
                                       that (lower-case) name is bound; inactive lines are blanked
+    //#if NAME?                       the same for a boolean that is false unless it is given
     //#unroll i N: acc_$i = 0.0;      the text after the colon for i = 0 .. N-1, on one line;
                                       several counters are separated by commas
     //#unroll i N                     the same for all lines up to //#end; may be nested
@@ -197,8 +198,8 @@ class Source:
         return match[1]
 
     def _condition(self, text: str, where: str) -> bool:
-        name = text.removeprefix("!")
-        value = self.constants.get(name)
+        name = text.removeprefix("!").removesuffix("?")
+        value = self.constants.get(name, False if text.endswith("?") else None)
         if name.islower():
             self.conditions[name] = where
             value = name in self.bound

@@ -25,7 +25,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let row0 = group.z * params.seq;
     let kv_at = (row0 + key) * params.kv_stride + group.y * UNITS;
     let segment = segments[row0 + key];
-//#if BLOCKS
+//#if BLOCKS?
     own_block = block_of_token(row0 + key);
 //#endif
     //#unroll d UNITS
@@ -34,10 +34,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         var dk_$d = HeadValue(0.0);
         var dv_$d = HeadValue(0.0);
     //#end
+//#if BLOCKS?
     let queries = queries_of_block(row0, group.x * THREADS);
+//#else
+    let end = end_of_queries(group.x * THREADS);
+//#endif
     for (var h = 0u; h < params.group; h += 1u) {
         let head = group.y * params.group + h;
+//#if BLOCKS?
         for (var query = queries.begin; query < queries.end; query += 1u) {
+//#else
+        // Earlier queries do not see these keys.
+        for (var query = group.x * THREADS; query < end; query += 1u) {
+//#endif
             let at = (row0 + query) * params.q_stride + head * UNITS;
             var product = 0.0;
             var dp = 0.0;

@@ -124,7 +124,7 @@ fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
                 let query = turn.other + 8u * unit;
                 let key = own_first + row;
                 let own = vec4<u32>(segments[turn.row0 + min(key, params.seq - 1u)]);
-//#if BLOCKS
+//#if BLOCKS?
                 take_blocks(turn.row0, vec4<u32>(key));
 //#endif
                 let lower_seen = sees(four_from(query), vec4<u32>(key), segments_of(turn.row0, query), own);
@@ -163,12 +163,20 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     own_first = first;
     kv_at = row0 * params.kv_stride + kv_head * UNITS;
     out_at = row0 * out_stride() + group.y * UNITS;
+//#if BLOCKS?
     let queries = queries_of_block(row0, first);
+//#else
+    let end = end_of_queries(first);
+//#endif
 //#if HALF
     // Of all queries of the sequence and of all heads that share a key, as the factors of dout were made.
     let walked = largest_of_walk(group.z, kv_head * params.group, params.group, 0u, params.seq - 1u, index);
     take_scales(walked.x, largest_of(group.z, heads_begin, 1u, first, last, 0u, 1u).y);
     is_spoilt = walked.is_spoilt;
 //#endif
+//#if BLOCKS?
     attend(index, subgroup, first, group.x % SPANS, Turn(queries.begin, queries.begin, queries.end, heads_begin, heads_begin + heads, row0, segments[row0 + last]));
+//#else
+    attend(index, subgroup, first, group.x % SPANS, Turn(first, first, end, heads_begin, heads_begin + heads, row0, segments[row0 + last]));
+//#endif
 }

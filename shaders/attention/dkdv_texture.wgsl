@@ -20,7 +20,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_at = (row0 + key) * params.kv_stride + group.y * HEAD;
     let piece = min(local.x, HOLDERS - 1u) / KEYS;
     let segment = segment_of(row0 + key);
-//#if BLOCKS
+//#if BLOCKS?
     own_block = block_of_token(row0 + key);
 //#endif
     var k_own: array<Eight, HEAD>;
@@ -33,11 +33,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         dk_own[$d] = zero8();
         dv_own[$d] = zero8();
     //#end
+//#if BLOCKS?
     let queries = queries_of_block(row0, group.x * THREADS);
+//#else
+    let end = end_of_queries(group.x * THREADS);
+//#endif
     for (var h = 0u; h < params.group; h += 1u) {
         let head = group.y * params.group + h;
         let q_base = row0 * params.q_stride + head * HEAD + piece * UNITS;
+//#if BLOCKS?
         for (var query = queries.begin; query < queries.end; query += KEYS) {
+//#else
+        // Earlier queries do not see these keys.
+        for (var query = group.x * THREADS; query < end; query += KEYS) {
+//#endif
             let loaded = min(query + local.x % KEYS, params.seq - 1u);
             let at = q_base + loaded * params.q_stride;
             let loaded_segment = segment_of(row0 + loaded);

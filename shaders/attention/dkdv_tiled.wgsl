@@ -65,7 +65,7 @@ fn weigh(index: u32, row0: u32, head: u32, first: u32, query: u32) -> array<vec4
     let key = first + 4u * place.own;
     let own_query = query + 4u * place.other + 2u * place.half;
     let key_segments = segments_of(row0, key);
-//#if BLOCKS
+//#if BLOCKS?
     take_blocks(row0, four_from(key));
 //#endif
     var kept: array<vec4<f32>, 2>;
@@ -105,11 +105,20 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let sample = own_sample(row0, first);
 //#endif
     let last_segment = segments[row0 + last];
+//#if BLOCKS?
     let queries = queries_of_block(row0, first);
+//#else
+    let end = end_of_queries(first);
+//#endif
     for (var head = heads_begin; head < heads_end; head += 1u) {
         q_at = row0 * params.q_stride + head * HEAD_UNITS;
 //#if HALVES
+//#if BLOCKS?
         for (var query = queries.begin; query < queries.end; query += OTHERS) {
+//#else
+        // Earlier queries do not see these keys.
+        for (var query = first; query < end; query += OTHERS) {
+//#endif
             if (is_past(row0, query, OTHERS, last_segment)) {
                 continue;
             }
@@ -120,7 +129,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             mix_part_1(index, query, span_first);
         }
 //#else
+//#if BLOCKS?
         for (var query = queries.begin; query < queries.end; query += BLOCK) {
+//#else
+        // Earlier queries do not see these keys.
+        for (var query = first; query < end; query += BLOCK) {
+//#endif
             if (is_past(row0, query, BLOCK, last_segment)) {
                 continue;
             }
@@ -133,7 +147,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             //#unroll b OWN
                 let key_$b = first + 4u * own_four($bu);
                 let key_segments_$b = segments_of(row0, key_$b);
-//#if BLOCKS
+//#if BLOCKS?
                 take_blocks(row0, four_from(key_$b));
 //#endif
                 //#unroll k 4

@@ -60,7 +60,7 @@ fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
                 let query = own_first + row;
                 let key = turn.other + 8u * unit;
                 let own = vec4<u32>(segments[turn.row0 + min(query, params.seq - 1u)]);
-//#if BLOCKS
+//#if BLOCKS?
                 take_blocks(turn.row0, vec4<u32>(query));
 //#endif
                 let lower_seen = sees(vec4<u32>(query), four_from(key), own, segments_of(turn.row0, key));
@@ -91,7 +91,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     kv_at = row0 * params.kv_stride + group.y / params.group * UNITS;
     let keys = keys_of_block(row0, first);
 //#if HALF
+//#if BLOCKS?
     take_scales(largest_of(group.z, group.y, 1u, first, last, 0u, 1u).x, largest_of_walk(group.z, group.y, 1u, keys.begin, keys.end - 1u, index).y);
+//#else
+    take_scales(largest_of(group.z, group.y, 1u, first, last, 0u, 1u).x, largest_of_walk(group.z, group.y, 1u, keys.begin, last, index).y);
+//#endif
 //#endif
     //#unroll i OCTETS
         let row_$i = row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u);

@@ -23,7 +23,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let query_$b = min(index_$b, params.seq - 1u);
         let q_base_$b = (row0 + query_$b) * params.q_stride + head * HEAD;
         let segment_$b = segment_of(row0 + query_$b);
-//#if BLOCKS
+//#if BLOCKS?
         let block_$b = block_of_token(row0 + query_$b);
 //#endif
         let pair_$b = pair_of((row0 + query_$b) * params.heads + head);
@@ -58,7 +58,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll c KEYS
             let other_$c = subgroupBroadcast(loaded_segment, $cu);
             //#unroll b SETS
-//#if BLOCKS
+//#if BLOCKS?
                 own_block = block_$b;
 //#endif
                 let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, other_$c);

@@ -53,7 +53,7 @@ fn weigh(index: u32, row0: u32, head: u32, first: u32, key: u32) {
     let query = first + 4u * place.own;
     let own_key = key + 4u * place.other + 2u * place.half;
     let query_segments = segments_of(row0, query);
-//#if BLOCKS
+//#if BLOCKS?
     take_blocks(row0, four_from(query));
 //#endif
     let pairs = pairs_of(row0, query, head);
@@ -97,7 +97,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         score_tile_1(index, first, key);
         //#unroll b OWN
             let query_segments_$b = segments_of(row0, query_$b);
-//#if BLOCKS
+//#if BLOCKS?
             take_blocks(row0, four_from(query_$b));
 //#endif
             //#unroll k 4

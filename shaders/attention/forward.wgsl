@@ -29,7 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let q_base = (row0 + query) * params.q_stride + head * UNITS;
     let kv_base = row0 * params.kv_stride + (head / params.group) * UNITS;
     let segment = segments[row0 + query];
-//#if BLOCKS
+//#if BLOCKS?
     own_block = block_of_token(row0 + query);
 //#endif
     let keys = keys_of_block(row0, group.x * THREADS);

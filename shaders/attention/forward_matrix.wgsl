@@ -75,7 +75,7 @@ fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
                 let query = own_first + row;
                 let key = turn.other + 8u * unit;
                 let own = vec4<u32>(segments[turn.row0 + min(query, params.seq - 1u)]);
-//#if BLOCKS
+//#if BLOCKS?
                 take_blocks(turn.row0, vec4<u32>(query));
 //#endif
                 lower = select(vec4<f32>(HIDDEN), lower, sees(vec4<u32>(query), four_from(key), own, segments_of(turn.row0, key)));

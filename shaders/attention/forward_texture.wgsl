@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let query_$b = min(index_$b, params.seq - 1u);
         let q_base_$b = (row0 + query_$b) * params.q_stride + head * HEAD;
         let segment_$b = segment_of(row0 + query_$b);
-//#if BLOCKS
+//#if BLOCKS?
         let block_$b = block_of_token(row0 + query_$b);
 //#endif
         var q_own_$b: array<Eight, HEAD>;
@@ -53,7 +53,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll c KEYS: let other_$c = subgroupBroadcast(loaded_segment, $cu);
         //#unroll b SETS
             var next_$b = highest_$b;
-//#if BLOCKS
+//#if BLOCKS?
             own_block = block_$b;
 //#endif
             //#unroll c KEYS

@@ -77,7 +77,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             //#unroll b OWN
                 let query_$b = first + 4u * own_four($bu);
                 let query_segments_$b = segments_of(row0, query_$b);
-//#if BLOCKS
+//#if BLOCKS?
                 take_blocks(row0, four_from(query_$b));
 //#endif
                 //#unroll k 4: score_0[$b][$k] = select(vec4<f32>(HIDDEN), score_0[$b][$k], sees(four_from(query_$b), vec4<u32>(own_key + $ku), query_segments_$b, vec4<u32>(key_segments[$k])));

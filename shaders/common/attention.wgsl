@@ -47,23 +47,12 @@ struct Keys {
 fn keys_of_block(row0: u32, first: u32) -> Keys {
     let end = min(params.seq, first + BLOCK);
     let in_window = first - min(first, params.window - 1u);
+//#if BLOCKS?
     let begin = max(in_window, sample_begin(row0, first, end - 1u));
-//#if BLOCKS
     // Blocks are of neighbours: what reaches beyond the queries has the first or the last of them.
     return Keys(min(begin, block_of_token(row0 + first).x), max(end, block_of_token(row0 + end - 1u).y));
 //#else
-    return Keys(begin, end);
-//#endif
-}
-
-// The queries that see any of the workgroup's keys, from first on, and those between them.
-fn queries_of_block(row0: u32, first: u32) -> Keys {
-    let end = min(params.seq, first + BLOCK - 1u + min(params.seq, params.window));
-//#if BLOCKS
-    let last = min(params.seq, first + BLOCK) - 1u;
-    return Keys(min(first, block_of_token(row0 + first).x), max(end, block_of_token(row0 + last).y));
-//#else
-    return Keys(first, end);
+    return Keys(max(in_window, sample_begin(row0, first, end - 1u)), end);
 //#endif
 }
 
@@ -81,7 +70,19 @@ fn segment_of(row: u32) -> u32 {
     return segments[row];
 //#endif
 }
-//#if BLOCKS
+
+// Past the last query that sees any of the workgroup's keys, from first on.
+fn end_of_queries(first: u32) -> u32 {
+    return min(params.seq, first + BLOCK - 1u + min(params.seq, params.window));
+}
+//#if BLOCKS?
+
+// The queries that see any of the workgroup's keys, from first on, and those between them.
+fn queries_of_block(row0: u32, first: u32) -> Keys {
+    let last = min(params.seq, first + BLOCK) - 1u;
+    let begin = min(first, block_of_token(row0 + first).x);
+    return Keys(begin, max(end_of_queries(first), block_of_token(row0 + last).y));
+}
 
 // Where the block of a row's token begins and ends.
 fn block_of_token(row: u32) -> vec2<u32> {

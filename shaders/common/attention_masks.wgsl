@@ -7,7 +7,7 @@ fn segments_of(row0: u32, row: u32) -> vec4<u32> {
     return vec4<u32>(segments[min(at, last)], segments[min(at + 1u, last)], segments[min(at + 2u, last)], segments[min(at + 3u, last)]);
 }
 
-//#if BLOCKS
+//#if BLOCKS?
 // The blocks of the own rows of a call of sees.
 var<private> block_begins: vec4<u32>;
 var<private> block_ends: vec4<u32>;
@@ -20,7 +20,7 @@ fn take_blocks(row0: u32, row: vec4<u32>) {
 
 //#endif
 fn sees(query: vec4<u32>, key: vec4<u32>, query_segment: vec4<u32>, key_segment: vec4<u32>) -> vec4<bool> {
-//#if BLOCKS
+//#if BLOCKS?
     let within = (min(query, key) >= block_begins) & (max(query, key) < block_ends);
     let near = (query < vec4<u32>(params.seq)) & (((key <= query) & (query - key < vec4<u32>(params.window))) | within);
 //#else

@@ -52,6 +52,12 @@ def test_conditions_blank_lines_and_keep_numbers(write):
     assert load(A=False).code.splitlines()[4] == "no"
 
 
+def test_a_boolean_with_a_question_mark_is_false_unless_given(write):
+    write("a.wgsl", HEAD + "//#if A?\nyes\n//#else\nno\n//#endif\n" + MAIN)
+    assert load().code.splitlines()[4] == "no"
+    assert load(A=True).code.splitlines()[2] == "yes"
+
+
 def test_conditions_ask_what_is_bound(write):
     write("a.wgsl", "//#if y\nyes\n//#input 2 y: 4\n//#else\nno\n//#endif\n" + HEAD + MAIN)
     assert "yes" in load({"y": ("float32",)}).code

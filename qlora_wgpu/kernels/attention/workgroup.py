@@ -112,8 +112,8 @@ class Blocks(ABC):
             {
                 "BLOCK": tiling.block,
                 "SOFTCAP": problem.softcap is not None,
-                "BLOCKS": problem.blocks,
                 "SEGMENT_TEXELS": False,
+                **({"BLOCKS": True} if problem.blocks else {}),
                 **tiling.constants,
             },
             flops=problem.flops(_PRODUCTS[name]),
