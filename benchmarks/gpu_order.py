@@ -1,4 +1,4 @@
-"""How full attention's workgroups keep a card, by the order in which they begin: reckoned.
+"""How full attention's workgroups keep a card, by the order in which they begin: estimated.
 
 usage: python benchmarks/gpu_order.py [TIMED] [--compiled FILE] [--cores N] [--ceiling TFLOPS]
 

@@ -23,7 +23,7 @@ class Loop:
         passed: What it passes over.
         first: Of a turn of the first of two rounds, where there are two; 0 else.
         counts: How often each instruction is in a turn, by its name; the most frequent ones.
-        turn: The same as gpu_reckoning.py takes it. Whatever is issued counts, since a SIMD here
+        turn: The same as gpu_estimate.py takes it. Whatever is issued counts, since a SIMD here
             issues one instruction a cycle, of any kind.
     """
 
@@ -53,7 +53,7 @@ def loops(listing: str) -> tuple[int, list[Loop]]:
         if (found := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) and found[1] in labels
     ]
     spans = [(to, at) for at, to in jumps if to <= at]
-    busy = [span for span in spans if _reckoned([code[span[0] : span[1] + 1]]).flops(1) >= _FEW]
+    busy = [span for span in spans if _turn_of([code[span[0] : span[1] + 1]]).flops(1) >= _FEW]
     inner = [
         (begin, end)
         for begin, end in busy
@@ -74,12 +74,12 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
     ways = usual_ways([_read(line, has_units=has_units) for line in body], nexts)
     rounds = [[body[at] for at in ways[products]] for products in sorted(ways) if products]
     if not rounds:
-        return Loop(len(body), 0, 0, dict(_counts(body).most_common(12)), _reckoned([body]))
+        return Loop(len(body), 0, 0, dict(_counts(body).most_common(12)), _turn_of([body]))
     *firsts, turn = rounds if has_units else rounds[-1:]
     first = sum(map(len, firsts))
     passed = len(body) - len(turn)
     return Loop(
-        len(turn), passed, first, dict(_counts(turn).most_common(12)), _reckoned([*firsts, turn])
+        len(turn), passed, first, dict(_counts(turn).most_common(12)), _turn_of([*firsts, turn])
     )
 
 
@@ -96,7 +96,7 @@ def main_turn(loops: list[Loop]) -> Turn:
     return next((loop.turn for loop in loops if 2 * loop.turn.flops(32) > most), Turn())
 
 
-def _reckoned(rounds: list[list[str]]) -> Turn:
+def _turn_of(rounds: list[list[str]]) -> Turn:
     """A turn of each round together; the last one makes all products."""
     names = [[_full_name(line) for line in turn] for turn in rounds]
     every = [name for turn in names for name in turn]

@@ -1,4 +1,4 @@
-"""What the order of attention's workgroups is reckoned to bring."""
+"""What the order of attention's workgroups is estimated to bring."""
 
 import json
 import sys

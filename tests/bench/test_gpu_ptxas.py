@@ -144,7 +144,7 @@ def test_what_a_branch_passes_over_is_no_part_of_a_turn():
     assert loop.counts["HMMA"] == 16
 
 
-def test_a_turn_is_what_the_reckoning_takes():
+def test_a_turn_is_what_the_estimate_takes():
     from cuda.sass import loops, main_turn
 
     turn = main_turn(loops(SASS)[1])

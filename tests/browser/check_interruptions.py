@@ -118,9 +118,9 @@ def test_what_is_kept_can_be_forgotten(browser, ask, whole):
     assert found["places"][-1] == "train"  # the button is gone, and the keyboard goes on
 
 
-# What a module was when training began: all tokens were learnt, or rows came in another order.
+# What a module was when training began: all tokens were trained on, or rows came in another order.
 OTHERWISE = {
-    "examples.mjs": ("(learnt[i] ? id", "(true ? id"),
+    "examples.mjs": ("(trained[i] ? id", "(true ? id"),
     "batches.mjs": ("BigInt(seed), BigInt(epoch)", "BigInt(seed) + 1n, BigInt(epoch)"),
 }
 
@@ -136,11 +136,11 @@ def test_a_page_that_trains_otherwise_does_not_go_on(browser, module, ask, site,
     served = {"earlier": {module: earlier.encode()}}
     found, _ = ask(browser, "page.html", task, patched, ALIASES, served=served)
     assert found["told"] and found["takenUp"].startswith("Saved: step ")
-    assert found["weights"] == whole(browser)  # of training anew
+    assert found["weights"] == whole(browser)  # of training that started over
 
 
-def test_training_anew_begins_anew(ask):
-    found, _ = ask("firefox", "page.html", user_task() | {"anew": True})
+def test_training_can_start_over(ask):
+    found, _ = ask("firefox", "page.html", user_task() | {"starts_over": True})
     assert found["again"] == found["weights"]
 
 

@@ -106,7 +106,7 @@ def test_losses_that_are_no_numbers_end_training(browser, ask, site):
 
 
 @BROWSERS
-def test_what_a_browser_kept_of_an_earlier_site_is_fetched_anew(browser, ask):
+def test_what_a_browser_kept_of_an_earlier_site_is_fetched_again(browser, ask):
     served = {"stale": {"weights/000.bin": b"another model's"}}
     found, requested = ask(browser, "page.html", user_task() | {"only": "load"}, served=served)
     assert found["violations"] == []

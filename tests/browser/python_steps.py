@@ -19,7 +19,7 @@ from qlora_wgpu.training.preferences import training_options
 
 
 def examples(vocab: int, count: int = 40, longest: int = 59) -> list[Example]:
-    """Rows of random tokens, of which some are learnt."""
+    """Rows of random tokens, some of which are trained on."""
     rng = np.random.default_rng(1)
     made = []
     for _ in range(count):

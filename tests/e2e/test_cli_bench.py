@@ -153,7 +153,7 @@ MISTAKES = {
     "no such device, by an old name": (("tiny.json", "--adapter", "radeon9"), None, "radeon9"),
     "no such device, by another": (("tiny.json", "--device", "radeon9"), None, "radeon9"),
     "no driver": (("tiny.json", "--seq", 32), NOTHING, "mesa-vulkan-drivers"),
-    "no folder for the JSON": (("S", "--json", "gone/x.json"), None, "no folder gone"),
+    "no folder for the JSON": (("S", "--json", "gone/x.json"), None, "gone does not exist"),
     "JSON is a folder": (("S", "--json", "folder"), None, "must be a file name"),
 }  # fmt: skip
 

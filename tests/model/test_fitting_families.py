@@ -1,6 +1,6 @@
-"""What the search says is exact: the least memory, and that a way takes what it is reckoned to.
+"""What the search says is exact: the least memory, and that a way takes what it is estimated to.
 
-But for layers that are kept beside others that are recomputed: they are reckoned to take alike.
+But for layers that are kept beside others that are recomputed: they are estimated to take alike.
 """
 
 import random
@@ -48,7 +48,7 @@ def a_layout(family, seed):
 @pytest.mark.cover(family=["gemma3_text", "deepseek_v3"])
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
+def test_a_way_takes_what_it_is_turn_of_to_and_the_least_is_the_least(family):
     layout, chance = a_layout(family, 1)
     step = TrainingOptions(checkpointing=family != "llama").step(
         "train", 1, chance.choice((64, 320))

@@ -300,7 +300,7 @@ def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):
         write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
 
 
-def test_an_example_that_cannot_be_learnt_is_refused(tmp_path):
+def test_an_example_without_labels_is_refused(tmp_path):
     """Else its button would fail for whoever opens the page."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a"}\n')

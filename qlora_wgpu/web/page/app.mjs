@@ -57,9 +57,9 @@ function show() {
   const free = !page.busy;
   $('load').disabled = !page.site || page.loaded || !free;
   $('rank').disabled = !page.site || page.loaded || !free;
-  for (const id of ['train', 'anew']) $(id).disabled = !page.loaded || !page.data || !free;
+  for (const id of ['train', 'start-over']) $(id).disabled = !page.loaded || !page.data || !free;
   $('train').textContent = page.resumes ? 'Resume' : page.trained ? 'Train again' : 'Train';
-  $('anew').hidden = !page.resumes;
+  $('start-over').hidden = !page.resumes;
   $('stop').hidden = !page.training;
   $('keeping').hidden = !page.keeps;
   $('forget').disabled = !free;
@@ -219,8 +219,8 @@ async function takeSample() {
 
 // -- 3. training -----------------------------------------------------------------------------
 
-async function train({ anew = false } = {}) {
-  const resume = page.resumes && !anew;
+async function train({ startOver = false } = {}) {
+  const resume = page.resumes && !startOver;
   if (resume) showSettings(page.began);
   const settings = { epochs: $('epochs').valueAsNumber, learning_rate: $('rate').valueAsNumber }; // NaN where there is no number
   if (!(settings.epochs > 0)) throw new Error('Epochs must be positive.');
@@ -322,7 +322,7 @@ $('file').onchange = ({ target }) => {
 $('forget').onclick = () => doing(forget);
 $('sample').onclick = () => doing(takeSample);
 $('train').onclick = () => doing(train);
-$('anew').onclick = () => doing(() => train({ anew: true }));
+$('start-over').onclick = () => doing(() => train({ startOver: true }));
 $('stop').onclick = stop;
 $('hush').onclick = () => requests.ask('hush', {});
 $('message').onkeydown = (event) => {

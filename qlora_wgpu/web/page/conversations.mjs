@@ -158,7 +158,7 @@ function listOf(value, requirement) {
   return value;
 }
 
-/** Whether a message has more than its role, white space and whether it is learnt. */
+/** Whether a message has more than its role, white space and whether it is trained on. */
 function saysAnything(message) {
   const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && !isMark(key) && isSome(value));
   return others || !isBlank(textOf(message.content));

@@ -4,9 +4,9 @@ function element(kind, text, className = '') {
   return Object.assign(document.createElement(kind), { textContent: text, className });
 }
 
-/** The parts of a row as the model sees it, those marked that are learnt. */
+/** The parts of a row as the model sees it, those marked that the loss is taken on. */
 export function ofExample({ parts, cut }) {
-  return [...parts.map(({ text, learnt }) => element(learnt ? 'mark' : 'span', text)), cut ? ' …' : ''];
+  return [...parts.map(({ text, trained }) => element(trained ? 'mark' : 'span', text)), cut ? ' …' : ''];
 }
 
 /** What was said in a chat; the direction is the text's. */

@@ -4,7 +4,7 @@ import { EmptyRow, fromJson } from './canonical_messages.mjs';
 import { CHATS, conversationOf, formatOf, keysOf, USUAL_ROLES } from './conversations.mjs';
 import { Told } from './device.mjs';
 import { isSome } from './json.mjs';
-import { heedsMarks, learntTurns } from './learnt_turns.mjs';
+import { heedsMarks, trainedTurns } from './trained_turns.mjs';
 import { LeftOut } from './left_out.mjs';
 import { documentIds, MOST_OF_A_ROW } from './long_text.mjs';
 import { isBlank, strip } from './strip.mjs';
@@ -40,11 +40,11 @@ export class RowEncoder {
     if (rows[0]?.document) return this._windows(rows[0], progress);
     const counts = { rows: rows.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const examples = [];
-    let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
+    let [format, unreached] = [null, 0]; // rows whose cut leaves out all that the loss is taken on
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
-    const unread = new Map(); // numbers of rows by columns of which nothing is learnt
-    let [bad, spared] = [0, 0]; // rows that say so of themselves, or of all turns that they are not learnt
+    const unread = new Map(); // numbers of rows by columns of which nothing is trained on
+    let [bad, spared] = [0, 0]; // rows that say so of themselves, or of all turns that they are not trained on
     const ends = this._ends();
     this.dropped = new Map(); // numbers of conversations of which the template leaves something out, by what it is
     rows.forEach(({ where, row: given }, index) => {
@@ -61,7 +61,7 @@ export class RowEncoder {
         for (const column of UNREAD.filter((each) => isSome(given[each] ?? null))) unread.set(column, (unread.get(column) ?? 0) + 1);
         const whole = this.encode(row, own);
         this._countUnknown(whole.ids, unknown);
-        ends.learnt ||= this._learnsEnd(whole.labels, own);
+        ends.trained ||= this._learnsEnd(whole.labels, own);
         const cut = this._cut(whole, where);
         if (!cut) counts.dropped++;
         else if (!learns(cut)) {
@@ -85,9 +85,9 @@ export class RowEncoder {
     return { examples, counts, format, unknown, ends, dropped, unread: mostFirst(unread), bad, spared };
   }
 
-  /** Whether there is a token that ends what is learnt, and whether it is learnt; none that is known is not missed. */
+  /** Whether there is a token that ends what is trained on, and whether it is trained on; none that is known is not missed. */
   _ends() {
-    return { known: this.tokenizer.eosId !== null, learnt: !this.tokenizer.eosIds.size };
+    return { known: this.tokenizer.eosId !== null, trained: !this.tokenizer.eosIds.size };
   }
 
   _learnsEnd(labels, format) {
@@ -120,7 +120,7 @@ export class RowEncoder {
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], unread: [], bad: 0, spared: 0 };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), trained: true }, dropped: [], unread: [], bad: 0, spared: 0 };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -156,7 +156,7 @@ export class RowEncoder {
     const conversation = conversationOf(key, row, this.template !== null && heedsMarks(this.template, wanted));
     if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: build it with data.chat_template');
     const template = this.template.suited(conversation);
-    const { text, spans, spared, turns } = learntTurns(template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
+    const { text, spans, spared, turns } = trainedTurns(template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
     if (!this.finders.has(template)) this.finders.set(template, new LeftOut(template));
     const leftOut = this.finders.get(template).of(conversation, text, wanted === 'all' ? new Set() : turns);
     const encoded = this._masked(text, spans, false);
@@ -191,7 +191,7 @@ export class RowEncoder {
     return this.how.train_on === 'all' ? { ids: ended.ids, labels: [...ended.ids] } : ended;
   }
 
-  /** The row with the end-of-sequence token behind it, which is learnt. */
+  /** The row with the end-of-sequence token behind it, which is trained on. */
   _ended(ids, labels) {
     const eos = this.tokenizer.eosId;
     if (eos !== null) {
@@ -205,8 +205,8 @@ export class RowEncoder {
   }
 
   _masked(text, spans, special) {
-    const { ids, learnt } = this.tokenizer.encodeMasked(text, spans, special);
-    return { ids, labels: ids.map((id, i) => (learnt[i] ? id : IGNORED)) };
+    const { ids, trained } = this.tokenizer.encodeMasked(text, spans, special);
+    return { ids, labels: ids.map((id, i) => (trained[i] ? id : IGNORED)) };
   }
 }
 
@@ -225,7 +225,7 @@ function textOf(row, key) {
   return row[key];
 }
 
-/** Refuses a column that says which tokens of a row are learnt, in the words of other trainers. */
+/** Refuses a column that says which tokens of a row are trained on, in the words of other trainers. */
 export function refuseMasks(row) {
   for (const key of Object.keys(row).filter((each) => MASKS.test(each)).sort()) {
     const numbers = numbersOf(row[key]);
@@ -275,14 +275,14 @@ function countSilent(messages, silent) {
   for (const role of roles) silent.roles.add(role);
 }
 
-function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, spared, silent, { max_length: limit }) {
+function nothing({ rows, empty, dropped, without_labels: unlabeled }, unreached, spared, silent, { max_length: limit }) {
   const of = (count, one, several) => count > 0 && (rows === 1 ? `it ${one}` : `${count} ${count === 1 ? one : several}`);
   const roles = [...silent.roles].sort().slice(0, MOST_ROLES).map((role) => `'${role}'`).join(', ');
   const advice = [...silent.roles].every((role) => USUAL_ROLES.includes(role)) ? '' : "; rename the role that answers to 'assistant'";
   const unsaid = `no assistant turn to train on (roles: ${roles})${advice}`;
   const why = [
     of(empty, 'is empty', 'are empty'), of(dropped, `has more than ${limit} tokens`, `have more than ${limit} tokens`),
-    of(spared, `has ${UNASKED}`, `have ${UNASKED}`), of(unlearnt - unreached - spared - silent.rows, 'has nothing to train on', 'have nothing to train on'),
+    of(spared, `has ${UNASKED}`, `have ${UNASKED}`), of(unlabeled - unreached - spared - silent.rows, 'has nothing to train on', 'have nothing to train on'),
     of(unreached, `has nothing to train on within ${limit} tokens`, `have nothing to train on within ${limit} tokens`),
     of(silent.rows, `has ${unsaid}`, `have ${unsaid}`),
   ].filter(Boolean);

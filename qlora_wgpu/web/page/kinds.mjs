@@ -16,12 +16,12 @@ const ROWS = {
  * @param {boolean} chats Whether it has a chat template.
  * @returns {string[]}
  */
-export function kindsOf({ format, columns, train_on: learnt }, chats) {
+export function kindsOf({ format, columns, train_on: trained }, chats) {
   const named = ([key, value]) => [columns[key] ?? key, value];
   return Object.entries(ROWS)
     .filter(([name]) => format === 'auto' || format === name)
     .filter(([name]) => chats || !CHATS.includes(name))
-    .filter(([name]) => name !== 'text' || ['auto', 'all'].includes(learnt))
+    .filter(([name]) => name !== 'text' || ['auto', 'all'].includes(trained))
     .filter(([, row]) => Object.keys(columns).every((key) => key in row))
     .map(([, row]) => JSON.stringify(Object.fromEntries(Object.entries(row).map(named))));
 }

@@ -20,11 +20,11 @@ export class LeftOut {
    *
    * @param {{messages: object[], tools: object[]|null}} conversation
    * @param {string} text Its text.
-   * @param {Set<number>} learnt The numbers of the messages that are learnt.
+   * @param {Set<number>} trained The numbers of the messages that the loss is taken on.
    * @returns {Set<string>}
-   * @throws {Told} If nothing is left of a message that is learnt.
+   * @throws {Told} If nothing is left of a message that the loss is taken on.
    */
-  of(conversation, text, learnt) {
+  of(conversation, text, trained) {
     const { messages, tools } = conversation;
     const shape = JSON.stringify([messages.map(shapeOf), Boolean(tools)]);
     if (!this.known.has(shape)) {
@@ -32,7 +32,7 @@ export class LeftOut {
       this.known.set(shape, this._parts(conversation, text));
     }
     const { parts, leftOut } = this.known.get(shape);
-    for (const number of [...learnt].sort((a, b) => a - b)) {
+    for (const number of [...trained].sort((a, b) => a - b)) {
       const own = [...parts.values()].filter(({ message }) => message === number);
       if (own.length && own.every((part) => leftOut.has(nameOf(part)))) {
         const kinds = own.map(({ kind }) => ({ thought: 'thought', call: 'tool call' })[kind] ?? 'content').sort().join(' and ');

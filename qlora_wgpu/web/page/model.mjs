@@ -148,7 +148,7 @@ export class Model {
     return { labels, tokens };
   }
 
-  /** Updates the adapter by the sums, which begin anew; the promise has the step's figures. */
+  /** Updates the adapter by the sums, which start again; the promise has the step's figures. */
   async step(row) {
     this.memory.write(this.variant.step_info[0], row, this.variant.step_info[1]);
     await this.update.run();

@@ -1,4 +1,4 @@
-/** How prompts are written for what a model has learnt from, and where answers end; as data/prompts.py. */
+/** How prompts are written for what a model was trained on, and where answers end; as data/prompts.py. */
 
 import { ChatTemplate } from './chat.mjs';
 import { CHATS, conversationOf } from './conversations.mjs';

@@ -37,10 +37,10 @@ export class SiteFiles {
     const content = await this._content(name, 'default');
     if (!(await this._damage(name, content))) return content;
     // It may be that of a site which was here before, and which the browser has kept.
-    const anew = await this._content(name, 'reload');
-    const damage = await this._damage(name, anew);
+    const fetched = await this._content(name, 'reload');
+    const damage = await this._damage(name, fetched);
     if (damage) throw new Told(damage);
-    return anew;
+    return fetched;
   }
 
   async _content(name, cache) {

@@ -9,7 +9,7 @@ const VECTORS = ['parameters', 'first_moment', 'second_moment'];
 export class Snapshots {
   /**
    * @param {string} name Tells one site's snapshots from another's.
-   * @param {string} family How the names begin that the site had before it was written anew, too.
+   * @param {string} family How the names begin that the site had before it was written again, too.
    * @param {StorageManager} storage navigator.storage.
    * @param {LockManager} locks navigator.locks, if the browser has them.
    */
@@ -77,7 +77,7 @@ export class Snapshots {
     return this.textName;
   }
 
-  /** The names under which the site kept something before it was written anew. */
+  /** The names under which the site kept something before it was written again. */
   async earlier() {
     const found = [];
     try {

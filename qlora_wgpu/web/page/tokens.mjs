@@ -81,18 +81,18 @@ export class Tokenizer {
    * @param {string} text
    * @param {[number, number][]} spans Ascending, disjoint.
    * @param {boolean} special Whether the tokenizer's own special tokens are added.
-   * @returns {{ids: number[], learnt: boolean[]}}
+   * @returns {{ids: number[], trained: boolean[]}}
    */
   encodeMasked(text, spans, special) {
     const placed = this._placed(text, special);
     let [covered, current] = [0, 0];
-    const learnt = placed.map(({ begin: start, end }) => {
+    const trained = placed.map(({ begin: start, end }) => {
       const begin = Math.min(start, covered); // white space between tokens belongs to what follows
       covered = Math.max(covered, end);
       while (current < spans.length && spans[current][1] <= begin) current++;
       return current < spans.length && Math.max(begin, spans[current][0]) < Math.min(end, spans[current][1]);
     });
-    return { ids: placed.map(({ token }) => this._id(token)), learnt };
+    return { ids: placed.map(({ token }) => this._id(token)), trained };
   }
 
   /** Tokens with their places, and around them those that the tokenizer adds: before them alone, where a text is open. */

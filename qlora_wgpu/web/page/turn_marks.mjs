@@ -1,4 +1,4 @@
-/** What messages say of themselves: whether they are learnt, in the words of other trainers; as data/conversations.py. */
+/** What messages say of themselves: whether they are trained on, in the words of other trainers; as data/conversations.py. */
 
 import { Told } from './device.mjs';
 import { isSome, OddNumber } from './json.mjs';
@@ -9,22 +9,22 @@ const PARTS = ['train_detail', 'training_detail']; // Axolotl's, of passages
 const MARKS = [WEIGHT, ...TRAINS];
 const ASKS = /(\.|\[['"])(weight|train|training|loss|loss_weight)\b/;
 
-/** Whether a template marks what is learnt by what messages say, and so knows better. */
+/** Whether a template marks what is trained on by what messages say, and so knows better. */
 export const decides = (template) => template.marks && ASKS.test(template.source);
 
 /** Whether a key is of what a message says of itself. */
 export const isMark = (key) => MARKS.includes(key) || PARTS.includes(key);
 
-/** Whether a message says that it is not learnt. */
+/** Whether a message says that it is not trained on. */
 export const isSpared = (message) => MARKS.some((mark) => says(message[mark], 0));
 
-/** Whether a message says that it is learnt, whoever it is from; OpenAI's weights are of the assistant's alone. */
+/** Whether a message says that it is trained on, whoever it is from; OpenAI's weights are of the assistant's alone. */
 export const isAskedFor = (message) => !isSpared(message) && TRAINS.some((mark) => says(message[mark], 1));
 
 /** What a message says of itself, by the words for it. */
 export const marksOf = (message) => Object.fromEntries(Object.entries(message).filter(([key, value]) => isMark(key) && value !== null));
 
-/** Refuses what is neither learnt nor not, of a message that is called by a name. */
+/** Refuses what is neither trained on nor not, of a message that is called by a name. */
 export function checkMarks(message, name) {
   for (const mark of MARKS) {
     const value = message[mark] ?? null;

@@ -23,19 +23,19 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, unread, bad, spared, document }) {
+export function ofData(name, { rows, held, tokens, trained, counts, unknown, ends, dropped, unread, bad, spared, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} truncated`, counts.dropped && `${number(counts.dropped)} too long and skipped`,
     counts.without_labels && `${number(counts.without_labels)} without labels skipped`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
   const what = document ? `one document in ${counted(rows, 'piece')}` : counted(rows, 'row');
-  return `${name}: ${what} to train on (${counted(tokens, 'token')}, loss on ${number(learnt)})` +
+  return `${name}: ${what} to train on (${counted(tokens, 'token')}, loss on ${number(trained)})` +
     `${held ? `, ${number(held)} held out for evaluation` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofSpared(spared, counts)}${ofDropped(dropped)}${ofUnread(unread)}${ofUnknown(unknown, counts)}`;
 }
 
-function ofEnds({ known, learnt }) {
+function ofEnds({ known, trained }) {
   if (!known) return ' The tokenizer has no end-of-sequence token, so the model is not trained on one.';
-  return learnt ? '' : ' The loss is taken on no end-of-turn token, so the model will not learn when to stop: ' +
+  return trained ? '' : ' The loss is taken on no end-of-turn token, so the model will not learn when to stop: ' +
     'the chat template may not fit the tokenizer (data.chat_template of the site).';
 }
 

@@ -59,7 +59,7 @@ const requests = {
     return { adapter: adapterInfo(), restored, kept: kept && kept.about };
   },
 
-  /** Rows of a file as examples, some held out; a sample with what is learnt. */
+  /** Rows of a file as examples, some held out; a sample with what is trained on. */
   async data({ name, content }) {
     const text = typeof content === 'string' ? content : await textOf(name, content);
     const rows = rowsOf(name, text);
@@ -71,7 +71,7 @@ const requests = {
     const found = {
       counts, format, ends, dropped, unread, bad, spared, document: Boolean(rows[0].document), held: held.length, unknown: { ...unknown, text: state.tokenizer.specialTokens.unk_token }, rows: train.length,
       tokens: train.reduce((n, e) => n + e.ids.length, 0),
-      learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
+      trained: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
       longest: longest(train, held),
       sample: shownExample(train[0]),
       prompt: firstPrompt(rows, format, encoder, (text) => hasRoom(kindOf(format), text)),
@@ -80,7 +80,7 @@ const requests = {
     return found;
   },
 
-  /** Whether what was kept learnt from the rows that this page makes of its data. */
+  /** Whether what was kept was trained on the rows that this page makes of its data. */
   isSame() {
     const { course, settings } = state.last.about;
     return course === courseOf(new Training(state.model, state.data.examples, settings), state.data.held);
@@ -161,7 +161,7 @@ function hasRoom(kind, text) {
   return length <= 0.75 * state.site.buckets.at(-1);
 }
 
-/** Where a site's snapshots lie: one that was written anew begins anew; and how all names of this place begin. */
+/** Where a site's snapshots lie: one that was written again starts over; and how all names of this place begin. */
 async function storageNames({ model, training, text, files }, place) {
   const digest = async (value) => (await sha256(new TextEncoder().encode(JSON.stringify(value)))).slice(0, 16);
   const family = `${await digest(place)}-`;
@@ -175,7 +175,7 @@ function restore(kept) {
   state.model.writeVector('parameters', kept.parameters);
 }
 
-/** Opens a device anew that was lost or has refused something, with the adapter as it was last kept. */
+/** Opens a device again that was lost or has refused something, with the adapter as it was last kept. */
 async function alive() {
   if (state.model?.sound) return;
   await reopen();
@@ -284,15 +284,15 @@ function shownExample({ ids, labels }) {
   const parts = [];
   for (let begin = 0; begin < Math.min(ids.length, SHOWN_TOKENS); ) {
     let end = begin;
-    const learnt = labels[begin] !== -100;
-    while (end < Math.min(ids.length, SHOWN_TOKENS) && (labels[end] !== -100) === learnt) end++;
-    parts.push({ text: state.tokenizer.shownText(ids.slice(begin, end)), learnt });
+    const trained = labels[begin] !== -100;
+    while (end < Math.min(ids.length, SHOWN_TOKENS) && (labels[end] !== -100) === trained) end++;
+    parts.push({ text: state.tokenizer.shownText(ids.slice(begin, end)), trained });
     begin = end;
   }
   return { parts, cut: ids.length > SHOWN_TOKENS };
 }
 
-/** The kind of prompts that the adapter has learnt from; before it has, that of the data. */
+/** The kind of prompts that the adapter was trained on; before it has, that of the data. */
 function promptKind() {
   return state.trained ?? (state.data ? kindOf(state.data.format) : state.template ? 'chat' : 'text');
 }

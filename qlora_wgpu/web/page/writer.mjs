@@ -74,7 +74,7 @@ export class Writer {
 export function chosen(logits, temperature, topP, random) {
   let best = 0;
   for (let i = 1; i < logits.length; i++) if (logits[i] > logits[best]) best = i;
-  if (!Number.isFinite(logits[best])) throw new Told("The model's logits are not finite: the adapter is damaged, begin anew.");
+  if (!Number.isFinite(logits[best])) throw new Told("The model's logits are not finite: the adapter is damaged, start over.");
   if (temperature === 0) return best;
   const weights = Array.from(logits, (logit) => Math.exp((logit - logits[best]) / temperature));
   const order = weights.map((_, i) => i).sort((a, b) => weights[b] - weights[a]);

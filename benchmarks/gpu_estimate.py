@@ -1,6 +1,6 @@
-"""What a step should take on cards that nobody had: reckoned from compiled kernels, not measured.
+"""What a step should take on cards that nobody had: estimated from compiled kernels, not measured.
 
-usage: python benchmarks/gpu_reckoning.py [--json FILE] [--family navi31] [--backend NAME]
+usage: python benchmarks/gpu_estimate.py [--json FILE] [--family navi31] [--backend NAME]
            [--products KIND ...] [--model NAME ...] [--seq N] [--folder FOLDER] [--turns FILE]
 
 Every launch of a step is traced with its operations, bytes and workgroups; RADV compiles its kernel
@@ -102,7 +102,7 @@ def seconds(card: Card, launch: Launch, outcome: Outcome, turn: Turn) -> tuple[f
     return ways[bound] + GAP, bound
 
 
-def reckoned(
+def estimated(
     launches: list[Launch],
     outcomes: dict[str, Outcome],
     turns: dict[str, Turn],
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     loops = {label: asdict(turn) for label, turn in turns.items()}
     nvidias = {} if args.turns is None else nvidias_turns(args.turns)
     steps = {
-        name: reckoned(each, outcomes, turns, nvidias, args.seq) for name, each in plans.items()
+        name: estimated(each, outcomes, turns, nvidias, args.seq) for name, each in plans.items()
     }
     cards = {name: asdict(card) for name, card in CARDS.items()}
     assumed = {"efficiency": EFFICIENCY, "copies": COPIES, "gap": GAP}

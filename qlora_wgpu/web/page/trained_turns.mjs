@@ -1,4 +1,4 @@
-/** Which characters of a conversation are learnt: by whose turns they are, and what turns say; as data/masking.py. */
+/** Which characters of a conversation are trained on: by whose turns they are, and what turns say; as data/masking.py. */
 
 import { RenderedTurns } from './masking.mjs';
 import { decides, isAskedFor, isSpared } from './turn_marks.mjs';
@@ -9,14 +9,14 @@ const isOwn = ({ role }) => role === 'assistant';
 export const heedsMarks = (template, wanted) => wanted === 'all' || !decides(template);
 
 /**
- * A conversation as text, the spans of what is learnt, whether turns that would be learnt say that they are not, and the
- * numbers of the assistant's turns that are learnt.
+ * A conversation as text, the spans of what is trained on, whether turns that would be trained on say that they are not, and the
+ * numbers of the assistant's turns that the loss is taken on.
  *
  * @param {import('./chat.mjs').ChatTemplate} template
  * @param {{messages: object[], tools: object[]|null, prompt: number}} conversation
- * @param {string} wanted What is learnt: train_on.
+ * @param {string} wanted What is trained on: train_on.
  */
-export function learntTurns(template, { messages, tools, prompt }, wanted, eosToken) {
+export function trainedTurns(template, { messages, tools, prompt }, wanted, eosToken) {
   const isLast = wanted === 'last_turn' || (wanted === 'completion' && !prompt);
   const first = isLast ? messages.length - 1 : prompt;
   const [isWhole, heeds] = [wanted === 'all', heedsMarks(template, wanted)];

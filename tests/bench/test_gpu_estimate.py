@@ -1,4 +1,4 @@
-"""What is reckoned of kernels: the loop that counts, and what a launch waits for."""
+"""What is estimated of kernels: the loop that counts, and what a launch waits for."""
 
 import math
 import sys
@@ -42,10 +42,10 @@ def scripts(monkeypatch):
     """The scripts, as a run in their folder finds them."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     before = set(sys.modules)
-    import gpu_reckoning
+    import gpu_estimate
     from compilers import loops
 
-    yield SimpleNamespace(reckoning=gpu_reckoning, loops=loops)
+    yield SimpleNamespace(estimate=gpu_estimate, loops=loops)
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -90,7 +90,7 @@ def launch_of(workgroups, flops=0, nbytes=0):
 
 @pytest.mark.parametrize(("groups", "filled"), [(100, 1.0), (101, 0.505), (10, 0.1)])
 def test_a_launch_waits_for_the_longest(scripts, groups, filled):
-    own = scripts.reckoning
+    own = scripts.estimate
     card = own.Card(100, 2, 1e9, 32, 128, 1e12)
     outcome = SimpleNamespace(figures={"instructions": 100, "subgroup_size": 64})
     fmas = scripts.loops.Turn(multiplies=90, others=10)
@@ -110,8 +110,8 @@ def test_a_launch_waits_for_the_longest(scripts, groups, filled):
 
 
 def test_matrix_units_take_their_cycles_beside_the_rest(scripts):
-    card = scripts.reckoning.Card(1, 1, 1.0, 32, math.inf, 1.0)
+    card = scripts.estimate.Card(1, 1, 1.0, 32, math.inf, 1.0)
     launch = launch_of((1, 1, 1), flops=2 * 16**3)
     turn = scripts.loops.Turn(matrices=1, others=8)
-    seconds = scripts.reckoning.loop_seconds(card, launch, turn, 32)
-    assert seconds == pytest.approx(40 / scripts.reckoning.EFFICIENCY)
+    seconds = scripts.estimate.loop_seconds(card, launch, turn, 32)
+    assert seconds == pytest.approx(40 / scripts.estimate.EFFICIENCY)
