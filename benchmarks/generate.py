@@ -50,7 +50,7 @@ def measured(engine: Engine, prompt: list[int]) -> dict[str, float]:
 
 def launches_of_a_turn(engine: Engine) -> list[Launch]:
     """What gives a token to all texts that fit."""
-    made = engine._program(engine.texts, 1, with_logits=False)
+    made = engine._program(engine.texts, 1, with_logits=False, with_images=False)
     return [launch for own in (made.hidden, made.head) for launch in own.plan.launches]
 
 

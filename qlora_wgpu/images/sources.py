@@ -230,10 +230,8 @@ def _of_text(text: str, folder: Path | None, name: str) -> ImageSource:
         content = _from_base64(body, name) if is_coded else unquote_to_bytes(body)
         return ImageSource(name, RowContent(content))
     if is_remote(text) and not text.startswith(_FILE):
-        raise DataError(
-            f"{name} is {quoted(text)}, but images are not downloaded: download it, and refer to "
-            "the file"
-        )
+        advice = "send a data: URI" if folder is None else "download it, and refer to the file"
+        raise DataError(f"{name} is {quoted(text)}, but images are not downloaded: {advice}")
     if folder is None:
         raise DataError(f"{name} must be a data: URI, got {quoted(text)}")
     path = folder / Path(text.removeprefix(_FILE)).expanduser()

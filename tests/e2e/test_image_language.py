@@ -63,6 +63,7 @@ def check_gradients(known, loss, gradients):
         assert off <= 2e-5 * norm, (name, off / norm)  # float32 sums in another order
 
 
+@pytest.mark.quick(case=["qwen3_vl", "gemma3"])
 @pytest.mark.parametrize("case", CASES)
 def test_against_pytorch(device, tmp_path, case):
     """Logits and gradients of a batch with padding and without images in one row."""
@@ -95,6 +96,7 @@ def prompts():
     return [row[seen == 1].tolist() for row, seen in zip(ids, mask, strict=True)]
 
 
+@pytest.mark.quick(case=["qwen2_vl"])
 @pytest.mark.parametrize("case", CASES)
 def test_greedy_tokens_against_pytorch(device, tmp_path, case):
     """All rows in one batch of decoding, with M-RoPE at positions of their own.
