@@ -24,6 +24,7 @@ from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
+from qlora_wgpu.runs.placement import with_fitting_rollouts
 from qlora_wgpu.runs.prompts import (
     SampleTexts,
     Writer,
@@ -142,6 +143,7 @@ def _train(
     workload = TrainingWorkload.of(
         settings, source.pretrained, data.length, shapes, rollout_shape(data, settings)
     )
+    workload = with_fitting_rollouts(workload, device)
     opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))

@@ -147,9 +147,8 @@ def test_a_constant_reward_changes_nothing(device, tmp_path):
     settings = config(tmp_path, 3, beta=0.0)
     model = opened(tmp_path, device)
     before = model.adapter_state_dict()
-    Trainer(model, settings, reward_funcs=[lambda completions, **_: [2.0] * len(completions)]).train(
-        ROWS
-    )
+    flat = [lambda completions, **_: [2.0] * len(completions)]
+    Trainer(model, settings, reward_funcs=flat).train(ROWS)
     after = model.adapter_state_dict()
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
