@@ -278,10 +278,9 @@ class RolloutBatches:
             labels[: len(prompt.ids) if rollout.has_loss[number] else None] = IGNORE_INDEX
             rows.append([Example(ids, labels)])
         batch = padded_batch(rows, self._batch_size, longest)
-        ids, labels, mask = (
-            np.asarray(a, np.int64) for a in (batch.input_ids, batch.labels, batch.attention_mask)
-        )
-        return ids, shifted_targets(labels, mask), mask
+        mask = batch.attention_mask.astype(np.int64)
+        targets = shifted_targets(batch.labels.astype(np.int64), mask)
+        return batch.input_ids.astype(np.int64), targets, mask
 
     def _shaped(self, flat: FloatArray) -> list[FloatArray]:
         """Log probabilities by micro-batch."""

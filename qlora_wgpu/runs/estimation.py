@@ -238,9 +238,9 @@ def estimate(
         )
     memory = kept.memory(step, kept.sized(step).plan)
     if samples:  # what generation needs in addition
-        plans = [kept.step(step).plan]
-        alone = workload.memory(kept, plans)
-        memory += workload.memory(kept, [*plans, *workload.rollout_plans(kept)]) - alone
+        own = [kept.step(step).plan]
+        both = workload.memory(kept, [*own, *workload.rollout_plans(kept)])
+        memory += both - workload.memory(kept, own)
     total = totals(layout, step)
     fits = None if budget is None else _largest_sizes(total, step.seq, budget)
     remedy, fitted = None, None

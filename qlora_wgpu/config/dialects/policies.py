@@ -116,7 +116,8 @@ def _convert_sizes(draft: Draft) -> None:
 def _convert_functions(draft: Draft) -> None:
     given = draft.take("reward_funcs")
     names = given if isinstance(given, list) else [] if given is None else [given]
-    made, weights = [], draft.remaining.get("reward_weights")
+    made: list[Any] = []
+    weights = draft.remaining.get("reward_weights")
     for name in names:
         if name in _FUNCTIONS:
             made.append(_FUNCTIONS[name])

@@ -140,7 +140,7 @@ class GRPOConfig(Section):
 
     def unused_by(self, objective: str) -> str | None:
         """A setting that differs from its default, but that the objective does not use."""
-        others = _ONLY_RLOO if objective == "grpo" else _ONLY_GRPO
+        others: tuple[str, ...] = _ONLY_RLOO if objective == "grpo" else _ONLY_GRPO
         if objective not in POLICY_OBJECTIVES:
             others = tuple(type(self).model_fields)
         fields = type(self).model_fields
