@@ -9,7 +9,8 @@ from qlora_wgpu.reference.tape import Array
 def token_losses(
     logps: Array, old: Array, reference: Array, advantages: Array, loss_type: str, beta: float,
     epsilon: float, epsilon_high: float, delta: float = np.inf,
-    temperatures: tuple[float, float] = (1.0, 1.05), mean_ratio: Array | None = None, *, corrects: bool = True,
+    temperatures: tuple[float, float] = (1.0, 1.05),
+    mean_ratio: Array | None = None, *, corrects: bool = True,
 ) -> Array:  # fmt: skip
     """The losses of tokens; ``mean_ratio`` is the logarithm of their sequences' ratios, if any."""
     ratio = np.exp(logps - old if mean_ratio is None else mean_ratio)

@@ -24,9 +24,10 @@ from qlora_wgpu.training.executor import MicroBatch
 
 def policy_of(config: Config) -> Policy | None:
     """The objective over sampled completions (GRPO or RLOO), or None."""
-    objective, given = config.train.objective, config.grpo
+    objective = config.train.objective
     if objective not in POLICY_OBJECTIVES:
         return None
+    given = config.grpo
     return Policy(
         "rloo" if objective == "rloo" else given.loss_type,
         given.kl_weight(objective),
