@@ -206,7 +206,7 @@ def estimate(
     if samples:
         more = settings.grpo.max_completion_length
         workload = replace(workload, rollouts=RolloutShape(
-            max(length - more, 1), length, min(MOST_AT_ONCE, settings.grpo.generation_batch_size(
+            (max(length - more, 1),), length, min(MOST_AT_ONCE, settings.grpo.generation_batch_size(
                 settings.train.per_device_train_batch_size,
                 settings.train.gradient_accumulation_steps,
             ))

@@ -290,8 +290,8 @@ def _rollout_shapes(data: RunData, plan: RolloutPlan, longest: int) -> RunShapes
     """What GRPO computes: micro-batches of all lengths that completions may have."""
     most = bucket_length(plan.longest, longest)
     shortest = int(plan.lengths.min()) + 1
-    lengths = {bucket_length(tokens, longest): None for tokens in range(plan.longest, shortest, -8)}
-    others = [length for length in lengths if length != most]
+    lengths = (bucket_length(tokens, longest) for tokens in range(plan.longest, shortest - 1, -1))
+    others = [length for length in dict.fromkeys(lengths) if length != most]
     kinds: tuple[StepKind, ...] = ("logps",)
     return RunShapes(
         tuple(len(prompt.ids) for prompt in data.prompts),
@@ -307,10 +307,11 @@ def rollout_shape(data: RunData, settings: Config) -> RolloutShape | None:
     plan = data.plan
     if not isinstance(plan, RolloutPlan):
         return None
-    prompt = max(data.train.longest, 0 if data.held_out is None else data.held_out.longest)
+    rows = [data.train, *filter(None, [data.held_out])]
+    prompts = tuple(np.unique(np.concatenate([each.lengths for each in rows])).tolist())
     completions = plan.num_prompts * plan.num_generations
-    capacity = prompt + settings.grpo.max_completion_length
-    return RolloutShape(prompt, capacity, min(MOST_AT_ONCE, completions))
+    capacity = prompts[-1] + settings.grpo.max_completion_length
+    return RolloutShape(prompts, capacity, min(MOST_AT_ONCE, completions))
 
 
 def _answer_shapes(
