@@ -30,11 +30,14 @@ CASES = {
     },
     "completions": {
         "train": {
-            "objective": "grpo", "per_device_train_batch_size": 4,
+            "objective": "grpo",
+            "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 2,
         },
         "grpo": {
-            "reward_funcs": [{"length": {"target": 5}}], "max_completion_length": 9, "beta": 0.1,
+            "reward_funcs": [{"length": {"target": 5}}],
+            "max_completion_length": 9,
+            "beta": 0.1,
         },
     },
     "within a budget": {"model": WIDE, "device": {"memory": 0.92}},
