@@ -291,7 +291,9 @@ class RolloutBatches:
         ]
 
     def _log_probs(self, model: QLoRAModel, start: FloatArray | None) -> LogProbs:
-        old = [model.token_logps(*checked) for checked in self._checked]
+        old = [np.zeros(ids.shape, np.float32) for ids, _, _ in self._checked]
+        if self._policy.needs_old:
+            old = [model.token_logps(*checked) for checked in self._checked]
         reference = [np.zeros_like(logps) for logps in old]
         if self._policy.has_reference:
             with model.disable_adapter():

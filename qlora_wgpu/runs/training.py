@@ -55,7 +55,7 @@ from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
-from qlora_wgpu.training.policies import RolloutPlan
+from qlora_wgpu.training.policies import RolloutPlan, policy_of
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
@@ -262,7 +262,7 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     """What a run computes in addition to its longest step, to plan its memory."""
     longest = max(settings.data.max_seq_length, data.plan.longest)
     if isinstance(data.plan, RolloutPlan):
-        return _rollout_shapes(data, data.plan, longest)
+        return _rollout_shapes(settings, data, data.plan, longest)
     rows, held_out = settings.rows_at_once, data.held_out
     preference = preference_of(settings.train)
     measured: Iterable[int] = ()
@@ -286,13 +286,17 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     )
 
 
-def _rollout_shapes(data: RunData, plan: RolloutPlan, longest: int) -> RunShapes:
+def _rollout_shapes(settings: Config, data: RunData, plan: RolloutPlan, longest: int) -> RunShapes:
     """What GRPO computes: micro-batches of all lengths that completions may have."""
     most = bucket_length(plan.longest, longest)
     shortest = int(plan.lengths.min()) + 1
     lengths = (bucket_length(tokens, longest) for tokens in range(plan.longest, shortest - 1, -1))
     others = [length for length in dict.fromkeys(lengths) if length != most]
-    kinds: tuple[StepKind, ...] = ("logps",)
+    policy = policy_of(settings)
+    assert policy is not None
+    kinds: tuple[StepKind, ...] = ()
+    if policy.needs_old or policy.has_reference:
+        kinds = ("logps",)
     return RunShapes(
         tuple(len(prompt.ids) for prompt in data.prompts),
         longest_sample(data.prompts),

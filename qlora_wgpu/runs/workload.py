@@ -172,8 +172,10 @@ class TrainingWorkload(Workload):
         prompts = prompt_batches(given.prompts, given.capacity, given.count)
         sizes = [*prompts, *((rows, 1) for rows in batch_sizes(given.count))]
         cache = KVCache(given.capacity, given.count)
-        logps = self._other(layout, "logps", self.step.seq)
-        return [logps, *text_plans(layout, cache, sizes)]
+        policy, others = self.step.objective.policy, list[Plan]()
+        if policy is not None and (policy.needs_old or policy.has_reference):
+            others.append(self._other(layout, "logps", self.step.seq))
+        return [*others, *text_plans(layout, cache, sizes)]
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
         longest = shapes.longest_sample

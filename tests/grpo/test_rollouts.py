@@ -108,6 +108,8 @@ def test_truncated_completions_may_be_left_out(device, tmp_path):
     assert stats[1] == pytest.approx(12) and stats[STATS_METRICS + METRICS.index("tokens")] == 12
 
 
+@pytest.mark.slow
+@pytest.mark.cover(loss_type=["dapo"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "sapo"])
 def test_the_mean_reward_rises(device, tmp_path, loss_type):
     policy = Policy(loss_type, epsilon_high=5.0 if loss_type == "cispo" else None)
