@@ -1,8 +1,9 @@
 # Targets set themselves up: a virtual environment in .venv, and lavapipe if there is no GPU.
-.PHONY: help setup demo docs quick test test-full test-lowest test-browser lint bench campaign mutants clean
+.PHONY: help setup demo demo-grpo docs quick test test-full test-lowest test-browser lint bench campaign mutants clean
 
 help:
 	@echo "make demo          fine-tune the small model that comes with the project"
+	@echo "make demo-grpo     train the demo's adapter further, by rewards alone"
 	@echo "make docs          build the documentation in build/site"
 	@echo "make quick         run the cheap tests, during development; K=EXPRESSION selects some"
 	@echo "make test          run the tests that a change must pass"
@@ -20,6 +21,12 @@ setup:
 demo:
 	@tools/setup.sh
 	@.venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
+
+# It continues the adapter of `make demo`, which runs first if there is none.
+demo-grpo:
+	@tools/setup.sh
+	@test -d runs/demo/adapter || .venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
+	@.venv/bin/qlora-wgpu train demo/grpo/grpo.yaml --overwrite
 
 docs:
 	@tools/setup.sh docs

@@ -28,6 +28,7 @@ from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import preparation, source_shares
 from qlora_wgpu.training.scoring import with_labels
 from qlora_wgpu.visible import visible
@@ -235,7 +236,7 @@ def _statistics(settings: Config, prepared: runs.PreparedData, *, held_out: bool
         "tokens",
         f"{total:,} per epoch, loss on {labels:,} ({100 * labels / total:.1f} %), the rest masked",
     )
-    if settings.data.packing:
+    if settings.data.packing and isinstance(plan, BatchSampler):
         row = max(settings.data.max_seq_length, plan.longest)
         full = 100 * total / (len(plan.rows) * row)
         rows = "1 row" if len(plan.rows) == 1 else f"{len(plan.rows):,} rows"
@@ -243,6 +244,7 @@ def _statistics(settings: Config, prepared: runs.PreparedData, *, held_out: bool
     table.add_row(
         "steps",
         f"{plan.steps_per_epoch:,} per epoch, {plan.total_steps:,} in total, of "
-        f"{plan.batch_size // plan.sides} x {plan.accumulation} rows",
+        f"{plan.batch_size // plan.sides} x {plan.accumulation} "
+        f"{'rows' if isinstance(plan, BatchSampler) else 'completions'}",
     )
     return table

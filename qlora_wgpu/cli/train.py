@@ -161,7 +161,7 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
 
 
 def _result_rows(result: TrainResult) -> dict[str, str]:
-    rows = {}
+    rows: dict[str, str] = {}
     if result.metric_for_best_model == REWARD:  # whose loss is its negative
         rows |= _reward_rows(result)
     elif result.eval_loss_before is not None and result.eval_loss is not None:
@@ -184,7 +184,7 @@ def _result_rows(result: TrainResult) -> dict[str, str]:
 
 
 def _reward_rows(result: TrainResult) -> dict[str, str]:
-    rows = {}
+    rows: dict[str, str] = {}
     if result.eval_loss_before is not None and result.eval_loss is not None:
         before, after = -result.eval_loss_before, -result.eval_loss
         rows["held-out reward"] = f"{before:.4f} before, {after:.4f} after"

@@ -290,6 +290,17 @@ def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], fol
     data = values.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         data["sources"] = [source(each) for each in data["sources"]]
+    grpo = values.get("grpo")
+    if isinstance(grpo, dict) and isinstance(grpo.get("reward_funcs"), list):
+        location = ("grpo", "reward_funcs")
+
+        def function(each: Any) -> Any:
+            path, colon, name = each.rpartition(":") if isinstance(each, str) else ("", "", "")
+            if not path.endswith(".py"):
+                return each
+            return f"{resolved('grpo.reward_funcs', path, location)}{colon}{name}"
+
+        grpo["reward_funcs"] = [function(each) for each in grpo["reward_funcs"]]
 
 
 # ---- the run of an adapter -----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +93,17 @@ def prefill_batch(texts: Sequence[Request], capacity: int) -> list[Request]:
         and bool(text.images) == bool(first.images)
     ]
     return similar[: batch_size(length, len(similar))]
+
+
+def prompt_batches(prompts: Iterable[int], capacity: int, texts: int) -> list[tuple[int, int]]:
+    """Batch sizes and padded lengths of all prefills of some prompts, the largest first."""
+    lengths = {prompt_length(tokens, capacity) for tokens in prompts}
+    shapes = [
+        (1 << power, length)
+        for length in lengths
+        for power in range(batch_size(length, texts).bit_length())
+    ]
+    return sorted(shapes, key=lambda shape: (-shape[0] * shape[1], -shape[0]))
 
 
 def largest_batch(longest: int, capacity: int, texts: int) -> tuple[int, int]:

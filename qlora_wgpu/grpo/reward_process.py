@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError, RewardError
+from qlora_wgpu.files import is_file
 
 _START = 60.0  # seconds for a file to be imported
 
@@ -39,7 +40,7 @@ class RewardProcess:
         """
         self.name, self._timeout = function, timeout
         self._where = f"{path}:{function}"
-        if not Path(path).is_file():
+        if not is_file(Path(path)):
             raise ConfigError(f"grpo.reward_funcs: {path} does not exist")
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, path, function],

@@ -278,10 +278,9 @@ class RolloutBatches:
             labels[: len(prompt.ids) if rollout.has_loss[number] else None] = IGNORE_INDEX
             rows.append([Example(ids, labels)])
         batch = padded_batch(rows, self._batch_size, longest)
-        ids, labels, mask = (
-            np.asarray(a, np.int64) for a in (batch.input_ids, batch.labels, batch.attention_mask)
-        )
-        return ids, shifted_targets(labels, mask), mask
+        mask = batch.attention_mask.astype(np.int64)
+        targets = shifted_targets(batch.labels.astype(np.int64), mask)
+        return batch.input_ids.astype(np.int64), targets, mask
 
     def _shaped(self, flat: FloatArray) -> list[FloatArray]:
         """Log probabilities by micro-batch."""
@@ -292,7 +291,9 @@ class RolloutBatches:
         ]
 
     def _log_probs(self, model: QLoRAModel, start: FloatArray | None) -> LogProbs:
-        old = [model.token_logps(*checked) for checked in self._checked]
+        old = [np.zeros(ids.shape, np.float32) for ids, _, _ in self._checked]
+        if self._policy.needs_old:
+            old = [model.token_logps(*checked) for checked in self._checked]
         reference = [np.zeros_like(logps) for logps in old]
         if self._policy.has_reference:
             with model.disable_adapter():

@@ -276,7 +276,8 @@ def encode_batch(
     if batch.completions is not None:
         if policy is None:
             raise ShapeError("an objective over completions needs the batch's log probabilities")
-        put(batch.completions.offset, policy.encode(rows, of_rows // 2), np.float32)
+        of_samples = (of_rows // 2).astype(np.int64)
+        put(batch.completions.offset, policy.encode(rows, of_samples), np.float32)
     return data
 
 

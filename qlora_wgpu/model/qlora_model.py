@@ -389,7 +389,8 @@ class QLoRAModel(AdapterModel):
     ) -> FloatArray:
         """The log probability of each target, float32 (batch, seq), 0 where there is none; waits.
 
-        By the very kernels that train, so that an unchanged model gives the same bits in a step.
+        The kernels are those of a training step, whose log probabilities are bit-identical as long
+        as the model is unchanged.
         """
         options = self.options.step("logps", *ids.shape)
         losses = self.layout.step(options).sums

@@ -45,6 +45,14 @@ class Policy:
     use_bias_correction_kl: bool = True  # whether the divergence is multiplied by the ratio
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
+    # Whether each completion is trained on once, by the adapter that has sampled it: then its old
+    # log probabilities are those of the step, so that ratios are 1, also with dropout
+    is_on_policy: bool = False
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether old log probabilities have to be computed before a step."""
+        return not self.is_on_policy or (self.loss_type == "rloo" and self.has_reference)
 
     @property
     def has_reference(self) -> bool:
@@ -109,7 +117,11 @@ def policy_loss(
             "policy/ratios.wgsl",
             row_workgroups(g, samples.capacity),
             {**tensors, "samples": samples.table, "ratios": ratios},
-            constants={**row_constants(g), "SUMMED": given.loss_type == "rloo"},
+            constants={
+                **row_constants(g),
+                "SUMMED": given.loss_type == "rloo",
+                "ON_POLICY": given.is_on_policy,
+            },
         )
     factors = g.float_vector("factors of label rows", batch.rows)
     terms = matrix("terms of label rows", 1, 4 * batch.rows, "float32")
@@ -136,6 +148,7 @@ def policy_loss(
         {
             "SEQUENCE": given.has_sequence_ratios,
             "SUMMED": given.loss_type == "rloo",
+            "ON_POLICY": given.is_on_policy,
             "REFERENCE": given.has_divergence,
             "CORRECTION": given.use_bias_correction_kl,
         },

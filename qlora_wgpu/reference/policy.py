@@ -8,13 +8,11 @@ from qlora_wgpu.reference.tape import Array
 
 def token_losses(
     logps: Array, old: Array, reference: Array, advantages: Array, loss_type: str, beta: float,
-    epsilon: float, epsilon_high: float, delta: float = np.inf, temperatures=(1.0, 1.05),
+    epsilon: float, epsilon_high: float, delta: float = np.inf,
+    temperatures: tuple[float, float] = (1.0, 1.05),
     mean_ratio: Array | None = None, *, corrects: bool = True,
 ) -> Array:  # fmt: skip
-    """Of tokens with these log probabilities; ``mean_ratio`` is that of sequences, if they count.
-
-    Through the ratio that cispo has no gradient passes: it is that of ``old`` and its own constant.
-    """
+    """The losses of tokens; ``mean_ratio`` is the logarithm of their sequences' ratios, if any."""
     ratio = np.exp(logps - old if mean_ratio is None else mean_ratio)
     if loss_type == "sapo":
         tau = np.where(advantages > 0, *temperatures)

@@ -15,6 +15,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config, DeviceConfig, ModelConfig
 from qlora_wgpu.config.paths import RunPaths
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.tokenizer import extended_tokenizer
 from qlora_wgpu.errors import (
@@ -30,6 +31,7 @@ from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of
 from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.grpo.sampler import MOST_AT_ONCE
 from qlora_wgpu.limits import GIB
 from qlora_wgpu.model.budget import Fit, Search
 from qlora_wgpu.model.memory_plan import copied_bytes, with_kept
@@ -44,6 +46,7 @@ from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.workload import (
     DeviceSpec,
+    RolloutShape,
     Total,
     TrainingWorkload,
     owner_memory,
@@ -191,14 +194,25 @@ def estimate(
     is_run = not isinstance(target, str | PathLike) or is_run_config(target)
     settings = as_config(target, overrides) if is_run else Config(model=ModelConfig(path="."))
     here = _target(settings.device)
-    length, images = settings.data.max_seq_length, False
+    samples = settings.train.objective in POLICY_OBJECTIVES
+    prompt = settings.data.max_seq_length
+    length = prompt + settings.grpo.max_completion_length if samples else prompt
+    images = False
     if is_run:
         if by_data and seq is None:
-            length, images = _longest_batch(settings)
+            length, images = _longest_batch(settings, length)
         base = _with_new_tokens(_base(base_in(settings)), settings.model)
     else:
         base = _shape(str(target), overrides)
     workload = TrainingWorkload.of(settings, base, length, images=images)
+    if samples:
+        more = settings.grpo.max_completion_length
+        workload = replace(workload, rollouts=RolloutShape(
+            (max(length - more, 1),), length, min(MOST_AT_ONCE, settings.grpo.generation_batch_size(
+                settings.train.per_device_train_batch_size,
+                settings.train.gradient_accumulation_steps,
+            ))
+        ))  # fmt: skip
     sizes: dict[str, Any] = {"batch": batch, "seq": seq, "checkpointing": checkpointing}
     step = sized(workload.step, **{n: size for n, size in sizes.items() if size is not None})
     lora, quant = workload.lora, workload.quant
@@ -225,6 +239,10 @@ def estimate(
             layout, asked, lambda other: other.total(step), limit=budget, is_cpu=here.is_cpu
         )
     memory = kept.memory(step, kept.sized(step).plan)
+    if samples:  # what generation needs in addition
+        own = [kept.step(step).plan]
+        both = workload.memory(kept, [*own, *workload.rollout_plans(kept)])
+        memory += both - workload.memory(kept, own)
     total = totals(layout, step)
     fits = None if budget is None else _largest_sizes(total, step.seq, budget)
     remedy, fitted = None, None
@@ -280,11 +298,14 @@ def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
     return base.resized(tokenizer.count, tokenizer.new_tokens)
 
 
-def _longest_batch(settings: Config) -> tuple[int, bool]:
-    """Tokens of a run's longest batch, and whether rows have images, from its data if it exists."""
+def _longest_batch(settings: Config, longest: int) -> tuple[int, bool]:
+    """Tokens of a run's longest batch as training plans it, and whether its rows have images.
+
+    Without its data they are ``longest`` and False.
+    """
     paths = [part.train for part in settings.data.parts()]
     if not all(path is not None and exists(Path(path).expanduser()) for path in paths):
-        return settings.data.max_seq_length, False
+        return longest, False
     try:
         train = prepare(settings)
         measures = settings.data.eval is not None or settings.data.eval_split is not None
@@ -292,7 +313,7 @@ def _longest_batch(settings: Config) -> tuple[int, bool]:
         data = RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length)
         return data.length, bool(data.images)
     except QLoRAError:  # training will report it
-        return settings.data.max_seq_length, False
+        return longest, False
 
 
 def _shape(text: str, overrides: Sequence[str]) -> Pretrained:

@@ -76,6 +76,26 @@ def fit(
     return placed
 
 
+_CACHE_SHARE = 4  # of the device's memory, its inverse: the most that completions' caches may take
+
+
+def with_fitting_rollouts(workload: TrainingWorkload, device: Device) -> TrainingWorkload:
+    """The workload with fewer completions sampled at once, if their KV caches need much memory.
+
+    Results do not depend on how many are sampled at once.
+    """
+    limit, rollouts = limit_of(device), workload.rollouts
+    if limit is None or rollouts is None:
+        return workload
+    one = replace(workload, rollouts=replace(rollouts, count=1))
+    layout = workload.layout(device)
+    nbytes = reading_memory(one.rollout_plans(layout))["kv cache"]
+    count = rollouts.count
+    while count > 1 and count * nbytes > limit // _CACHE_SHARE:
+        count = (count + 1) // 2
+    return replace(workload, rollouts=replace(rollouts, count=count))
+
+
 def limit_of(device: Device) -> int | None:
     """Bytes of a device that may be used: ``device.memory``, or else what the driver reports."""
     return device.budget if device.budget is not None else room(device)

@@ -26,6 +26,7 @@ from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.images import check_images, features_of
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
+from qlora_wgpu.runs.placement import with_fitting_rollouts
 from qlora_wgpu.runs.prompts import (
     SampleTexts,
     Writer,
@@ -56,7 +57,7 @@ from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
-from qlora_wgpu.training.policies import RolloutPlan
+from qlora_wgpu.training.policies import RolloutPlan, policy_of
 from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, samples_of
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunLog
@@ -155,6 +156,7 @@ def _train(
         rollout_shape(data, settings),
         images=features is not None,
     )
+    workload = with_fitting_rollouts(workload, device)
     opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
@@ -276,7 +278,7 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     """What a run computes in addition to its longest step, to plan its memory."""
     longest = max(settings.data.max_seq_length, data.plan.longest)
     if isinstance(data.plan, RolloutPlan):
-        return _rollout_shapes(data, data.plan, longest)
+        return _rollout_shapes(settings, data, data.plan, longest)
     rows, held_out = settings.rows_at_once, data.held_out
     preference = samples_of(settings.train)
     measured: Iterable[int] = ()
@@ -300,13 +302,17 @@ def run_shapes(settings: Config, data: RunData) -> RunShapes:
     )
 
 
-def _rollout_shapes(data: RunData, plan: RolloutPlan, longest: int) -> RunShapes:
+def _rollout_shapes(settings: Config, data: RunData, plan: RolloutPlan, longest: int) -> RunShapes:
     """What GRPO computes: micro-batches of all lengths that completions may have."""
     most = bucket_length(plan.longest, longest)
     shortest = int(plan.lengths.min()) + 1
-    lengths = {bucket_length(tokens, longest): None for tokens in range(plan.longest, shortest, -8)}
-    others = [length for length in lengths if length != most]
-    kinds: tuple[StepKind, ...] = ("logps",)
+    lengths = (bucket_length(tokens, longest) for tokens in range(plan.longest, shortest - 1, -1))
+    others = [length for length in dict.fromkeys(lengths) if length != most]
+    policy = policy_of(settings)
+    assert policy is not None
+    kinds: tuple[StepKind, ...] = ()
+    if policy.needs_old or policy.has_reference:
+        kinds = ("logps",)
     return RunShapes(
         tuple(len(prompt.ids) for prompt in data.prompts),
         longest_sample(data.prompts),
@@ -321,10 +327,11 @@ def rollout_shape(data: RunData, settings: Config) -> RolloutShape | None:
     plan = data.plan
     if not isinstance(plan, RolloutPlan):
         return None
-    prompt = max(data.train.longest, 0 if data.held_out is None else data.held_out.longest)
+    rows = [data.train, *filter(None, [data.held_out])]
+    prompts = tuple(np.unique(np.concatenate([each.lengths for each in rows])).tolist())
     completions = plan.num_prompts * plan.num_generations
-    capacity = prompt + settings.grpo.max_completion_length
-    return RolloutShape(prompt, capacity, min(MOST_AT_ONCE, completions))
+    capacity = prompts[-1] + settings.grpo.max_completion_length
+    return RolloutShape(prompts, capacity, min(MOST_AT_ONCE, completions))
 
 
 def _answer_shapes(

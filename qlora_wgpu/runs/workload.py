@@ -16,7 +16,7 @@ from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.engine import batch_sizes
-from qlora_wgpu.generation.prefill import largest_batch
+from qlora_wgpu.generation.prefill import largest_batch, prompt_batches
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, Profile
 from qlora_wgpu.gpu.limits import ALIGNMENT
@@ -97,7 +97,7 @@ class RunShapes:
 class RolloutShape:
     """The generation of GRPO and RLOO."""
 
-    prompt: int  # tokens of the longest prompt
+    prompts: tuple[int, ...]  # tokens of the prompts, without repetitions
     capacity: int  # maximum number of tokens of a prompt with its completion
     count: int  # maximum number of completions in a batch
 
@@ -178,11 +178,13 @@ class TrainingWorkload(Workload):
         given = self.rollouts
         if given is None:
             return []
-        prompts = largest_batch(given.prompt, given.capacity, given.count)
-        sizes = [prompts, *((rows, 1) for rows in batch_sizes(given.count))]
+        prompts = prompt_batches(given.prompts, given.capacity, given.count)
+        sizes = [*prompts, *((rows, 1) for rows in batch_sizes(given.count))]
         cache = KVCache(given.capacity, given.count)
-        logps = self._other(layout, "logps", self.step.seq)
-        return [logps, *text_plans(layout, cache, sizes)]
+        policy, others = self.step.objective.policy, list[Plan]()
+        if policy is not None and (policy.needs_old or policy.has_reference):
+            others.append(self._other(layout, "logps", self.step.seq))
+        return [*others, *text_plans(layout, cache, sizes)]
 
     def _texts(self, layout: ModelPlan, shapes: RunShapes) -> Iterator[Plan]:
         longest = shapes.longest_sample

@@ -24,9 +24,10 @@ from qlora_wgpu.training.executor import MicroBatch
 
 def policy_of(config: Config) -> Policy | None:
     """The objective over sampled completions (GRPO or RLOO), or None."""
-    objective, given = config.train.objective, config.grpo
+    objective = config.train.objective
     if objective not in POLICY_OBJECTIVES:
         return None
+    given = config.grpo
     return Policy(
         "rloo" if objective == "rloo" else given.loss_type,
         given.kl_weight(objective),
@@ -38,6 +39,8 @@ def policy_of(config: Config) -> Policy | None:
         given.use_bias_correction_kl,
         given.sapo_temperature_pos,
         given.sapo_temperature_neg,
+        given.num_iterations == 1
+        and given.steps_per_generation in (None, config.train.gradient_accumulation_steps),
     )
 
 

@@ -201,10 +201,10 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
 
 def _policy_metrics(run: Run) -> Row:
     """The mean metrics of GRPO or RLOO by TRL's names, and the share of time in generation."""
+    if policy_of(run.config) is None or run.rollouts is None:
+        return {}
     means = {name: total / count for name, (total, count) in run.state.averages.items()}
-    if run.rollouts is not None:
-        means["generation_share"] = run.rollouts.seconds / run.throughput.seconds
-    return dict(means)
+    return {**means, "generation_share": run.rollouts.seconds / run.throughput.seconds}
 
 
 def _shares(workers: Sequence[WorkerMetrics]) -> dict[str, dict[str, float | None]]:

@@ -7,7 +7,7 @@
 //   terms[i] = (w · loss, KL, r < 1 - ε and A < 0, r > 1 + ε_high and A > 0)
 //   factors[i] = -w · d loss / d log p: rows' losses are negative log probabilities.
 // Of cispo the last term is r > ε_high and A > 0. With SUMMED the slope of r by log p is not divided by
-// the sample's number of labels.
+// the sample's number of labels. With ON_POLICY old is log p itself, so that r is 1.
 //
 // completions: of each label row log p when it was sampled, and the reference's; w; and A. One
 // invocation a label row. Launcher: ops/policy.py.
@@ -68,7 +68,11 @@ fn each(i: u32) {
         let of_sample = ratios[row_samples[i] / 2u];
         let ratio = exp(of_sample.x);
 //#else
+//#if ON_POLICY
+        let ratio = 1.0;
+//#else
         let ratio = exp(logp - row.x);
+//#endif
 //#endif
         var made = loss_of(ratio, advantage, logp);
         var divergence = 0.0;

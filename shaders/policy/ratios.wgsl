@@ -1,7 +1,7 @@
 // ratios[s] = (Σ (log p - old log p), Σ KL) / labels, over the label rows of sample s: the logarithm
 // of the length-normalized ratio of the sample's probabilities (GSPO, arXiv 2507.18071), and the mean
 // of its divergences from the reference. With SUMMED the logarithm of the ratio itself, Σ (log p - old
-// log p), and the number of labels.
+// log p), and the number of labels. With ON_POLICY the logarithm is 0.
 //
 // THREADS invocations share a sample. Launcher: ops/policy.py.
 //#include common/row_reduce.wgsl
@@ -24,7 +24,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var divergence = 0.0;
     for (var i = span.x + local.x; i < span.y; i += THREADS) {
         let apart = completions[i].y + losses[i].x;
+//#if !ON_POLICY
         sum -= losses[i].x + completions[i].x;
+//#endif
         divergence += exp(apart) - apart - 1.0;
     }
     sum = reduce_sum(sum, local.x);

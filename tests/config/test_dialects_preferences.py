@@ -152,10 +152,11 @@ def test_llama_factory(place, changes, objective, loss):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("axolotl.yml", {"rl": "grpo"}, "rl: grpo is not supported (supported: dpo, ipo"),
+        ("axolotl.yml", {"rl": "simpo"}, "rl: simpo is not supported (supported: dpo, ipo"),
         ("llama_factory.yaml", {"stage": "ppo"}, "stage: ppo is not supported (supported: pt, sft"),
         ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "simpo is a loss that is"),
-        ("trl.yaml", {"num_generations": 8}, "num_generations: 8 belongs to a trainer that is not"),
+        ("trl.yaml", {"lmbda": 0.5}, "lmbda: 0.5 belongs to a trainer that is not"),
+        ("trl.yaml", {"num_generations": 8, "loss_type": "vespo"}, "vespo is a loss that is not"),
         ("trl.yaml", {"loss_type": "discopop"}, "loss_type: discopop is a loss that is not"),
         ("trl.yaml", {"loss_type": ["sigmoid", "sft"]}, "is a sum of losses"),
         ("trl.yaml", {"beta": 0.1, "f_divergence_type": "js_divergence"}, "is a loss that is"),

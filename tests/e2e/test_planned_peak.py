@@ -28,6 +28,18 @@ CASES = {
     "long prompts": {
         "eval": {"sample_prompts": ["is a1 " * 20, "b2?"], "sample_steps": 2, "eval_steps": 2}
     },
+    "completions": {
+        "train": {
+            "objective": "grpo",
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+        },
+        "grpo": {
+            "reward_funcs": [{"length": {"target": 5}}],
+            "max_completion_length": 9,
+            "beta": 0.1,
+        },
+    },
     "within a budget": {"model": WIDE, "device": {"memory": 0.92}},
 }
 
@@ -74,6 +86,9 @@ def test_a_run_takes_what_was_planned(allocating, tmp_path, case):
 
     share = changes.pop("device", {}).get("memory")
     planned, peak = run("whole")
+    if case == "completions":  # not all lengths of completions occur
+        assert peak <= planned < 1.03 * peak
+        return
     assert abs(planned - peak) < 0.001 * peak
     if share is not None:
         budget = int(share * planned)

@@ -46,3 +46,21 @@ def test_metrics_have_trl_s_names():
     assert metrics["reward"] == pytest.approx(np.nanmean(TOTALS))
     assert metrics["reward_std"] == pytest.approx(np.nanstd(TOTALS, ddof=1))
     assert metrics["frac_reward_zero_std"] == 0.5
+
+
+def test_rloo_compares_with_the_mean_of_the_others():
+    rewards = np.array([[1.0], [2.0], [6.0], [np.nan], [3.0], [3.0], [3.0], [3.0]])
+    penalties = np.array([0.0, 1.0, 0.0, 5.0, 0.0, 0.0, 0.0, 4.0])
+    given = AdvantageConfig(4, leave_one_out=True, reward_clip_range=(0.0, 5.0))
+    made = score(rewards, np.ones(1), given, penalties)
+    # clipped, then less the penalties: 1, 1, 5, none; 3, 3, 3, -1
+    expected = [1 - 3, 1 - 3, 5 - 1, 0, 3 - 5 / 3, 3 - 5 / 3, 3 - 5 / 3, -1 - 3]
+    np.testing.assert_allclose(made.advantages, expected, atol=1e-12)
+    normalized = score(
+        rewards, np.ones(1), AdvantageConfig(4, leave_one_out=True, normalize_advantages=True)
+    ).advantages
+    plain = score(rewards, np.ones(1), AdvantageConfig(4, leave_one_out=True)).advantages
+    present = np.delete(plain, 3)
+    own = (present - present.mean()) / (present.std(ddof=1) + 1e-4)
+    np.testing.assert_allclose(np.delete(normalized, 3), own, atol=1e-12)
+    assert made.metrics(["a"])["reward"] == pytest.approx(np.nanmean(rewards))

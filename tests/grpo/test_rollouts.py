@@ -10,7 +10,7 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.grpo.advantages import AdvantageConfig
+from qlora_wgpu.grpo.advantages import AdvantageConfig, score
 from qlora_wgpu.grpo.rollouts import (
     Completion,
     Prompt,
@@ -56,9 +56,9 @@ def sampled(model, generation, engine=None, temperature=1.0):
     )
 
 
-def batches(model, rollout, policy, size=4):
+def batches(model, rollout, policy, size=4, **more):
     return RolloutBatches(
-        model, rollout, policy, batch_size=size, longest=32, max_completion_length=LENGTH
+        model, rollout, policy, batch_size=size, longest=32, max_completion_length=LENGTH, **more
     )
 
 
@@ -108,6 +108,8 @@ def test_truncated_completions_may_be_left_out(device, tmp_path):
     assert stats[1] == pytest.approx(12) and stats[STATS_METRICS + METRICS.index("tokens")] == 12
 
 
+@pytest.mark.slow
+@pytest.mark.cover(loss_type=["dapo"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "sapo"])
 def test_the_mean_reward_rises(device, tmp_path, loss_type):
     policy = Policy(loss_type, epsilon_high=5.0 if loss_type == "cispo" else None)
@@ -142,6 +144,29 @@ def test_a_constant_reward_changes_nothing(device, tmp_path):
         model.zero_stats()
     after = model.adapter_state_dict()
     assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_rloo_subtracts_the_divergence_from_the_rewards(device, tmp_path):
+    policy = Policy("rloo", 0.5)
+    model = opened(tmp_path, device, policy)
+    neutral = model.read_flat(model.adapter.parameters).copy()
+    moved = neutral + np.random.default_rng(0).normal(0, 0.1, neutral.shape).astype(np.float32)
+    model.write_parameters(moved)
+    config = AdvantageConfig(GROUP, leave_one_out=True)
+    rollout = dataclasses.replace(sampled(model, 0), config=config)
+    made = batches(model, rollout, policy)
+    sums = []
+    for old, other in zip(made.logps.old, made.logps.reference, strict=True):
+        sums += (old - other).sum(axis=1).tolist()
+    expected = score(
+        rollout.scores.rewards, rollout.scores.weights, config, 0.5 * np.array(sums)
+    ).advantages
+    np.testing.assert_allclose(made.rollout.scores.advantages, expected, atol=1e-5)
+    assert made.kl == pytest.approx(sum(sums) / rollout.lengths.sum(), rel=1e-4)
+    assert abs(made.kl) > 1e-3
+    # An adapter that a run continues is part of its reference.
+    same = batches(model, rollout, policy, start=moved)
+    assert same.kl == 0.0 and np.array_equal(model.read_flat(model.adapter.parameters), moved)
 
 
 def test_prompts_stay_within_the_vocabulary():

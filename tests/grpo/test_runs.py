@@ -20,6 +20,11 @@ def share(completions, wanted, **_):
     return [text.count(one) / 8 for text, one in zip(completions, wanted, strict=True)]
 
 
+def heaviest(completion_ids, **_):
+    """A reward that hardly any two completions share."""
+    return [sum(ids) / 100 for ids in completion_ids]
+
+
 def opened(folder, device):
     write_model(folder)
     write_tokenizer(folder)
@@ -71,6 +76,18 @@ def test_a_run_logs_rewards_by_their_names(device, tmp_path, objective):
     assert len(samples) == 16 and all(row["rewards"].keys() == {"share"} for row in samples)
 
 
+def test_ratios_are_1_also_with_dropout(device, tmp_path):
+    write_model(tmp_path)
+    write_tokenizer(tmp_path)
+    lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.5)
+    model = QLoRAModel.from_pretrained(tmp_path, lora, QuantConfig(), "float32", device)
+    settings = config(tmp_path, 2, beta=0.0, epsilon=0.0)
+    Trainer(model, settings, reward_funcs=[heaviest]).train(ROWS)
+    for row in read_rows(tmp_path / "run" / "metrics.jsonl"):
+        assert row["clip_ratio/region_mean"] == 0.0 and row["grad_norm"] > 0
+
+
+@pytest.mark.slow
 def test_a_resumed_run_is_bit_exact(device, tmp_path):
     """From each checkpoint, also between two steps of one generation."""
     for name in ("whole", "parts"):
@@ -107,6 +124,7 @@ def test_a_resumed_run_is_bit_exact(device, tmp_path):
     assert all(np.array_equal(expected[name], state[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["generation", "rewards", "update"])
 def test_a_killed_run_resumes_bit_exactly(device, tmp_path, monkeypatch, place):
     """Nothing is saved but the checkpoints before."""
@@ -147,9 +165,8 @@ def test_a_constant_reward_changes_nothing(device, tmp_path):
     settings = config(tmp_path, 3, beta=0.0)
     model = opened(tmp_path, device)
     before = model.adapter_state_dict()
-    Trainer(
-        model, settings, reward_funcs=[lambda completions, **_: [2.0] * len(completions)]
-    ).train(ROWS)
+    flat = [lambda completions, **_: [2.0] * len(completions)]
+    Trainer(model, settings, reward_funcs=flat).train(ROWS)
     after = model.adapter_state_dict()
     assert all(np.array_equal(before[name], after[name]) for name in before)
 

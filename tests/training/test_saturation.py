@@ -36,6 +36,7 @@ def a_run(kept=0):
         sources=None,
         state=SimpleNamespace(
             metrics=[],
+            averages={},
             step=1,
             num_tokens=3,
             learning_rate=0.1,

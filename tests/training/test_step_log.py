@@ -13,8 +13,8 @@ def run_of(*window, balance=0.0, **more):
     """A run whose steps gave loss, labels, hits and the balance of experts."""
     told = SimpleNamespace(rows=[], workers=[])
     state = SimpleNamespace(
-        window=list(window), metrics=[], step=7, learning_rate=0.5, grad_norm=2.0, num_tokens=99,
-        last_loss=None, logged_step=0,
+        window=list(window), metrics=[], averages={}, step=7, learning_rate=0.5, grad_norm=2.0,
+        num_tokens=99, last_loss=None, logged_step=0,
     )  # fmt: skip
     architecture = SimpleNamespace(balance_coefficient=lambda asked: balance)
     defaults = {"saturated": 0, "sources": None, "workers": {}}

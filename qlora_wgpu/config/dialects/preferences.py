@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from qlora_wgpu.config.dialects import policies
 from qlora_wgpu.config.dialects.draft import Draft, RowSpec, mapping_of
+from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.config.sections.train import LOSSES
 
 # ---- objectives ----------------------------------------------------------------------------------
@@ -28,7 +30,7 @@ _TRL_DPO = (
     "precompute_ref_log_probs precompute_ref_batch_size max_prompt_length"
 )
 _TRL_OTHERS = (
-    "num_generations reward_funcs reward_model_path reward_model_name_or_path use_vllm lmbda "
+    "reward_model_path reward_model_name_or_path lmbda "
     "teacher_model_name_or_path num_ppo_epochs center_rewards_coefficient cpo_alpha"
 )
 _LOSS_TERMS = {
@@ -44,10 +46,12 @@ _LOSS_TERMS = {
 
 def convert_trl(draft: Draft) -> str:
     """The objective of TRL's trainers, which share most of their keys."""
+    if (policy := policies.convert_policy(draft)) is not None:
+        return policy
     for key in _TRL_OTHERS.split():
         if (value := draft.remaining.get(key)) is not None:
             raise draft.refuse(key, value, "belongs to a trainer that is not supported "
-                               "(supported: sft, dpo, orpo, kto)")  # fmt: skip
+                               "(supported: sft, dpo, orpo, kto, grpo, rloo)")  # fmt: skip
     loss = _single_loss(draft, "loss_type")
     keys = {key for key, value in draft.remaining.items() if value is not None}
     if keys & set(_TRL_KTO.split()) or loss in LOSSES["kto"]:
@@ -81,8 +85,12 @@ def convert_axolotl(draft: Draft) -> str:
     """The objective of Axolotl's ``rl``."""
     method = str(draft.take("rl", "sft"))
     objective = {"ipo": "dpo"}.get(method, method)
+    if objective in POLICY_OBJECTIVES:
+        for key, value in mapping_of(draft.take("trl")).items():
+            draft.remaining.setdefault(key, value)
+        return policies.convert_policy(draft, objective) or _plain_policy(draft, objective)
     if objective not in LOSSES:
-        raise draft.refuse("rl", method, ONLY_SUPPORTED.format("dpo, ipo, orpo, kto"))
+        raise draft.refuse("rl", method, ONLY_SUPPORTED.format("dpo, ipo, orpo, kto, grpo"))
     if objective == "sft":
         return objective
     loss = _single_loss(draft, "dpo_loss_type")
@@ -99,6 +107,12 @@ def convert_axolotl(draft: Draft) -> str:
     })  # fmt: skip
     _convert_label_smoothing(draft, "dpo_label_smoothing")
     _convert_common(draft)
+    return objective
+
+
+def _plain_policy(draft: Draft, objective: str) -> str:
+    """GRPO with all defaults."""
+    draft.set("train.objective", objective, "rl")
     return objective
 
 
@@ -183,6 +197,8 @@ def settle_rows(draft: Draft, objective: str) -> None:
     for ours in ("data.format", "data.train_on"):
         if (mapped := draft.settings.pop(ours, None)) is not None:
             reason = "preferences are detected by their keys, and only answers are compared"
+            if objective in POLICY_OBJECTIVES:
+                reason = "only prompts are read, by their keys"
             draft.drop(mapped.origin, mapped.value, reason)
 
 

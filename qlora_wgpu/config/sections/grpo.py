@@ -119,6 +119,10 @@ class GRPOConfig(Section):
         """``beta``, or the objective's default."""
         return {"grpo": 0.0, "rloo": 0.05}[objective] if self.beta is None else self.beta
 
+    def generation_batch_size(self, batch_size: int, accumulation: int) -> int:
+        """Completions that are sampled at once."""
+        return batch_size * (self.steps_per_generation or accumulation)
+
     def check_sizes(self, objective: str, batch_size: int, accumulation: int) -> None:
         """Raises a ValueError unless completions fill groups, and generations fill steps."""
         blocks, group = self.steps_per_generation or accumulation, self.group_size(objective)
@@ -127,16 +131,16 @@ class GRPOConfig(Section):
                 f"has steps_per_generation: {blocks}, which must be a multiple of "
                 f"train.gradient_accumulation_steps ({accumulation})"
             )
-        if blocks * batch_size % group:
+        if (size := self.generation_batch_size(batch_size, accumulation)) % group:
             raise ValueError(
-                f"has {group} completions per prompt (num_generations), but {blocks * batch_size} "
+                f"has {group} completions per prompt (num_generations), but {size} "
                 "are sampled at once (train.per_device_train_batch_size times steps_per_generation "
                 "or train.gradient_accumulation_steps): make that a multiple"
             )
 
     def unused_by(self, objective: str) -> str | None:
         """A setting that differs from its default, but that the objective does not use."""
-        others = _ONLY_RLOO if objective == "grpo" else _ONLY_GRPO
+        others: tuple[str, ...] = _ONLY_RLOO if objective == "grpo" else _ONLY_GRPO
         if objective not in POLICY_OBJECTIVES:
             others = tuple(type(self).model_fields)
         fields = type(self).model_fields

@@ -32,9 +32,11 @@ _BETA, _EPSILON, _HIGH, _DELTA = 0.04, 0.2, 0.28, 1.5
 @each(
     ("grpo", False, True), ("bnpo", False, False), ("dr_grpo", True, True), ("dapo", False, True),
     ("luspo", True, False), ("cispo", False, True), ("sapo", False, True), ("grpo", True, True),
-    ("rloo", True, True),
+    ("rloo", True, True), ("dapo", False, True, True), ("grpo", True, True, True),
 )  # fmt: skip
-def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bool) -> None:
+def check_policy(
+    run: Runner, loss_type: str, sequence_level: bool, corrects: bool, is_on_policy: bool = False
+) -> None:
     """Ratios on both sides of both bounds, advantages of both signs and zero."""
     rng = np.random.default_rng(7)
     lengths = np.array(_LENGTHS)
@@ -66,6 +68,8 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
     given = PolicyInputs(
         shares, weights, advantages.astype(np.float32), spread(old), spread(reference)
     )
+    if is_on_policy:  # those given are ignored
+        old = logps
     batch = run.batch(mask, targets=targets, policy=given)
     losses = np.zeros((mask.size, 2))
     losses[: len(rows), 0] = -logps
@@ -82,6 +86,7 @@ def check_policy(run: Runner, loss_type: str, sequence_level: bool, corrects: bo
             sequence_level,
             1.0,
             corrects,
+            is_on_policy=is_on_policy,
         ),
     )
     made = policy_loss(run.graph, run.float32(losses.reshape(1, -1)), batch, stats, policy)
