@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import Config
+from qlora_wgpu.config import Config, TrainConfig
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.data.dataset import read_label_names
 from qlora_wgpu.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from qlora_wgpu.model.steps import ScoreInputs
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.score import Scoring, means
 from qlora_wgpu.training.batching import padded_batch
-from qlora_wgpu.training.preferences import Block, PreferenceBatch, in_blocks
+from qlora_wgpu.training.preferences import Block, PreferenceBatch, in_blocks, scoring_of
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -62,6 +62,23 @@ def with_labels(config: Config, rows: Any = None) -> Config:
             f"{len(train.class_weights)}"
         )
     return config
+
+
+def check_head(settings: TrainConfig, classes: int) -> None:
+    """Refuses a model whose head is not that of the objective; ``classes`` are its scores, or 0.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    scoring = scoring_of(settings)
+    needed = 0 if scoring is None else scoring.classes
+    if needed == classes:
+        return
+    head = f"{classes} scores per sequence" if classes else "no scores, but a language model's head"
+    needs = f"num_labels={needed} (QLoRAModel.from_pretrained)" if needed else "a language model"
+    raise ConfigError(
+        f"train.objective: {settings.objective} requires {needs}, but the model has {head}"
+    )
 
 
 def _in_order(name: str) -> tuple[int, str]:

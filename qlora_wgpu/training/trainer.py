@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from os import PathLike
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, copy_prompt_files
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data import Dataset, Tokenizer
+from qlora_wgpu.data.row_source import materialize
 from qlora_wgpu.errors import ConfigError, TrainingError, brief
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_there
@@ -22,10 +24,11 @@ from qlora_wgpu.training.callbacks import (
     check_callbacks,
     subscribe_callbacks,
 )
-from qlora_wgpu.training.data import DataReader, Rows
+from qlora_wgpu.training.data import DataReader, Rows, is_text
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.observers import Events, TrainResult
 from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.scoring import with_labels
 from qlora_wgpu.training.start import refuse_both
 
 
@@ -163,9 +166,13 @@ class Trainer:
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
+        train_dataset = materialize(train_dataset)
+        given = isinstance(train_dataset, str | PathLike) or train_dataset is None
+        has_rows = given or (not isinstance(train_dataset, Dataset) and is_text(train_dataset))
+        config = with_labels(self.config, train_dataset) if has_rows else self.config
         with self._prompt_files() as source:
             reader = DataReader(  # with the tokenizer of the model's prompts
-                self.config, cache(lambda: Tokenizer.from_folder(source)),
+                config, cache(lambda: Tokenizer.from_folder(source)),
                 self._events, vocabulary=self.model.architecture.vocab_size,
                 positions=longest_text(self.model.folder.config),
                 train=train_dataset, held_out=eval_dataset,
@@ -173,7 +180,7 @@ class Trainer:
             train, held_out = reader.read()
             prompt = reader.prompt()
             run = Run(
-                self.model, self.config, self._events, train, held_out,
+                self.model, config, self._events, train, held_out,
                 overwrite=overwrite, resume=resume, callbacks=self._callbacks,
             )  # fmt: skip
             try:
@@ -181,7 +188,7 @@ class Trainer:
             finally:
                 self._result = run.result
                 if (result := run.result) is not None and prompt is not None:
-                    keep_prompt(self.config, source, prompt, result, self._events)
+                    keep_prompt(config, source, prompt, result, self._events)
                     if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
                         self.model.prompt_folder = result.adapter_dir
 
