@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import uvicorn
+from e2e.tiny import write_model
 from support.openai_http import post
 
-from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.serving.scores import ScoreServer
 
