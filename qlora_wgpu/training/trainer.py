@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, copy_prompt_files
 from qlora_wgpu.config import Config
@@ -167,9 +168,9 @@ class Trainer:
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
         train_dataset = materialize(train_dataset)
-        given = isinstance(train_dataset, str | PathLike) or train_dataset is None
-        has_rows = given or (not isinstance(train_dataset, Dataset) and is_text(train_dataset))
-        config = with_labels(self.config, train_dataset) if has_rows else self.config
+        config = self.config
+        if _has_rows(train_dataset):
+            config = with_labels(config, train_dataset)
         with self._prompt_files() as source:
             reader = DataReader(  # with the tokenizer of the model's prompts
                 config, cache(lambda: Tokenizer.from_folder(source)),
@@ -219,3 +220,10 @@ class Trainer:
         resumes = not overwrite and self._resume if resume is None else resume
         refuse_both(overwrite=overwrites, resume=resumes)
         return overwrites, resumes
+
+
+def _has_rows(dataset: Any) -> bool:
+    """Whether a data set is a path, or has rows that are not encoded yet."""
+    if dataset is None or isinstance(dataset, str | PathLike):
+        return True
+    return not isinstance(dataset, Dataset) and is_text(dataset)
