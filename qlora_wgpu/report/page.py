@@ -289,11 +289,16 @@ _TEMPLATES = Environment(
 )
 
 
-_PREFERENCE_METRICS = {
+_METRICS = {
     "rewards/margins": "reward margin",
     "rewards/accuracies": "reward accuracy",
     "kl": "KL divergence",
     "log_odds_chosen": "log odds ratio",
+    "margin": "reward margin",
+    "mean_reward": "mean reward",
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "mae": "mean absolute error",
 }
 _REFRESH_SECONDS = 10  # between reloads of the page during a run
 _GIVE_UP_MINUTES = 180  # age of the page from which it is not reloaded any more
@@ -368,13 +373,13 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _preference_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rewards of chosen and rejected answers, and TRL's other metrics."""
+    """Rewards of chosen and rejected answers, and other metrics of answers and sequences."""
     rewards = [
         Line(name, style, points(rows, f"rewards/{name}"))
         for name, style in (("chosen", "main"), ("rejected", "faint"))
     ]
     yield chart("rewards", rewards, "{:.3g}".format)
-    for key, title in _PREFERENCE_METRICS.items():
+    for key, title in _METRICS.items():
         lines = [
             Line("training", "main", points(rows, key)),
             Line("held-out", "dots", points(rows, f"eval_{key}")),

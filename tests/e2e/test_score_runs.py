@@ -11,6 +11,7 @@ from support.commands import run_here
 from e2e.tiny import write_model, write_pairs
 from qlora_wgpu import Config, QLoRAModel, Trainer, TrainerCallback, open_adapter, train
 from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.runs.rewards import reward_model
 
 
 def rows_of(path):
@@ -96,6 +97,10 @@ def test_a_reward_model_resumes_bit_exactly(folder, tmp_path):
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
     assert "base_model.model.score.weight" in one
+    page = (tmp_path / "whole/report.html").read_text()
+    assert "reward margin" in page and "perplexity" not in page
+    rewards = reward_model(tmp_path / "whole")(["ab", [{"role": "user", "content": "cd"}]])
+    assert rewards.shape == (2,) and np.isfinite(rewards).all()
 
 
 def test_trained_classifiers_are_opened(folder, labelled, tmp_path):
