@@ -348,9 +348,10 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
     template = _TEMPLATES.get_template("page.html.jinja")
     drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped by chart
     refresh = 0 if facts.is_finished else _REFRESH_SECONDS
+    measured = (row["eval_confusion"] for row in reversed(rows) if "eval_confusion" in row)
     return template.render(
-        facts=facts, charts=drawn, memory=memory, refresh=refresh, written=int(time.time()),
-        give_up_minutes=_GIVE_UP_MINUTES,
+        facts=facts, charts=drawn, confusion=next(measured, {}), memory=memory, refresh=refresh,
+        written=int(time.time()), give_up_minutes=_GIVE_UP_MINUTES,
     )  # fmt: skip
 
 

@@ -164,6 +164,9 @@ def scored_loss(
     return ScoredLoss(loss, count, {**metrics, "macro_f1": confusion.macro_f1}, confusion)
 
 
+_LOGGED = 20  # labels of a confusion matrix in the log
+
+
 # ---- metrics of a classifier ---------------------------------------------------------------------
 
 
@@ -191,6 +194,16 @@ class Confusion:
             for t in (False, True)
         ]
         return cls(np.moveaxis(np.array(counts), -1, 0))
+
+    def by_name(self, labels: Sequence[str]) -> dict[str, dict[str, int]]:
+        """Counts by true and predicted label; empty for several labels per row, or for many."""
+        if self.matrix.ndim == 3 or len(labels) > _LOGGED:
+            return {}
+        counts = self.matrix.tolist()
+        return {
+            true: dict(zip(labels, row, strict=True))
+            for true, row in zip(labels, counts, strict=True)
+        }
 
     @property
     def macro_f1(self) -> float:

@@ -65,6 +65,10 @@ def test_a_classifier_learns(folder, labelled, tmp_path):
     evaluated = [row for row in logged if "eval_loss" in row]
     assert {"eval_accuracy", "eval_macro_f1"} <= set(evaluated[0])
     assert result.sample is None
+    counts = evaluated[-1]["eval_confusion"]
+    assert sum(sum(row.values()) for row in counts.values()) == 6
+    assert sum(counts[name][name] for name in counts) == 6 * evaluated[-1]["eval_accuracy"]
+    assert "Confusion matrix" in (tmp_path / "run/report.html").read_text()
     assert "labels: [one, three, two]" in (tmp_path / "run/config.yaml").read_text()
 
 
