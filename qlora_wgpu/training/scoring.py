@@ -207,11 +207,16 @@ class Confusion:
 
     @property
     def macro_f1(self) -> float:
-        """The unweighted mean of the labels' F1, 0 for labels that never occur."""
+        """The unweighted mean of the labels' F1, as in scikit-learn.
+
+        Of a single label per row, without labels that neither occur nor are predicted.
+        """
         if self.matrix.ndim == 3:
             hits = self.matrix[:, 1, 1]
             wrong = self.matrix[:, 0, 1] + self.matrix[:, 1, 0]
         else:
             hits = np.diag(self.matrix)
             wrong = self.matrix.sum(axis=0) + self.matrix.sum(axis=1) - 2 * hits
-        return float(np.mean(2 * hits / np.maximum(2 * hits + wrong, 1)))
+        f1 = 2 * hits / np.maximum(2 * hits + wrong, 1)
+        occur = hits + wrong > 0
+        return float(np.mean(f1 if self.matrix.ndim == 3 else f1[occur]))

@@ -30,6 +30,9 @@ def test_confusion_and_macro_f1():
     scores = np.eye(3, dtype=np.float32)[predicted]
     targets = np.array(true, np.float32)[:, None]
     found = Confusion.of(scores, targets, Scoring("classification", 3))
+    wide = np.pad(scores, ((0, 0), (0, 1)))
+    absent = Confusion.of(wide, targets, Scoring("classification", 4))
+    assert absent.macro_f1 == found.macro_f1
     assert found.matrix.tolist() == [[1, 1, 0], [0, 3, 0], [0, 1, 0]]
     assert found.macro_f1 == pytest.approx((2 / 3 + 3 / 4 + 0) / 3)
 
