@@ -74,7 +74,7 @@ def check_head(settings: TrainConfig, classes: int) -> None:
     needed = 0 if scoring is None else scoring.classes
     if needed == classes:
         return
-    head = f"{classes} scores per sequence" if classes else "no scores, but a language model's head"
+    head = f"a head with num_labels={classes}" if classes else "a language model's head"
     needs = f"num_labels={needed} (QLoRAModel.from_pretrained)" if needed else "a language model"
     raise ConfigError(
         f"train.objective: {settings.objective} requires {needs}, but the model has {head}"

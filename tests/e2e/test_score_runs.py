@@ -176,7 +176,9 @@ def test_a_trainer_trains_given_rows(folder, labelled, device, tmp_path):
     assert model.classify("ab").label in ("one", "two", "three")
     other = QLoRAModel.from_pretrained(folder, lora, config.quant, "float32", device, num_labels=2)
     config = settings(folder, labelled, "classification", tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"requires num_labels=3 .*but the model has 2 scores"):
+    with pytest.raises(
+        ConfigError, match=r"requires num_labels=3 .*but the model has a head with num_labels=2"
+    ):
         Trainer(other, config).train(rows)
 
 

@@ -61,9 +61,9 @@ def test_labels_of_the_data():
 @pytest.mark.parametrize(
     ("objective", "classes", "message"),
     [
-        ("reward", 0, "requires num_labels=1 .*has no scores"),
-        ("reward", 3, "requires num_labels=1 .*has 3 scores"),
-        ("sft", 1, "requires a language model, but the model has 1 scores"),
+        ("reward", 0, "requires num_labels=1 .*has a language model's head"),
+        ("reward", 3, "requires num_labels=1 .*has a head with num_labels=3"),
+        ("sft", 1, "requires a language model, but the model has a head with num_labels=1"),
     ],
 )
 def test_heads_that_do_not_fit(objective, classes, message):
