@@ -49,7 +49,7 @@ _TRAINED_ON = "bold green"
     "as_json",
     is_flag=True,
     help="Print a JSON object per sample instead: text, input_ids, labels, and answer (such as "
-    "chosen) where rows have several.",
+    "chosen) where rows have several, or targets of scored rows.",
 )
 def data(
     config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool
@@ -147,7 +147,8 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
             text = tokenizer.decode(sample.ids, False) if sample.text is None else sample.text
             row = {"text": text, "input_ids": sample.ids, "labels": sample.labels}
             answer = {"answer": sample.answer} if sample.answer else {}
-            write_json(row | answer)
+            targets = {"targets": list(sample.targets)} if sample.targets else {}
+            write_json(row | answer | targets)
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:

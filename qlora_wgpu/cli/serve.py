@@ -21,7 +21,7 @@ from qlora_wgpu.model.feature_store import prompt_features
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
-from qlora_wgpu.runs.workload import GenerationWorkload
+from qlora_wgpu.runs.workload import GenerationWorkload, LossWorkload
 from qlora_wgpu.serving.writer import GenerationWorker, ServedModel
 
 
@@ -64,6 +64,14 @@ def serve(
     listener = _listen(port)
     source = OpenedModel.open(opening.model)
     shown = name or _name_of(opening.adapter or opening.model)
+    if source.for_adapter(opening.adapter).architecture.classes:
+        if others:
+            raise ConfigError(
+                f"{shown} is a reward model or classifier, which is served by itself: leave out "
+                f"{others[0]}"
+            )
+        _serve_scores(opening, source, shown, context, batch, template_name, listener, console)
+        return
     folders = {shown: opening.adapter, **_named(others, shown)}
     written = {
         each: require_template(prompt_format(source, folder, template_name))
@@ -96,6 +104,27 @@ def serve(
         _run(models, writer, listener)
     finally:
         writer.close()
+
+
+def _serve_scores(
+    opening: ModelOptions, source: OpenedModel, name: str, context: int, batch: int,
+    template_name: str | None, listener: socket.socket, console: Terminal,
+) -> None:  # fmt: skip
+    """Serves the scores of a reward model or classifier at ``/v1/score``."""
+    import uvicorn
+
+    from qlora_wgpu.serving.app import StoppableServer
+    from qlora_wgpu.serving.scores import ScoreServer
+
+    prompts = prompt_format(source, opening.adapter, template_name)
+    scored = source.for_adapter(opening.adapter).pretrained
+    workload = LossWorkload.of_scores(scored, batch, context)
+    model = opening.load(console, source, workload)
+    port = listener.getsockname()[1]
+    console.print(f"serving {name} at http://127.0.0.1:{port}/v1/score (Ctrl-C to stop)")
+    app = ScoreServer(name, model, prompts, batch, workload.length).app()
+    config = uvicorn.Config(app, log_level="warning", lifespan="off")
+    StoppableServer(config, lambda: None).run(sockets=[listener])
 
 
 def _adapter_memory(model: QLoRAModel) -> str:

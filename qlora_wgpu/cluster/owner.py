@@ -311,7 +311,7 @@ def _tokens(batch: MicroBatch) -> Arguments:
 
 
 def _samples(batch: MicroBatch) -> PreferenceInputs:
-    assert batch.samples is not None
+    assert isinstance(batch.samples, PreferenceInputs)
     return batch.samples
 
 

@@ -196,9 +196,10 @@ def _class_number(value: object) -> int | None:
     """The class that a number stands for, also as text of a table; None if it is no class."""
     if isinstance(value, str):
         return int(value) if value.strip().isdecimal() and len(value) < 9 else None
-    if not isinstance(value, Real) or not 0 <= value < CLASSES or value != int(value):
+    if not isinstance(value, Real):
         return None
-    return int(value)
+    number = float(value)
+    return int(number) if 0 <= number < CLASSES and number.is_integer() else None
 
 
 def label_names(rows: Iterable[Placed], columns: Mapping[str, str], problem_type: str) -> list[str]:

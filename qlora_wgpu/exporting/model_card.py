@@ -34,7 +34,8 @@ def model_card(
     head = [f"base_model: {json.dumps(base)}"] if base else []
     if base and kind != "adapter":
         head.append("base_model_relation: finetune")
-    head += [f"library_name: {_LIBRARIES[kind]}", "pipeline_tag: text-generation", "tags:"]
+    task = "text-classification" if adapter.task_type == "SEQ_CLS" else "text-generation"
+    head += [f"library_name: {_LIBRARIES[kind]}", f"pipeline_tag: {task}", "tags:"]
     head += [f"  - {tag}" for tag in _TAGS]
     head += ["# license: add one here; the base model's licence also applies to adapters"]
     table = {**_adapter_rows(adapter), **results}
@@ -44,7 +45,7 @@ def model_card(
     picture = [f"![Loss over the steps of the run]({plot})", ""] if plot else []
     return "\n".join(
         ["---", *head, "---", "", f"# {title}", "", about, "", "| | |", "|---|---|", rows, "",
-         *picture, "## Use", "", _usage(name, base, kind, file), ""]
+         *picture, "## Use", "", _usage(name, base, adapter, kind, file), ""]
     )  # fmt: skip
 
 
@@ -61,13 +62,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _usage(name: str, base: str | None, kind: CardKind, file: str) -> str:
+def _usage(name: str, base: str | None, adapter: AdapterConfig, kind: CardKind, file: str) -> str:
     if kind == "gguf":
         return f"""\
 ```
 llama-cli --hf-repo {name} --hf-file {file}
 ollama run hf.co/{name}
 ```"""
+    if adapter.task_type == "SEQ_CLS":
+        return _usage_of_scores(name)
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}")']
     if kind == "merged":
@@ -77,3 +80,14 @@ ollama run hf.co/{name}
         lines += [f'model = AutoModelForCausalLM.from_pretrained("{base or "the base model"}")']
         lines += [f'model = PeftModel.from_pretrained(model, "{name}")']
     return "\n".join(["```python", *lines, "```"])
+
+
+def _usage_of_scores(name: str) -> str:
+    return f"""\
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+# num_labels is the number of rows of base_model.model.score.weight, 1 for a reward model
+model = AutoModelForSequenceClassification.from_pretrained("{name}", num_labels=1)
+```"""

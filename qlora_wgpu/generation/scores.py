@@ -98,7 +98,8 @@ def encoded_inputs(
     sequences = []
     for number, each in enumerate(inputs):
         if isinstance(each, str):
-            row, row_format = {"text": each}, "text"
+            row: dict[str, Any] = {"text": each}
+            row_format = "text"
         elif isinstance(each, Sequence) and each and all(isinstance(m, Mapping) for m in each):
             if template is None:
                 raise TokenizerError(

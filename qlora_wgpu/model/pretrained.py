@@ -25,42 +25,13 @@ from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
 from qlora_wgpu.quant import WeightFormat, nf4_format
 
 _ROWS = 4096  # compared at a time
-SCORED = frozenset(
-    [
-        "arcee",
-        "deepseek_v2",
-        "deepseek_v3",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm4",
-        "gpt_neox",
-        "gpt_oss",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "llama",
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_5_text",
-        "qwen3_moe",
-        "qwen3_next",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    ]
-)
+SCORED = frozenset((
+    "arcee", "deepseek_v2", "deepseek_v3", "exaone4", "gemma", "gemma2", "gemma3_text", "glm4",
+    "gpt_neox", "gpt_oss", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama", "ministral3",
+    "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2",
+    "qwen2_moe", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3",
+    "stablelm", "starcoder2",
+))  # fmt: skip
 """The model types that have a ``…ForSequenceClassification`` in transformers 5.23."""
 
 

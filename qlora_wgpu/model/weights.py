@@ -200,7 +200,7 @@ class WeightLayout:
         whole, shape = adapter.trained_whole[of.head.name], (of.classes, of.hidden_size)
         if self._reader.find(of.head_name) is None:
             adapter.new_head = of.head.name
-            whole.originals = partial(np.zeros, shape, np.float32)
+            whole.originals = lambda: np.zeros(shape, np.float32)
         else:
             whole.originals = partial(self._reader.read, of.head_name, shape)
         return ScoreHead(*shape, whole)

@@ -289,11 +289,16 @@ _TEMPLATES = Environment(
 )
 
 
-_PREFERENCE_METRICS = {
+_METRICS = {
     "rewards/margins": "reward margin",
     "rewards/accuracies": "reward accuracy",
     "kl": "KL divergence",
     "log_odds_chosen": "log odds ratio",
+    "margin": "reward margin",
+    "mean_reward": "mean reward",
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "mae": "mean absolute error",
 }
 _REFRESH_SECONDS = 10  # between reloads of the page during a run
 _GIVE_UP_MINUTES = 180  # age of the page from which it is not reloaded any more
@@ -343,9 +348,10 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
     template = _TEMPLATES.get_template("page.html.jinja")
     drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped by chart
     refresh = 0 if facts.is_finished else _REFRESH_SECONDS
+    measured = (row["eval_confusion"] for row in reversed(rows) if "eval_confusion" in row)
     return template.render(
-        facts=facts, charts=drawn, memory=memory, refresh=refresh, written=int(time.time()),
-        give_up_minutes=_GIVE_UP_MINUTES,
+        facts=facts, charts=drawn, confusion=next(measured, {}), memory=memory, refresh=refresh,
+        written=int(time.time()), give_up_minutes=_GIVE_UP_MINUTES,
     )  # fmt: skip
 
 
@@ -369,13 +375,13 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _preference_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Rewards of chosen and rejected answers, and TRL's other metrics."""
+    """Rewards of chosen and rejected answers, and other metrics of answers and sequences."""
     rewards = [
         Line(name, style, points(rows, f"rewards/{name}"))
         for name, style in (("chosen", "main"), ("rejected", "faint"))
     ]
     yield chart("rewards", rewards, "{:.3g}".format)
-    for key, title in _PREFERENCE_METRICS.items():
+    for key, title in _METRICS.items():
         lines = [
             Line("training", "main", points(rows, key)),
             Line("held-out", "dots", points(rows, f"eval_{key}")),

@@ -298,7 +298,7 @@ def check_classes(source: OpenedModel, scoring: Scoring, adapter: str | None) ->
         )
     if classes != scoring.classes:
         raise ConfigError(
-            f"{name} has {classes} scores per sequence, but train.objective: {scoring.objective} "
+            f"{name} was trained with {classes} labels, but train.objective: {scoring.objective} "
             f"requires {scoring.classes}: set train.labels to the names that it was trained with"
         )
 

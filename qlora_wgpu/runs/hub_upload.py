@@ -20,6 +20,7 @@ from qlora_wgpu.exporting.model_card import CardKind, model_card
 from qlora_wgpu.files import file_bytes, is_file, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.scoring_files import is_scored_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.runs.reporting import RunHistory
@@ -39,6 +40,9 @@ _PROMPTS: dict[PromptKind, str] = {
     "alpaca": "Prompts have the format of Stanford Alpaca, which the chat template renders.",
     "text": "Prompts are plain text, which the model continues.",
 }
+
+
+_SCORED = "It scores whole sequences, as a reward model or classifier."
 
 
 @dataclass(frozen=True)
@@ -154,8 +158,9 @@ def card_text(
     if run is not None:
         facts |= _training_facts(config_of_run(run), run)
     plot = _plot_of(run)
+    prompt = _SCORED if is_scored_adapter(folder) else _PROMPTS[prompt_kind(folder)]
     return model_card(
-        name, named, config, facts, _PROMPTS[prompt_kind(folder)],
+        name, named, config, facts, prompt,
         kind=kind, file=file, plot=None if plot is None else plot.name,
     )  # fmt: skip
 

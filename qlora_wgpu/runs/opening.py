@@ -12,8 +12,10 @@ from typing import Any
 
 from qlora_wgpu.config import Config, DeviceConfig, LoraConfig, ModelConfig, TrainConfig
 from qlora_wgpu.config.loading import Changes, as_trained, changed, find_run
+from qlora_wgpu.config.sections.train import SCORED
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.tokenizer import extended_tokenizer
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.files import is_dir
 from qlora_wgpu.generation import QLoRAModel
@@ -78,6 +80,12 @@ class OpenedModel:
     def for_objective(self, settings: TrainConfig) -> OpenedModel:
         """The same base, with the head of a reward model or classifier if one is trained."""
         scoring = scoring_of(settings)
+        if scoring is None and self.architecture.classes:
+            raise ConfigError(
+                f"{self.pretrained.name_or_path} is a reward model or classifier, which "
+                f"train.objective: {settings.objective} cannot train: use its language model, or "
+                f"train.objective: {' or '.join(SCORED)}"
+            )
         if scoring is None:
             return self
         return replace(self, pretrained=self.pretrained.scored(scoring.classes))

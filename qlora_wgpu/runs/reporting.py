@@ -314,6 +314,12 @@ class Reporter(Observer):
         if rewards := [row for row in rows if "rewards/margins" in row]:
             values = {n: value for n, value in values.items() if not n.startswith("perplexity")}
             values["reward margin"] = f"{rewards[-1]['rewards/margins']:.3f}"
+        if scored := [row for row in rows if {"accuracy", "mae"} & row.keys()]:
+            values = {n: value for n, value in values.items() if not n.startswith("perplexity")}
+            measured = next((r for r in reversed(rows) if "eval_loss" in r), scored[-1])
+            for name, title in _SCORED.items():
+                value = measured.get(f"eval_{name}", measured.get(name))
+                values[title] = "" if value is None else f"{value:.3f}"
         if result is not None:
             values["seconds"] = f"{result.seconds:,.0f}"
             values["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
@@ -323,6 +329,12 @@ class Reporter(Observer):
             values["adapter parameters"] = f"{self._setup.adapter_parameters:,}"
         values |= _workers(steps)
         return {name: value for name, value in values.items() if value}
+
+
+_SCORED = {
+    "accuracy": "accuracy", "macro_f1": "macro F1", "margin": "reward margin",
+    "mae": "mean absolute error",
+}  # fmt: skip
 
 
 def _ending(result: TrainResult) -> str:

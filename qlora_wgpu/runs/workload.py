@@ -11,9 +11,7 @@ from typing import Any
 
 from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
-from qlora_wgpu.config.sections.train import SCORED
 from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.prefill import largest_batch, prompt_batches
@@ -130,7 +128,6 @@ class TrainingWorkload(Workload):
         )
         if options.objective.scoring is not None:
             base = base.scored(options.objective.scoring.classes)
-        refuse_other_base(base, train.objective)
         step = options.step("train", rows, length, rows * length if images else 0)
         return cls(
             base, step, settings.lora, settings.quant,
@@ -230,16 +227,6 @@ class TrainingWorkload(Workload):
             plans += _strip_plans(layout.changed(profile=layout.profile))
         for plan in (*plans, *_norms_plans(layout)):
             yield from plan.launches
-
-
-def refuse_other_base(base: Pretrained, objective: str) -> None:
-    """Refuses a reward model or classifier as the base of a language model."""
-    if base.architecture.classes and objective not in SCORED:
-        raise ConfigError(
-            f"{base.name_or_path} is a reward model or classifier, which train.objective: "
-            f"{objective} cannot train: use its language model, or train.objective: "
-            f"{' or '.join(SCORED)}"
-        )
 
 
 Total = Callable[..., int | None]

@@ -51,7 +51,7 @@ class ChatServer:
         self.models = models  # by name
         self._writer = writer
         self._created = int(time.time())
-        self._receiving = 0  # bytes
+        self._bodies = RequestBodies()
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -63,7 +63,7 @@ class ChatServer:
                 Route("/v1/completions", self._text, methods=["POST"]),
             ],
             exception_handlers={HTTPException: _unknown_endpoint},
-            middleware=[Middleware(_OwnHost)],
+            middleware=[Middleware(OwnHost)],
         )
 
     async def _models(self, request: Request) -> Response:
@@ -87,9 +87,9 @@ class ChatServer:
     ) -> Response:
         content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content != "application/json":
-            return _error(415, "the request's Content-Type must be application/json")
+            return error(415, "the request's Content-Type must be application/json")
         try:
-            api_request = kind.read(_json(await self._body(request)))
+            api_request = kind.read(json_of(await self._bodies.read(request)))
             if api_request.model not in self.models:
                 return self._no_model(api_request.model)
             model = self.models[api_request.model]
@@ -102,43 +102,23 @@ class ChatServer:
                 finally:
                     await _cancel(answers)
         except (ConfigError, DataError, ShapeError) as err:
-            return _error(400, str(err))
+            return error(400, str(err))
         except HTTPException as err:
-            return _error(err.status_code, err.detail)
+            return error(err.status_code, err.detail)
         except TimeoutError:
-            return _error(408, f"the request was not received within {_READING:g} seconds")
+            return error(408, f"the request was not received within {_READING:g} seconds")
         except ClientDisconnect:
             return Response(status_code=400)  # the client has disconnected
         except Exception as err:  # no traceback, for the client or in the terminal
-            return _error(500, str(client_error(err)))
+            return error(500, str(client_error(err)))
         events = self._events(api_request, answers, form)
         # The generator is never started if the client has already disconnected
         cleanup = BackgroundTask(_cancel, answers)
         return StreamingResponse(events, media_type="text/event-stream", background=cleanup)
 
-    async def _body(self, request: Request) -> bytes:
-        """Reads a request; discards one that is too long, so that the client gets an error."""
-        parts, size = [], 0
-        try:
-            async with asyncio.timeout(_READING):
-                async for part in request.stream():
-                    size += len(part)
-                    self._receiving += len(part)
-                    if self._receiving > _ALL_BYTES or size > 2 * REQUEST_BYTES:
-                        break
-                    if size <= REQUEST_BYTES:
-                        parts.append(part)
-        finally:
-            self._receiving -= size
-        if size > REQUEST_BYTES:
-            raise HTTPException(413, f"the request is longer than {REQUEST_BYTES:,} bytes")
-        if self._receiving + size > _ALL_BYTES:
-            raise HTTPException(503, "too many long requests at once: retry later")
-        return b"".join(parts)
-
     def _no_model(self, name: str) -> Response:
         known = ", ".join(map(repr, self.models))
-        return _error(404, f"unknown model {brief(name)} (available: {known})", "model_not_found")
+        return error(404, f"unknown model {brief(name)} (available: {known})", "model_not_found")
 
     async def _whole(
         self, request: BaseRequest, answers: Sequence[Generation], form: TextForm
@@ -149,7 +129,7 @@ class ChatServer:
                 async for number, piece in pieces:
                     choices[number].take(piece)
         except Exception as err:
-            return _error(500, str(client_error(err)))
+            return error(500, str(client_error(err)))
         head = _head(form.prefix, form.whole, request.model)
         contents = [choice.whole() for choice in choices]
         return JSONResponse(head | {"choices": contents, "usage": _usage(request, choices)})
@@ -188,7 +168,7 @@ async def _unknown_endpoint(request: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
     endpoint = f"{request.method} {request.url.path}"
     known = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
-    return _error(err.status_code, f"unknown endpoint {brief(endpoint)} (available: {known})")
+    return error(err.status_code, f"unknown endpoint {brief(endpoint)} (available: {known})")
 
 
 # ---- requests ------------------------------------------------------------------------------------
@@ -199,18 +179,44 @@ _READING = 60.0  # seconds within which a request must be received
 _ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are being received
 
 
-class _OwnHost:
+class RequestBodies:
+    """Reads requests, with a limit on the bytes of all that are being received."""
+
+    def __init__(self) -> None:
+        self._receiving = 0  # bytes
+
+    async def read(self, request: Request) -> bytes:
+        """Reads a request; discards one that is too long, so that the client gets an error."""
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(_READING):
+                async for part in request.stream():
+                    size += len(part)
+                    self._receiving += len(part)
+                    if self._receiving > _ALL_BYTES or size > 2 * REQUEST_BYTES:
+                        break
+                    if size <= REQUEST_BYTES:
+                        parts.append(part)
+        finally:
+            self._receiving -= size
+        if size > REQUEST_BYTES:
+            raise HTTPException(413, f"the request is longer than {REQUEST_BYTES:,} bytes")
+        if self._receiving + size > _ALL_BYTES:
+            raise HTTPException(503, "too many long requests at once: retry later")
+        return b"".join(parts)
+
+
+class OwnHost:
     """Refuses requests for another host name (DNS rebinding)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on requests for this host."""
         host = Headers(scope=scope).get("host", "")
         if scope["type"] == "http" and host.split(":")[0] not in HOSTS:
-            refused = _error(
-                400, f"unknown host {brief(host)}: this server is {' or '.join(HOSTS)}"
-            )
+            refused = error(400, f"unknown host {brief(host)}: this server is {' or '.join(HOSTS)}")
             await refused(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -235,7 +241,8 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _json(content: bytes) -> Any:
+def json_of(content: bytes) -> Any:
+    """A request's JSON."""
     try:
         return parse_json(content.decode())
     except UnicodeDecodeError as err:
@@ -269,7 +276,8 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def _error(status: int, text: str, code: str | None = None) -> Response:
+def error(status: int, text: str, code: str | None = None) -> Response:
+    """The response to a request that failed, in OpenAI's form."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse(_problem(text, kind, code), status_code=status)
 

@@ -207,13 +207,14 @@ Rows = str | PathLike[str] | Sequence[Any]
 
 def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
-    train: TrainConfig, images: ImageFiles | None = None,
+    train: TrainConfig | None = None, images: ImageFiles | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Encodes rows in any format of files; token ids are returned unchanged."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
-        how = preparation(settings, train.objective, train, images)
+        objective = "sft" if train is None else train.objective
+        how = preparation(settings, objective, train, images)
         return encode_rows(dataset, tokenizer(), how, name)
     if "weight" in settings.columns:
         raise DataError(

@@ -23,7 +23,7 @@ from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
 from qlora_wgpu.training.executor import Arrays, Executor, MeasuresLoss, MicroBatch
 from qlora_wgpu.training.images import FeaturesOfBatch, without_images
-from qlora_wgpu.training.observers import Written
+from qlora_wgpu.training.observers import Row, Written
 from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
 from qlora_wgpu.training.run_folder import RunLog
@@ -114,6 +114,7 @@ class Evaluator:
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
         answers = run.held_out_answers
+        confusion: dict[str, dict[str, int]] = {}
         if run.rollouts is not None:
             made = run.rollouts.evaluate(step)
             found = {f"eval_{name}": value for name, value in made.items() if math.isfinite(value)}
@@ -123,6 +124,8 @@ class Evaluator:
             scored = scored_loss(run.model, answers, rows, run.config.rows_at_once, self._progress)
             found = {"eval_loss": scored.loss}
             found |= {f"eval_{name}": value for name, value in scored.metrics.items()}
+            if scored.confusion is not None:
+                confusion = scored.confusion.by_name(run.config.train.labels or ())
         elif answers is not None:
             given = run.model, run.executor, answers, rows, run.config.rows_at_once
             loss, count, *metrics = answer_sums(*given, self._progress)
@@ -150,7 +153,9 @@ class Evaluator:
         metric = found[f"eval_{name}"]
         if not math.isfinite(metric):
             raise run.failure(f"the held-out {name} is not finite after step {step}")
-        row = {"step": step, **found}
+        row: Row = {"step": step, **found}
+        if confusion:
+            row["eval_confusion"] = confusion
         run.folder.log.append(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
             self._follow_plateau(run.state.plateau, metric, step)

@@ -56,7 +56,7 @@ from qlora_wgpu.training.policies import (
 from qlora_wgpu.training.preferences import PreferenceData, preference_of, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
-from qlora_wgpu.training.scoring import ScoredData
+from qlora_wgpu.training.scoring import ScoredData, check_head
 from qlora_wgpu.training.start import (
     check_resumable,
     load_run,
@@ -226,6 +226,7 @@ class Run:
     def _prepare(self) -> Optimizer:
         """Allocates the longest step, and computes the reference model if there is one."""
         model, config = self.model, self.config
+        check_head(config.train, model.architecture.classes)
         model.options = training_options(
             config.train, weighted=config.data.has_weights, policy=policy_of(config)
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import Config
+from qlora_wgpu.config import Config, TrainConfig
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.data.dataset import read_label_names
 from qlora_wgpu.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from qlora_wgpu.model.steps import ScoreInputs
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.score import Scoring, means
 from qlora_wgpu.training.batching import padded_batch
-from qlora_wgpu.training.preferences import Block, PreferenceBatch, in_blocks
+from qlora_wgpu.training.preferences import Block, PreferenceBatch, in_blocks, scoring_of
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -62,6 +62,23 @@ def with_labels(config: Config, rows: Any = None) -> Config:
             f"{len(train.class_weights)}"
         )
     return config
+
+
+def check_head(settings: TrainConfig, classes: int) -> None:
+    """Refuses a model whose head is not that of the objective; ``classes`` are its scores, or 0.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    scoring = scoring_of(settings)
+    needed = 0 if scoring is None else scoring.classes
+    if needed == classes:
+        return
+    head = f"a head with num_labels={classes}" if classes else "a language model's head"
+    needs = f"num_labels={needed} (QLoRAModel.from_pretrained)" if needed else "a language model"
+    raise ConfigError(
+        f"train.objective: {settings.objective} requires {needs}, but the model has {head}"
+    )
 
 
 def _in_order(name: str) -> tuple[int, str]:
@@ -147,6 +164,9 @@ def scored_loss(
     return ScoredLoss(loss, count, {**metrics, "macro_f1": confusion.macro_f1}, confusion)
 
 
+_LOGGED = 20  # labels of a confusion matrix in the log
+
+
 # ---- metrics of a classifier ---------------------------------------------------------------------
 
 
@@ -175,13 +195,28 @@ class Confusion:
         ]
         return cls(np.moveaxis(np.array(counts), -1, 0))
 
+    def by_name(self, labels: Sequence[str]) -> dict[str, dict[str, int]]:
+        """Counts by true and predicted label; empty for several labels per row, or for many."""
+        if self.matrix.ndim == 3 or len(labels) > _LOGGED:
+            return {}
+        counts = self.matrix.tolist()
+        return {
+            true: dict(zip(labels, row, strict=True))
+            for true, row in zip(labels, counts, strict=True)
+        }
+
     @property
     def macro_f1(self) -> float:
-        """The unweighted mean of the labels' F1, 0 for labels that never occur."""
+        """The unweighted mean of the labels' F1, as in scikit-learn.
+
+        Of a single label per row, without labels that neither occur nor are predicted.
+        """
         if self.matrix.ndim == 3:
             hits = self.matrix[:, 1, 1]
             wrong = self.matrix[:, 0, 1] + self.matrix[:, 1, 0]
         else:
             hits = np.diag(self.matrix)
             wrong = self.matrix.sum(axis=0) + self.matrix.sum(axis=1) - 2 * hits
-        return float(np.mean(2 * hits / np.maximum(2 * hits + wrong, 1)))
+        f1 = 2 * hits / np.maximum(2 * hits + wrong, 1)
+        occur = hits + wrong > 0
+        return float(np.mean(f1 if self.matrix.ndim == 3 else f1[occur]))

@@ -6,12 +6,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, copy_prompt_files
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import RunPaths
-from qlora_wgpu.data import PromptFormat, Tokenizer
+from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer
+from qlora_wgpu.data.row_source import materialize
 from qlora_wgpu.errors import ConfigError, TrainingError, brief
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_there
@@ -23,12 +26,13 @@ from qlora_wgpu.training.callbacks import (
     check_callbacks,
     subscribe_callbacks,
 )
-from qlora_wgpu.training.data import DataReader, Rows
+from qlora_wgpu.training.data import DataReader, Rows, is_text
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.images import encoded_images, images_of
 from qlora_wgpu.training.observers import Events, TrainResult
 from qlora_wgpu.training.policies import Rollouts
 from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.scoring import with_labels
 from qlora_wgpu.training.start import refuse_both
 
 
@@ -166,15 +170,19 @@ class Trainer:
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps are ignored by a Trainer")
+        train_dataset = materialize(train_dataset)
+        config = self.config
+        if _has_rows(train_dataset):
+            config = with_labels(config, train_dataset)
         with self._prompt_files() as source:
             tokenizer = cache(lambda: Tokenizer.from_folder(source))  # of the model's prompts
             base = self.model.layout.pretrained
             images = None
             if base.architecture.images is not None and base.folder is not None:
-                path, config = base.folder.path, base.config
-                images = image_files(path, config, lambda number: tokenizer().token(number))
+                path, keys = base.folder.path, base.config
+                images = image_files(path, keys, lambda number: tokenizer().token(number))
             reader = DataReader(
-                self.config, tokenizer,
+                config, tokenizer,
                 self._events, vocabulary=self.model.architecture.vocab_size,
                 positions=longest_text(self.model.folder.config),
                 train=train_dataset, held_out=eval_dataset, images=images,
@@ -186,7 +194,7 @@ class Trainer:
                 self.model.compute_dtype, self.config.data.image_cache, self._events,
             )  # fmt: skip
             run = Run(
-                self.model, self.config, self._events, train, held_out,
+                self.model, config, self._events, train, held_out,
                 overwrite=overwrite, resume=resume, callbacks=self._callbacks,
                 features=features, rollouts=self._rollouts(prompt),
             )  # fmt: skip
@@ -195,7 +203,7 @@ class Trainer:
             finally:
                 self._result = run.result
                 if (result := run.result) is not None and prompt is not None:
-                    keep_prompt(self.config, source, prompt, result, self._events)
+                    keep_prompt(config, source, prompt, result, self._events)
                     if exists(result.adapter_dir / PROMPT_FORMAT):  # for messages from now on
                         self.model.prompt_folder = result.adapter_dir
 
@@ -230,3 +238,10 @@ class Trainer:
         resumes = not overwrite and self._resume if resume is None else resume
         refuse_both(overwrite=overwrites, resume=resumes)
         return overwrites, resumes
+
+
+def _has_rows(dataset: Any) -> bool:
+    """Whether a data set is a path, or has rows that are not encoded yet."""
+    if dataset is None or isinstance(dataset, str | PathLike):
+        return True
+    return not isinstance(dataset, Dataset) and is_text(dataset)

@@ -67,7 +67,7 @@ def test_errors_name_the_command_that_converts_the_file(place, name):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("axolotl.yml", {"reward_model": True}, "reward_model: true is not supported"),
+        ("axolotl.yml", {"process_reward_model": True}, "process_reward_model: true is not"),
         ("llama_factory.yaml", {"dataset": "pairs"}, "dataset: pairs contains preferences"),
         ("mlx_lm.yaml", {"training_mode": "orpo"}, "training_mode: orpo is not supported"),
         ("axolotl.yml", {"base_model": None}, "names no model: set it with --model"),

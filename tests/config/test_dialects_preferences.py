@@ -171,3 +171,23 @@ def test_a_whole_conversation_is_judged_by_its_last_answer():
     turns = [{"from": "human", "value": "How?"}, {"from": "gpt", "value": "So."}]
     answer, good = unpaired_preference({"completion": turns, "label": True})
     assert good and [m["content"] for m in answer.row["messages"]] == ["How?", "So."]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"center_rewards_coefficient": 0.01}, {"lora_task_type": "SEQ_CLS"}]
+)
+def test_trl_reward(place, changes):
+    given = {"learning_rate": None, "assistant_only_loss": None, **changes}
+    config, _ = converted(place, "trl.yaml", given)
+    assert config.train.objective == "reward"
+    coefficient = changes.get("center_rewards_coefficient", 0)
+    assert config.train.center_rewards_coefficient == coefficient
+    assert (config.optim.learning_rate, config.data.truncation) == (1e-4, "drop")
+
+
+def test_axolotl_reward(place):
+    rows = {"path": "pairs.jsonl", "ds_type": "json", "type": "bradley_terry.chat_template"}
+    changes = {"reward_model": True, "center_rewards_coefficient": 0.02, "datasets": [rows]}
+    config, _ = converted(place, "axolotl.yml", changes)
+    assert (config.train.objective, config.train.center_rewards_coefficient) == ("reward", 0.02)
+    assert config.data.columns == {"prompt": "input"} and config.data.apply_chat_template

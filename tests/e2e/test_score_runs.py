@@ -9,8 +9,9 @@ from safetensors.numpy import load_file
 from support.commands import run_here
 
 from e2e.tiny import write_model, write_pairs
-from qlora_wgpu import Config, TrainerCallback, open_adapter, train
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu import Config, QLoRAModel, Trainer, TrainerCallback, open_adapter, train
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.runs.rewards import reward_model
 
 
 def rows_of(path):
@@ -64,6 +65,10 @@ def test_a_classifier_learns(folder, labelled, tmp_path):
     evaluated = [row for row in logged if "eval_loss" in row]
     assert {"eval_accuracy", "eval_macro_f1"} <= set(evaluated[0])
     assert result.sample is None
+    counts = evaluated[-1]["eval_confusion"]
+    assert sum(sum(row.values()) for row in counts.values()) == 6
+    assert sum(counts[name][name] for name in counts) == 6 * evaluated[-1]["eval_accuracy"]
+    assert "Confusion matrix" in (tmp_path / "run/report.html").read_text()
     assert "labels: [one, three, two]" in (tmp_path / "run/config.yaml").read_text()
 
 
@@ -96,6 +101,10 @@ def test_a_reward_model_resumes_bit_exactly(folder, tmp_path):
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
     assert "base_model.model.score.weight" in one
+    page = (tmp_path / "whole/report.html").read_text()
+    assert "reward margin" in page and "perplexity" not in page
+    rewards = reward_model(tmp_path / "whole")(["ab", [{"role": "user", "content": "cd"}]])
+    assert rewards.shape == (2,) and np.isfinite(rewards).all()
 
 
 def test_trained_classifiers_are_opened(folder, labelled, tmp_path):
@@ -155,3 +164,52 @@ def test_commands_on_a_classifier(folder, labelled, tmp_path):
     for command in (("merge", run), ("export", run), ("generate", run, "--prompt", "a")):
         made = run_here(*command, cwd=tmp_path)
         assert made.returncode and "reward model or classifier" in made.stderr, made.stderr
+
+
+def test_a_trainer_trains_given_rows(folder, labelled, device, tmp_path):
+    config = settings(folder, labelled, "classification", tmp_path / "run")
+    lora = config.lora
+    rows = rows_of(labelled)
+    model = QLoRAModel.from_pretrained(folder, lora, config.quant, "float32", device, num_labels=3)
+    result = Trainer(model, config).train(iter(rows))
+    assert result.steps == 4
+    assert model.classify("ab").label in ("one", "two", "three")
+    other = QLoRAModel.from_pretrained(folder, lora, config.quant, "float32", device, num_labels=2)
+    config = settings(folder, labelled, "classification", tmp_path / "other")
+    with pytest.raises(
+        ConfigError, match=r"requires num_labels=3 .*but the model has a head with num_labels=2"
+    ):
+        Trainer(other, config).train(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a", "label": "none"}, "'label' must be one of train.labels .one, three, two"),
+        ({"text": "a", "label": ["one"]}, "'label' is a list: set train.problem_type: multi"),
+        ({"text": "a", "label": 3}, "a number below 3, got 3"),
+    ],
+)
+def test_labels_that_are_refused(folder, tmp_path, row, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"text": "ab", "label": "one"}) + "\n" + json.dumps(row) + "\n")
+    config = settings(
+        folder, file, "classification", tmp_path / "run", train={"labels": ["one", "three", "two"]}
+    )
+    with pytest.raises(DataError, match=f"rows.jsonl line 2: .*{message}"):
+        train(config)
+
+
+def test_several_labels_and_numbers(folder, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"text": "ab", "label": [0, 2]}, {"text": "cd", "label": []}, {"text": "e", "label": 1}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
+    several = {"problem_type": "multi_label_classification", "max_steps": 1}
+    train(settings(folder, file, "classification", tmp_path / "run", train=several))
+    found = open_adapter(tmp_path / "run").classify("ab")
+    assert isinstance(found.label, list) and set(found.probabilities) == {"0", "1", "2"}
+    file.write_text('{"text": "ab", "label": 0.5}\n{"text": "cd", "label": -1}\n' * 2)
+    numbers = {"problem_type": "regression", "max_steps": 1}
+    train(settings(folder, file, "classification", tmp_path / "numbers", train=numbers))
+    model = open_adapter(tmp_path / "numbers")
+    assert model.classify("ab").label is None and isinstance(model.score("ab"), float)

@@ -19,7 +19,7 @@ PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").g
 OF_ALL = {
     "README.md": 6, "docs/tutorial.md": 8, "docs/data.md": 1, "docs/memory.md": 1,
     "docs/generate.md": 6, "docs/export.md": 5, "docs/other-trainers.md": 1, "docs/ci.md": 1,
-    "docs/cluster.md": 4, "docs/web.md": 1,
+    "docs/cluster.md": 4, "docs/classification.md": 3, "docs/web.md": 1,
 }  # fmt: skip
 # Those about a run that there is.
 OF_A_RUN = ["data", "memory", "generate", "export", "other-trainers"]

@@ -60,9 +60,11 @@ _DEFAULTS: Defaults = {
 
 def _convert(draft: Draft) -> None:
     objective = preferences.convert_axolotl(draft)
-    for key in ("reward_model", "process_reward_model"):
-        if draft.take(key):
-            raise draft.refuse(key, True, "is not supported: only language models are trained")
+    if draft.take("process_reward_model"):
+        raise draft.refuse(
+            "process_reward_model", True,
+            "is not supported: reward models score whole sequences (reward_model)",
+        )  # fmt: skip
     adapter, four, eight = (draft.take(k) for k in ("adapter", "load_in_4bit", "load_in_8bit"))
     if adapter is None:
         draft.note(NO_FULL_FINE_TUNING)

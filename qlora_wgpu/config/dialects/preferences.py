@@ -1,4 +1,4 @@
-"""Other trainers' settings for preference optimization (DPO, ORPO, KTO)."""
+"""Other trainers' settings for preference optimization (DPO, ORPO, KTO) and reward models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from qlora_wgpu.config.dialects import policies
 from qlora_wgpu.config.dialects.draft import Draft, RowSpec, mapping_of
 from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
-from qlora_wgpu.config.sections.train import LOSSES
+from qlora_wgpu.config.sections.train import LOSSES, SCORED
 
 # ---- objectives ----------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ _TRL_DPO = (
 )
 _TRL_OTHERS = (
     "reward_model_path reward_model_name_or_path lmbda "
-    "teacher_model_name_or_path num_ppo_epochs center_rewards_coefficient cpo_alpha"
+    "teacher_model_name_or_path num_ppo_epochs cpo_alpha"
 )
 _LOSS_TERMS = {
     "WPO's weights are not supported": "use_weighting dpo_use_weighting",
@@ -51,7 +51,10 @@ def convert_trl(draft: Draft) -> str:
     for key in _TRL_OTHERS.split():
         if (value := draft.remaining.get(key)) is not None:
             raise draft.refuse(key, value, "belongs to a trainer that is not supported "
-                               "(supported: sft, dpo, orpo, kto, grpo, rloo)")  # fmt: skip
+                               "(supported: sft, dpo, orpo, kto, grpo, rloo, reward)")  # fmt: skip
+    is_scored = draft.remaining.get("lora_task_type") == "SEQ_CLS"
+    if is_scored or "center_rewards_coefficient" in draft.remaining:
+        return _convert_trl_reward(draft)
     loss = _single_loss(draft, "loss_type")
     keys = {key for key, value in draft.remaining.items() if value is not None}
     if keys & set(_TRL_KTO.split()) or loss in LOSSES["kto"]:
@@ -81,15 +84,37 @@ def convert_trl(draft: Draft) -> str:
     return objective
 
 
+def _convert_trl_reward(draft: Draft) -> str:
+    """TRL's RewardTrainer, whose keys are the others' but for one."""
+    draft.take("lora_task_type")
+    _set_reward(draft, "center_rewards_coefficient")
+    draft.set("data.truncation", "drop", "TRL drops rows longer than max_length")
+    if draft.remaining.get("learning_rate") is None:
+        draft.set("optim.learning_rate", 1e-4, "TRL's default for reward models")
+    return "reward"
+
+
+def _set_reward(draft: Draft, origin: str) -> None:
+    _set_objective(draft, "reward", None, origin)
+    draft.convert({"center_rewards_coefficient": "train.center_rewards_coefficient"})
+    for key in ("packing", "sample_packing", "eval_packing", "eval_sample_packing"):
+        if value := draft.take(key):
+            draft.drop(key, value, "a reward model scores one sequence per row")
+    _convert_common(draft)
+
+
 def convert_axolotl(draft: Draft) -> str:
-    """The objective of Axolotl's ``rl``."""
+    """The objective of Axolotl's ``rl``, or of its ``reward_model``."""
+    if draft.take("reward_model"):
+        _set_reward(draft, "reward_model")
+        return "reward"
     method = str(draft.take("rl", "sft"))
     objective = {"ipo": "dpo"}.get(method, method)
     if objective in POLICY_OBJECTIVES:
         for key, value in mapping_of(draft.take("trl")).items():
             draft.remaining.setdefault(key, value)
         return policies.convert_policy(draft, objective) or _plain_policy(draft, objective)
-    if objective not in LOSSES:
+    if objective not in LOSSES or objective in SCORED:
         raise draft.refuse("rl", method, ONLY_SUPPORTED.format("dpo, ipo, orpo, kto, grpo"))
     if objective == "sft":
         return objective
@@ -206,6 +231,9 @@ def rows_of_axolotl(draft: Draft, entry: Mapping[str, Any], key: str) -> RowSpec
     """The rows of one of Axolotl's data sets."""
     kind = entry.get("type")
     template, _, rows = str(kind).partition(".")
+    if template == "bradley_terry":  # a question and two answers, as turns of a chat
+        draft.set("data.apply_chat_template", True, f"type: {kind}")
+        return RowSpec.named(None, {"prompt": "input"}, f"type: {kind}")
     if not isinstance(kind, str) or rows not in _AXOLOTL_ROWS:
         if kind is not None:
             draft.drop(key, kind, f"answers are detected by their keys; {_AS_MESSAGES}")

@@ -15,7 +15,7 @@ from qlora_wgpu.ops.trained import SavedModule
 from qlora_wgpu.reference import score as score_reference
 from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.cases.common import each, normal
-from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
 _SEQ, _COLUMNS, _USED = 9, 77, 70  # of more rows than one turn of a workgroup has
 _BATCH = _USED + 3
@@ -33,7 +33,7 @@ def _compare(
     samples = ScoreInputs(rows, targets.reshape(_USED, -1).astype(np.float32))
     batch = run.batch(mask, samples=samples)
     hidden = normal("hidden", mask.size, _COLUMNS)
-    head = np.float32(normal("head", given.classes, _COLUMNS) / 8).astype(np.float64)
+    head = rounded(normal("head", given.classes, _COLUMNS) / 8, "float32")
     th, w, dw = run.operand(hidden, grad=True), run.float32(head), run.float32(np.ones_like(head))
     stats: Tensor = run.float32(_START[None])
     whole = SavedModule("score", ((0, w),), ((0, dw),))
@@ -60,7 +60,7 @@ def _compare(
 def check_reward_pairs(run: Runner, center: float) -> None:
     """Rewards of chosen and rejected sequences, with margins and centering."""
     margins = np.where(np.arange(_USED) % 2, 0.0, np.linspace(-1.0, 2.0, _USED))
-    margins = np.float32(margins).astype(np.float64)
+    margins = rounded(margins, "float32")
 
     def losses(z: Array) -> Any:
         return score_reference.pairs(z, margins[::2], center)
@@ -76,10 +76,9 @@ def check_reward_pairs(run: Runner, center: float) -> None:
 def check_class_scores(run: Runner, classes: int, weighted: bool) -> None:
     """Sequences of one class each, without and with weights of the classes."""
     labels = np.random.default_rng(8).integers(0, classes, _USED)
-    weights = np.float32(np.linspace(0.5, 3.0, classes) if weighted else np.ones(classes))
-    exact = weights.astype(np.float64)
+    exact = rounded(np.linspace(0.5, 3.0, classes) if weighted else np.ones(classes), "float32")
     given = Scoring(
-        "classification", classes, class_weights=tuple(weights.tolist()) if weighted else ()
+        "classification", classes, class_weights=tuple(exact.tolist()) if weighted else ()
     )
 
     def losses(z: Array) -> Any:
