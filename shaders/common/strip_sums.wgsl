@@ -13,14 +13,18 @@ fn products_of(unit: u32, layer: u32, m0: u32, lane: u32) -> Sums {
     var sums = sums_of(unit, m0, lane);
     //#unroll p BLOCKS, i ROWS: sums.row_$p_$i *= params.scale;
 //#if u
+    // A subgroup with columns of several layers loads u of all of them.
+    let first = select(layer, 0u, LAYERS > 1u);
+    //#unroll p BLOCKS: let u_at_$p = min(m0 + $pu * ROWS + lane % ROWS, params.rows - 1u) * (params.r_stride / 4u);
     let stride = params.b_stride / 4u;
     //#unroll j 4: let b_at_$j = 4u * params.y_unit0 * stride + min(4u * unit + $ju, params.columns - 1u) * stride;
     for (var k = 0u; k < term_units(); k += 1u) {
         //#unroll j 4: let b_$j = load_b(b_at_$j + k);
+        //#unroll p BLOCKS, l LAYERS: let u_$p_$l = load_u(u_at_$p + (first + $lu) * (params.r / 4u) + k);
         //#unroll p BLOCKS, i ROWS
-            let m_$p_$i = min(m0 + $pu * ROWS + $iu, params.rows - 1u);
-            let u_$p_$i = load_u(m_$p_$i * (params.r_stride / 4u) + layer * (params.r / 4u) + k);
-            sums.row_$p_$i += vec4<f32>(dot(u_$p_$i, b_0), dot(u_$p_$i, b_1), dot(u_$p_$i, b_2), dot(u_$p_$i, b_3));
+            var own_$p_$i = broadcast_u_$i(u_$p_0);
+            //#unroll l LAYERS: own_$p_$i = select(own_$p_$i, broadcast_u_$i(u_$p_$l), first + $lu == layer);
+            sums.row_$p_$i += vec4<f32>(dot(own_$p_$i, b_0), dot(own_$p_$i, b_1), dot(own_$p_$i, b_2), dot(own_$p_$i, b_3));
         //#end
     }
 //#endif

@@ -136,6 +136,7 @@ def packed_weights(g: Graph, gemm: Gemm) -> None:
         "SPAN": span,
         "ROWS": rows,
         "BLOCKS": blocks,
+        "LAYERS": 1 + len(gemm.others),
     }
     launch_few(g, gemm, "few_rows/strips.wgsl", 4 * threads, own, together=rows * blocks)
 
