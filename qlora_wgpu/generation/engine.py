@@ -6,24 +6,34 @@ import math
 import time
 from bisect import insort
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, DataError
-from qlora_wgpu.generation.prefill import Prefill, prefill_batch, prompt_length
+from qlora_wgpu.generation.prefill import (
+    Prefill,
+    by_prompt,
+    prefill_batch,
+    prompt_length,
+    sample_count,
+)
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.memory_plan import are_copied
-from qlora_wgpu.model.programs import Choice, DecodePrograms, Programs
+from qlora_wgpu.model.programs import Choice, CopyProgram, DecodePrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
 _AHEAD_SECONDS = 0.12  # of decoding before tokens are read back
 _PREFILL_SECONDS = 0.25  # of prefill between two tokens of other requests
+
+_Shape = tuple[int, int, int, bool]
+"""Of programs: rows, tokens, samples, and whether logits are kept."""
 
 Logits = npt.NDArray[np.float32] | None
 """Logits of each request, if requested."""
@@ -33,7 +43,7 @@ class Engine:
     """Generates for several requests at once; results do not depend on the batch.
 
     Each request has a slot of the KV cache. Its prompt is prefilled, batched with others of similar
-    length; then each step decodes a token of all requests in a slot. If steps are short, several
+    length, and only once for all requests with the same one; then each step decodes a token of all requests in a slot. If steps are short, several
     are submitted at once, so that the device does not wait for the host; tokens after a request's
     end are dropped. Not thread-safe.
     """
@@ -51,8 +61,8 @@ class Engine:
         if packs_weights is None:
             packs_weights = are_copied(model.layout, model.device.budget)
         self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
-        self._seen = make_seen(texts, model.architecture.vocab_size)
-        self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], DecodePrograms]]
+        self._seen = make_seen(texts + 1, model.architecture.vocab_size)
+        self._programs: WeakKeyDictionary[Programs, dict[_Shape, DecodePrograms]]
         self._programs = WeakKeyDictionary()
         self._waiting: list[Request] = []  # sorted by turn
         self._turn = 0  # of the request that started last
@@ -204,14 +214,13 @@ class Engine:
             if not prefill.advance(end - time.perf_counter() if is_interruptible else math.inf):
                 self._prefill = prefill
                 break
-            tokens, logits = prefill.sample()
             # Requests that were cancelled in between have left
-            rows = [row for row, text in enumerate(prefill.texts) if text in self._to_prefill]
-            texts = [prefill.texts[row] for row in rows]
+            texts = [text for text in prefill.texts if text in self._to_prefill]
+            for copy in prefill.copies(texts):
+                self._copying.run(*copy)
+            tokens, logits = prefill.sample(texts)
             self._to_prefill = [text for text in self._to_prefill if text not in texts]
-            self._append_tokens(
-                texts, [tokens[row] for row in rows], None if logits is None else logits[rows]
-            )
+            self._append_tokens(texts, tokens, logits)
             done += texts
             if time.perf_counter() >= end:
                 break
@@ -220,12 +229,18 @@ class Engine:
     def _begin_prefill(self) -> Prefill:
         # Recurrent states are kept for one request at a time
         is_batched = self._cache.layers and not self._cache.states
-        texts = (
-            prefill_batch(self._to_prefill, self.capacity) if is_batched else self._to_prefill[:1]
-        )
+        groups = by_prompt(self._to_prefill)
+        texts = prefill_batch([*groups], self.capacity) if is_batched else [*groups][:1]
         length = prompt_length(max(text.length for text in texts), self.capacity)
+        requests = sum(len(groups[text]) for text in texts)
+        samples = sample_count(len(texts), length, self.texts) if requests > len(texts) else 0
         with_logits = texts[0].logprobs is not None
-        return Prefill(self._program(len(texts), length, with_logits=with_logits), texts)
+        program = self._program(len(texts), length, samples=samples, with_logits=with_logits)
+        return Prefill(program, [groups[text] for text in texts])
+
+    @cached_property
+    def _copying(self) -> CopyProgram:
+        return self._model.programs.copies(self._cache)
 
     def _next_tokens(self, texts: Sequence[Request]) -> tuple[list[list[int]], Logits]:
         """Decodes one token of each request, or several.
@@ -257,13 +272,15 @@ class Engine:
         """Batch sizes of decoding; each step uses the smallest that is sufficient."""
         return batch_sizes(self.texts)
 
-    def _program(self, rows: int, length: int, *, with_logits: bool) -> DecodePrograms:
+    def _program(
+        self, rows: int, length: int, *, samples: int = 0, with_logits: bool
+    ) -> DecodePrograms:
         # An adapter of another shape has its own programs, with the same KV cache
-        programs, key = self._model.programs, (rows, length, with_logits)
+        programs, key = self._model.programs, (rows, length, samples, with_logits)
         compiled = self._programs.setdefault(programs, {})
         if key not in compiled:
             compiled[key] = programs.tokens(
-                rows, length, self._cache, self._seen, keep_logits=with_logits
+                rows, length, self._cache, self._seen, samples=samples, keep_logits=with_logits
             )
         return compiled[key]
 

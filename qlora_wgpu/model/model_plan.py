@@ -203,8 +203,11 @@ class ModelPlan:
         except OutOfMemoryError:
             return None
 
-    def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
-        """Graphs of a batch's hidden states, and of the logits of a few rows at a time."""
+    def logits_graphs(self, batch: BatchBuffers, samples: int = 0) -> tuple[Graph, Graph, Tensor]:
+        """Graphs of a batch's hidden states, and of the logits of a few rows at a time.
+
+        With a cache that is ``samples`` rows, by default one of each sequence.
+        """
         first, second = self.new_graph(), self.new_graph()
         if batch.cache is not None:
             # No sum is split by the number of rows: a sequence does not depend on its neighbours.
@@ -217,25 +220,34 @@ class ModelPlan:
         config = base.architecture.config
         hidden = base.family.forward(first, config, modules, batch, checkpointing=False)
         hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
-        count = batch.batch  # with a cache, the next token of each sequence
+        count = samples or batch.batch  # with a cache, the next token of each sequence
         if batch.cache is None:
             count = rows_of_a_text(second, modules.head, batch.rows)
         head = head_of(base.architecture, modules)
         return first, second, logits_of_rows(second, hidden, head, batch, 0, count)
 
     def token_graphs(
-        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, keep_logits: bool = False
+        self,
+        texts: int,
+        length: int,
+        cache: KVCache,
+        seen: Tensor,
+        *,
+        samples: int = 0,
+        keep_logits: bool = False,
     ) -> TokenGraphs:
         """Graphs of hidden states and next tokens of some of a cache's sequences.
 
-        With ``keep_logits`` there is a copy of the logits that tokens are sampled from.
+        After a prefill, ``samples`` tokens are sampled at once, by default one of each sequence; at
+        most ``texts · length``. With ``keep_logits`` there is a copy of the logits that tokens are
+        sampled from.
         """
         batch = make_batch_buffers(texts, length, CacheView(cache))
-        # After prefill as in decoding, sampling reads one token of each sequence.
-        following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
-        first, second, logits = self.logits_graphs(batch)
+        samples = samples or texts
+        following = batch if batch.decodes else make_batch_buffers(samples, 1, CacheView(cache))
+        first, second, logits = self.logits_graphs(batch, samples)
         kept = copied(second, logits) if keep_logits else None
-        choices = make_choices(texts, seen)
+        choices = make_choices(samples, seen)
         choose(second, logits, following, choices)
         return TokenGraphs(batch, following, choices, first, second, kept)
 

@@ -329,7 +329,7 @@ def text_plans(
     layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[Plan]:
     """The plans of a generation engine, two per size, in the order in which they are compiled."""
-    seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
+    seen = make_seen(cache.texts + 1, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
         graphs = layout.token_graphs(texts, tokens, cache, seen)
         yield compile_plan(graphs.hidden, apart=graphs.apart)
