@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, DataError
+from qlora_wgpu.generation.plans import batch_sizes, fitting_sequences
 from qlora_wgpu.generation.prefill import (
     Prefill,
     by_prompt,
@@ -43,9 +44,9 @@ class Engine:
     """Generates for several requests at once; results do not depend on the batch.
 
     Each request has a slot of the KV cache. Its prompt is prefilled, batched with others of similar
-    length, and only once for all requests with the same one; then each step decodes a token of all requests in a slot. If steps are short, several
-    are submitted at once, so that the device does not wait for the host; tokens after a request's
-    end are dropped. Not thread-safe.
+    length, and only once for all requests with the same one; then each step decodes a token of all
+    requests in a slot. If steps are short, several are submitted at once, so that the device does
+    not wait for the host; tokens after a request's end are dropped. Not thread-safe.
     """
 
     def __init__(
@@ -53,13 +54,15 @@ class Engine:
     ) -> None:
         """Sets the maximum number of requests at a time, and of tokens of each, prompt included.
 
-        Memory is allocated later. If the adapter changes, the KV cache is recomputed. Packed copies
-        of the weights for software GPUs take memory: by default they are used if there is enough
-        (``model/memory_plan.py``).
+        There are fewer requests at a time if memory or a binding's size does not allow them all
+        (``texts`` has the number). Memory is allocated later. If the adapter changes, the KV cache
+        is recomputed. Packed copies of the weights for software GPUs take memory: by default they
+        are used if there is enough (``model/memory_plan.py``).
         """
         self._model = model
         if packs_weights is None:
             packs_weights = are_copied(model.layout, model.device.budget)
+        texts = fitting_sequences(model.layout, model.device, capacity, texts)
         self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
         self._seen = make_seen(texts + 1, model.architecture.vocab_size)
         self._programs: WeakKeyDictionary[Programs, dict[_Shape, DecodePrograms]]
@@ -283,8 +286,3 @@ class Engine:
                 rows, length, self._cache, self._seen, samples=samples, keep_logits=with_logits
             )
         return compiled[key]
-
-
-def batch_sizes(texts: int) -> list[int]:
-    """The powers of two below a number of requests, and the number itself."""
-    return [1 << n for n in range((texts - 1).bit_length())] + [texts]

@@ -7,7 +7,7 @@ from e2e.test_generation import opened
 from qlora_wgpu.errors import CheckpointError, DataError, OutOfMemoryError, ShapeError
 from qlora_wgpu.generation import Engine, generate
 from qlora_wgpu.generation import engine as engine_module
-from qlora_wgpu.generation.engine import batch_sizes
+from qlora_wgpu.generation.plans import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.model.derived_weights import CopySizes, packed_sizes
 from qlora_wgpu.model.programs import DecodePrograms
