@@ -206,26 +206,27 @@ ROWS = (
 _FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 
-@each((1000,), (49_155,))
-def check_choice(run: Runner, vocab: int) -> None:
-    """Rows with settings of all kinds, the last with a NaN logit.
+@each((1000,), (49_155,), (1000, 7))
+def check_choice(run: Runner, vocab: int, times: int = 1) -> None:
+    """Rows with settings of all kinds, ``times`` each, the last with a NaN logit.
 
     They are the last tokens that fit; the batch becomes that of the next ones.
     """
-    count, past = len(ROWS), 3
+    rows, past = [*times * ROWS[:-1], ROWS[-1]], 3
+    count = len(rows)
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
     logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
     logits[-1, vocab // 2] = np.nan
-    for row, settings in enumerate(ROWS):
+    for row, settings in enumerate(rows):
         logits[row, list(settings.logit_bias)] += 12.0  # biased tokens are among the most likely
     seen = normal("seen", count, vocab) > 0.5
     seeds = [index * 0x1234567890 for index in range(count)]
     steps = [7 * index for index in range(count)]
     words = [
         seen_words(np.flatnonzero(row).tolist(), vocab, settings.logit_bias)
-        for row, settings in zip(seen, ROWS, strict=True)
+        for row, settings in zip(seen, rows, strict=True)
     ]
-    choices = _choices(ROWS, words, vocab, seeds, [step - past for step in steps])
+    choices = _choices(rows, words, vocab, seeds, [step - past for step in steps])
     batch = new_tokens(count, past)
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
     made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
@@ -234,7 +235,7 @@ def check_choice(run: Runner, vocab: int) -> None:
     run.compare_exactly(ids[:-1], got[:-1])
     run.compare_exactly(positions, np.full(count, past + 1.0))
     run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
-    for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
+    for row, (settings, token) in enumerate(zip(rows[:-1], got.astype(int), strict=False)):
         _compare_choice(run, logits[row], seen[row], settings, seeds[row], steps[row], token)
 
 
