@@ -6,25 +6,36 @@ import math
 import time
 from bisect import insort
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, DataError
-from qlora_wgpu.generation.prefill import Prefill, prefill_batch, prompt_length
+from qlora_wgpu.generation.plans import batch_sizes, fitting_sequences
+from qlora_wgpu.generation.prefill import (
+    Prefill,
+    by_prompt,
+    prefill_batch,
+    prompt_length,
+    sample_count,
+)
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.image_inputs import ImageFeatures, image_inputs, rope_delta
 from qlora_wgpu.model.memory_plan import are_copied
-from qlora_wgpu.model.programs import Choice, DecodePrograms, Programs
+from qlora_wgpu.model.programs import Choice, CopyProgram, DecodePrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
 _AHEAD_SECONDS = 0.12  # of decoding before tokens are read back
 _PREFILL_SECONDS = 0.25  # of prefill between two tokens of other requests
+
+_Shape = tuple[int, int, int, bool, bool]
+"""Of programs: rows, tokens, samples, whether logits are kept, and whether rows have images."""
 
 Logits = npt.NDArray[np.float32] | None
 """Logits of each request, if requested."""
@@ -34,9 +45,9 @@ class Engine:
     """Generates for several requests at once; results do not depend on the batch.
 
     Each request has a slot of the KV cache. Its prompt is prefilled, batched with others of similar
-    length; then each step decodes a token of all requests in a slot. If steps are short, several
-    are submitted at once, so that the device does not wait for the host; tokens after a request's
-    end are dropped. Not thread-safe.
+    length, and only once for all requests with the same one; then each step decodes a token of all
+    requests in a slot. If steps are short, several are submitted at once, so that the device does
+    not wait for the host; tokens after a request's end are dropped. Not thread-safe.
     """
 
     def __init__(
@@ -44,18 +55,18 @@ class Engine:
     ) -> None:
         """Sets the maximum number of requests at a time, and of tokens of each, prompt included.
 
-        Memory is allocated later. If the adapter changes, the KV cache is recomputed. Packed copies
-        of the weights for software GPUs take memory: by default they are used if there is enough
-        (``model/memory_plan.py``).
+        There are fewer requests at a time if memory or a binding's size does not allow them all
+        (``texts`` has the number). Memory is allocated later. If the adapter changes, the KV cache
+        is recomputed. Packed copies of the weights for software GPUs take memory: by default they
+        are used if there is enough (``model/memory_plan.py``).
         """
         self._model = model
         if packs_weights is None:
             packs_weights = are_copied(model.layout, model.device.budget)
+        texts = fitting_sequences(model.layout, model.device, capacity, texts)
         self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
-        self._seen = make_seen(texts, model.architecture.vocab_size)
-        self._programs: WeakKeyDictionary[
-            Programs, dict[tuple[int, int, bool, bool], DecodePrograms]
-        ]
+        self._seen = make_seen(texts + 1, model.architecture.vocab_size)
+        self._programs: WeakKeyDictionary[Programs, dict[_Shape, DecodePrograms]]
         self._programs = WeakKeyDictionary()
         self._waiting: list[Request] = []  # sorted by turn
         self._turn = 0  # of the request that started last
@@ -215,14 +226,13 @@ class Engine:
             if not prefill.advance(end - time.perf_counter() if is_interruptible else math.inf):
                 self._prefill = prefill
                 break
-            tokens, logits = prefill.sample()
             # Requests that were cancelled in between have left
-            rows = [row for row, text in enumerate(prefill.texts) if text in self._to_prefill]
-            texts = [prefill.texts[row] for row in rows]
+            texts = [text for text in prefill.texts if text in self._to_prefill]
+            for copy in prefill.copies(texts):
+                self._copying.run(*copy)
+            tokens, logits = prefill.sample(texts)
             self._to_prefill = [text for text in self._to_prefill if text not in texts]
-            self._append_tokens(
-                texts, [tokens[row] for row in rows], None if logits is None else logits[rows]
-            )
+            self._append_tokens(texts, tokens, logits)
             done += texts
             if time.perf_counter() >= end:
                 break
@@ -231,15 +241,21 @@ class Engine:
     def _begin_prefill(self) -> Prefill:
         # Recurrent states are kept for one request at a time
         is_batched = self._cache.layers and not self._cache.states
-        texts = (
-            prefill_batch(self._to_prefill, self.capacity) if is_batched else self._to_prefill[:1]
-        )
+        groups = by_prompt(self._to_prefill)
+        texts = prefill_batch([*groups], self.capacity) if is_batched else [*groups][:1]
         length = prompt_length(max(text.length for text in texts), self.capacity)
+        requests = sum(len(groups[text]) for text in texts)
+        samples = sample_count(len(texts), length, self.texts) if requests > len(texts) else 0
         with_logits = texts[0].logprobs is not None
         program = self._program(
-            len(texts), length, with_logits=with_logits, with_images=bool(texts[0].images)
-        )
-        return Prefill(program, texts, self._model.architecture)
+            len(texts), length, samples=samples, with_logits=with_logits,
+            with_images=bool(texts[0].images),
+        )  # fmt: skip
+        return Prefill(program, [groups[text] for text in texts], self._model.architecture)
+
+    @cached_property
+    def _copying(self) -> CopyProgram:
+        return self._model.programs.copies(self._cache)
 
     def _next_tokens(self, texts: Sequence[Request]) -> tuple[list[list[int]], Logits]:
         """Decodes one token of each request, or several.
@@ -274,19 +290,14 @@ class Engine:
         return batch_sizes(self.texts)
 
     def _program(
-        self, rows: int, length: int, *, with_logits: bool, with_images: bool
+        self, rows: int, length: int, *, samples: int = 0, with_logits: bool, with_images: bool
     ) -> DecodePrograms:
         # An adapter of another shape has its own programs, with the same KV cache
-        programs, key = self._model.programs, (rows, length, with_logits, with_images)
+        programs, key = self._model.programs, (rows, length, samples, with_logits, with_images)
         compiled = self._programs.setdefault(programs, {})
         if key not in compiled:
             compiled[key] = programs.tokens(
-                rows, length, self._cache, self._seen,
+                rows, length, self._cache, self._seen, samples=samples,
                 keep_logits=with_logits, with_images=with_images,
             )  # fmt: skip
         return compiled[key]
-
-
-def batch_sizes(texts: int) -> list[int]:
-    """The powers of two below a number of requests, and the number itself."""
-    return [1 << n for n in range((texts - 1).bit_length())] + [texts]

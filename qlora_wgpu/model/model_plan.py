@@ -207,8 +207,11 @@ class ModelPlan:
         except OutOfMemoryError:
             return None
 
-    def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
-        """Graphs of a batch's hidden states, and of the logits of a few rows at a time."""
+    def logits_graphs(self, batch: BatchBuffers, samples: int = 0) -> tuple[Graph, Graph, Tensor]:
+        """Graphs of a batch's hidden states, and of the logits of a few rows at a time.
+
+        With a cache that is ``samples`` rows, by default one of each sequence.
+        """
         refuse_scored(self.pretrained.architecture)
         first, second = self.new_graph(), self.new_graph()
         if batch.cache is not None:
@@ -222,7 +225,7 @@ class ModelPlan:
         config = base.architecture.config
         hidden = base.family.forward(first, config, modules, batch, checkpointing=False)
         hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
-        count = batch.batch  # with a cache, the next token of each sequence
+        count = samples or batch.batch  # with a cache, the next token of each sequence
         if batch.cache is None:
             count = rows_of_a_text(second, modules.head, batch.rows)
         head = head_of(base.architecture, modules)
@@ -235,20 +238,22 @@ class ModelPlan:
         cache: KVCache,
         seen: Tensor,
         *,
+        samples: int = 0,
         keep_logits: bool = False,
         with_images: bool = False,
     ) -> TokenGraphs:
         """Graphs of hidden states and next tokens of some of a cache's sequences.
 
-        With ``keep_logits`` there is a copy of the logits that tokens are sampled from. Sequences
-        may have images only if ``with_images``.
+        After a prefill, ``samples`` tokens are sampled at once, by default one of each sequence; at
+        most ``texts · length``. With ``keep_logits`` there is a copy of the logits that tokens are
+        sampled from. Sequences may have images only if ``with_images``.
         """
         batch = self._token_batch(texts, length, cache, with_images=with_images)
-        # After prefill as in decoding, sampling reads one token of each sequence.
-        following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
-        first, second, logits = self.logits_graphs(batch)
+        samples = samples or texts
+        following = batch if batch.decodes else make_batch_buffers(samples, 1, CacheView(cache))
+        first, second, logits = self.logits_graphs(batch, samples)
         kept = copied(second, logits) if keep_logits else None
-        choices = make_choices(texts, seen)
+        choices = make_choices(samples, seen)
         choose(second, logits, following, choices)
         return TokenGraphs(batch, following, choices, first, second, kept)
 

@@ -19,14 +19,15 @@ from qlora_wgpu.model.batch_encoding import IntArray, write_batch
 from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
-from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.batch import INFO_LABEL_ROWS, BatchBuffers
+from qlora_wgpu.ops.kv_cache import KVCache, copy_sequence, encode_copies
 from qlora_wgpu.ops.sampling import (
     DECODE_STEPS_AHEAD,
     SamplerState,
     Settings,
     encode_choices,
     seen_words,
+    unused_place,
 )
 
 
@@ -62,6 +63,11 @@ class DecodePrograms:
         assert seen.storage is not None
         words = seen_words(ids, self.vocab, settings.logit_bias)
         self.device.write(seen.storage.buffer, words, words.nbytes * place)
+
+    @property
+    def samples(self) -> int:
+        """How many tokens are sampled at once."""
+        return self.next.batch
 
     @property
     def most_ahead(self) -> int:
@@ -107,25 +113,40 @@ class DecodePrograms:
         images: ImageInputs | None = None,
     ) -> None:
         ids, mask = self.padded(prompts)
-        lasts = self.batch.seq * np.arange(self.batch.batch) + mask.sum(axis=1) - 1
         at = np.array(places)[:, None]
-        write_batch(self.device, self.batch, ids, mask, rows=lasts, places=at, images=images)
+        write_batch(self.device, self.batch, ids, mask, places=at, images=images)
 
     def end_prompts(
         self,
         prompts: Sequence[Sequence[int]],
+        rows: Sequence[int],
         places: Sequence[int],
         choices: Sequence[Choice],
     ) -> list[int]:
-        """The first tokens after prefilled prompts; ``NONE`` as for ``run``."""
-        none = np.zeros((len(prompts), 1), np.int64)
-        at, rows = np.array(places)[:, None], np.arange(len(prompts))
-        write_batch(self.device, self.next, none, np.ones_like(none), rows=rows, places=at)
-        self._write_choices(choices, 0)
+        """The first tokens of sequences, at most ``samples``; ``NONE`` as for ``run``.
+
+        ``rows`` are the rows of their prompts in the prefilled batch, of which several sequences
+        may have the same one.
+        """
+        count = len(rows)
+        # Unused rows repeat the last sequence, but do not mark its token as seen.
+        whole = np.minimum(np.arange(self.samples), count - 1)
+        lengths = np.array([len(prompt) for prompt in prompts])
+        lasts = (self.batch.seq * np.array(rows) + lengths - 1)[whole].astype(np.uint32)
+        inputs, info = self.batch.storage.buffer, self.batch.info.offset
+        self.device.write(inputs, lasts, self.batch.label_rows.offset)
+        self.device.write(inputs, np.array([len(lasts)], np.uint32), info + 4 * INFO_LABEL_ROWS)
+        none = np.zeros((self.samples, 1), np.int64)
+        at = np.full_like(none, unused_place(self.choices.seen, self.vocab))
+        at[:count, 0] = places
+        write_batch(
+            self.device, self.next, none, np.ones_like(none), rows=np.arange(len(at)), places=at
+        )
+        self._write_choices([choices[row] for row in whole], 0)
         for place, prompt, own in zip(places, prompts, choices, strict=True):
             self._note_seen(place, prompt, own.settings)
         self.head.run()
-        return [each[0] for each in self._chosen(none)]
+        return [each[0] for each in self._chosen(none)[:count]]
 
     def _write_choices(self, choices: Sequence[Choice], first: IntArray | int) -> None:
         own = self.choices.settings.storage
@@ -143,6 +164,23 @@ class DecodePrograms:
             at, np.arange(len(at))[:, None]
         ].tolist()
         return tokens
+
+
+@dataclass(frozen=True)
+class CopyProgram:
+    """Copies a sequence within a KV cache, for others with the same prompt."""
+
+    device: Device
+    copies: Tensor  # which, by ``encode_copies``
+    program: Program
+
+    def run(self, source: int, tokens: int, places: Sequence[int]) -> None:
+        """Copies the first tokens of the sequence at ``source`` to other places."""
+        own = self.copies.storage
+        assert own is not None
+        with self.device.in_turn:
+            self.device.write(own.buffer, encode_copies(source, tokens, places))
+            self.program.run()
 
 
 @dataclass(frozen=True)
@@ -223,13 +261,23 @@ class Programs:
         cache: KVCache,
         seen: Tensor,
         *,
+        samples: int = 0,
         keep_logits: bool = False,
         with_images: bool = False,
     ) -> DecodePrograms:
-        """New programs that compute ``length`` tokens of some of a cache's sequences and sample."""
+        """New programs that compute ``length`` tokens of some of a cache's sequences and sample.
+
+        After a prefill, ``samples`` tokens at once, by default one of each sequence.
+        """
         with self.device.in_turn:
             graphs = self.plan.token_graphs(
-                texts, length, cache, seen, keep_logits=keep_logits, with_images=with_images
+                texts,
+                length,
+                cache,
+                seen,
+                samples=samples,
+                keep_logits=keep_logits,
+                with_images=with_images,
             )
             self._fill_strips()
             kept, apart = graphs.kept, graphs.apart
@@ -239,6 +287,12 @@ class Programs:
                 self.device, graphs.batch, graphs.next, first, second, graphs.choices,
                 self.plan.pretrained.architecture.vocab_size, kept,
             )  # fmt: skip
+
+    def copies(self, cache: KVCache) -> CopyProgram:
+        """Copies sequences of a cache, whose layers must be traced already."""
+        graph = self.plan.new_graph()
+        copies = copy_sequence(graph, cache)
+        return CopyProgram(self.device, copies, self.from_graph(graph))
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         with self.device.in_turn:

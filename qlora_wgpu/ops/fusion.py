@@ -111,7 +111,7 @@ def _product_and_glu(g: Graph, uses: Uses) -> None:
         (ceil_div(gate.columns, 4 * threads), rows, 1),
         {**tensors, "y": y},
         product.values,
-        {**product.constants, **activation},
+        {**product.constants, **activation, "LAYERS": 1},
         flops=product.flops,
         label=product.label,
     )

@@ -8,10 +8,14 @@ are no gradients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from qlora_wgpu.graph.graph import GraphError
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.quantized import PackedWeightCache
 
 
@@ -82,6 +86,36 @@ class CacheView:
         if state.shape != (rows, columns):
             raise GraphError(f"kv_cache: {state} is of another layer, not {rows}x{columns}")
         return state
+
+
+def copy_sequence(g: Graph, cache: KVCache) -> Tensor:
+    """Copies one sequence's keys, values and states to other places.
+
+    Returns the input that says which, written by ``encode_copies``. All layers must be traced.
+    """
+    count = 3 + cache.texts
+    copies = vector("copies", count, "uint32", Storage("copies", "inputs", 4 * count))
+    for tensor in (each for pair in cache.layers for each in pair):
+        _copy(g, tensor, cache, copies, of_tokens=True)
+    for tensor in cache.states:
+        _copy(g, tensor, cache, copies, of_tokens=False)
+    return copies
+
+
+def encode_copies(source: int, tokens: int, places: Sequence[int]) -> npt.NDArray[np.uint32]:
+    return np.array([source, tokens, len(places), *places], np.uint32)
+
+
+def _copy(g: Graph, kept: Tensor, cache: KVCache, copies: Tensor, *, of_tokens: bool) -> None:
+    # No dispatch may bind a tensor for reading and writing, so a sequence is copied twice.
+    rows, stride = kept.rows // cache.texts, kept.nbytes // TEXEL // kept.rows
+    x = matrix(f"{kept.name} of a sequence", rows, kept.columns, kept.dtype)
+    values, constants = {"stride": stride}, {"TOKENS": of_tokens}
+    for name, tensors in (
+        ("read", {"kept": kept, "copies": copies, "y": x}),
+        ("write", {"x": x, "copies": copies, "kept": kept}),
+    ):
+        g.launch(f"kv_cache/{name}_sequence.wgsl", rows * stride, tensors, values, constants)
 
 
 def _kept(name: str, capacity: int, columns: int, dtype: str, most_texture: int = 0) -> Tensor:

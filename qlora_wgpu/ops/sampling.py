@@ -72,8 +72,17 @@ def _words_of_text(vocab: int) -> int:
 
 
 def make_seen(texts: int, vocab: int) -> Tensor:
+    """Space for the ``seen_words`` of each sequence.
+
+    The last one is for rows without a sequence, if their tokens are sampled.
+    """
     count = texts * _words_of_text(vocab)
     return vector("seen tokens", count, "uint32", Storage("seen tokens", "kv cache", 4 * count))
+
+
+def unused_place(seen: Tensor, vocab: int) -> int:
+    """The place in ``seen`` of rows without a sequence: the last one."""
+    return seen.columns // _words_of_text(vocab) - 1
 
 
 def make_choices(rows: int, seen: Tensor) -> SamplerState:

@@ -27,7 +27,7 @@ from qlora_wgpu.model.budget import (
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, has_room, with_kept
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
-from qlora_wgpu.runs.workload import TrainingWorkload, Workload
+from qlora_wgpu.runs.workload import GenerationWorkload, TrainingWorkload, Workload
 from qlora_wgpu.supervision.processes import container_limit
 from qlora_wgpu.training import Observer
 
@@ -65,7 +65,13 @@ def fit(
     if isinstance(workload, TrainingWorkload):
         placed = _fit_training(workload, layout, device, keep)
     else:
-        placed = _fit_inference(workload, layout, device, keep)
+        fewer = workload.within(layout, device.max_binding, limit)
+        if isinstance(workload, GenerationWorkload) and fewer != workload:
+            assert isinstance(fewer, GenerationWorkload)
+            observer.note(
+                f"{fewer.count} sequences at a time fit into memory, not {workload.count}"
+            )
+        placed = _fit_inference(fewer, layout, device, keep)
     check_binding_limits(placed.layout, placed.plans, device)
     if limit is None and not placed.trains:
         return placed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.generation.engine import batch_sizes
+from qlora_wgpu.generation.plans import batch_sizes, bound_sequences, text_plans
 from qlora_wgpu.generation.prefill import largest_batch, prompt_batches
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, Profile
@@ -34,7 +34,6 @@ from qlora_wgpu.model.steps import StepKind, StepOptions, TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.ops.moments import passing_parts
-from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.ops.tensor import add_to, fill_zero
 from qlora_wgpu.training import training_options
 from qlora_wgpu.training.optimizer import STEP_NUMBERS, trace_update
@@ -54,6 +53,10 @@ class Workload(ABC):
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
         """Peak bytes on the device by kind, with these ``plans``."""
         return reading_memory(plans, layout)
+
+    def within(self, layout: ModelPlan, max_binding: int, limit: int | None) -> Workload:
+        """The workload with fewer sequences at a time, if that is what it takes to fit."""
+        return self
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -326,6 +329,16 @@ class GenerationWorkload(Workload):
         limit = longest_text(base.config) or prompt + answer
         return cls(min(prompt, limit), min(prompt + answer, limit), count, images=images)
 
+    def within(self, layout: ModelPlan, max_binding: int, limit: int | None) -> GenerationWorkload:
+        """With fewer sequences, unless weights have to be offloaded even for a single one."""
+        count = bound_sequences(layout, self.capacity, self.count, max_binding)
+        bound = fewer = replace(self, count=count)
+        while limit is not None and fewer.memory(layout, fewer.plans(layout)).total() > limit:
+            if fewer.count == 1:
+                return bound
+            fewer = replace(fewer, count=fewer.count // 2)
+        return fewer
+
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """Prefill of the largest prompts and decoding, with each shape of adapter."""
         prompts = largest_batch(self.prompt, self.capacity, self.count)
@@ -380,22 +393,11 @@ class CombinedWorkload(Workload):
         self.measures = any(part.measures for part in parts)
         self.generates = any(part.generates for part in parts)
 
+    def within(self, layout: ModelPlan, max_binding: int, limit: int | None) -> CombinedWorkload:
+        """With fewer sequences in each part."""
+        return CombinedWorkload([part.within(layout, max_binding, limit) for part in self._parts])
+
     def plans(self, layout: ModelPlan) -> list[Plan]:
         """The plans of all parts, those with the largest slots first."""
         plans = [plan for part in self._parts for plan in part.plans(layout)]
         return sorted(plans, key=lambda plan: -plan.activation_bytes)
-
-
-def text_plans(
-    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]], *, images: bool = False
-) -> Iterator[Plan]:
-    """The plans of a generation engine, two per size, in the order in which they are compiled.
-
-    With ``images`` there are two more per size, for prompts that have some.
-    """
-    seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
-    for texts, tokens in sizes:
-        for with_images in (True, False) if images else (False,):
-            graphs = layout.token_graphs(texts, tokens, cache, seen, with_images=with_images)
-            yield compile_plan(graphs.hidden, apart=graphs.apart)
-            yield compile_plan(graphs.head, apart=graphs.apart)

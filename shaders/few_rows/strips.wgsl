@@ -6,16 +6,12 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let column = 4u * (place.x * THREADS + local.x);
-    let m0 = place.y * ROWS;
-    let sums = sums_of(place.x * THREADS + local.x, m0, local.x);
-    //#unroll i ROWS
-        if (m0 + $iu < params.rows && column < padded_columns()) {
-            var all_$i = params.scale * sums.row_$i;
-            for (var k = 0u; k < term_units(); k += 1u) {
-                all_$i += term4(m0 + $iu, layer_of(column), column, 0u, k);
-            }
-            store4(m0 + $iu, column, all_$i);
+    let unit = place.x * THREADS + local.x;
+    let m0 = place.y * (BLOCKS * ROWS);
+    let sums = products_of(unit, layer_of(4u * unit), m0, local.x);
+    //#unroll p BLOCKS, i ROWS
+        if (m0 + $pu * ROWS + $iu < params.rows && 4u * unit < padded_columns()) {
+            store4(m0 + $pu * ROWS + $iu, 4u * unit, sums.row_$p_$i);
         }
     //#end
 }

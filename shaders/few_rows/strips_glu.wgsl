@@ -12,22 +12,13 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let unit = place.x * THREADS + local.x;
     let units = params.begin1 / 4u;
     let own = min(unit, units - 1u);
-    let m0 = place.y * ROWS;
-    let gates = sums_of(own, m0, local.x);
-    let ups = sums_of(units + own, m0, local.x);
-    //#unroll i ROWS
-        if (m0 + $iu < params.rows && unit < units) {
-            let gate_$i = with_term(m0 + $iu, 0u, unit, gates.row_$i);
-            let up_$i = with_term(m0 + $iu, 1u, unit, ups.row_$i);
-            store_y((m0 + $iu) * params.y_stride + unit, activate(rounded_y(gate_$i)) * rounded_y(up_$i));
+    let m0 = place.y * (BLOCKS * ROWS);
+    let gates = products_of(own, 0u, m0, local.x);
+    let ups = products_of(units + own, 1u, m0, local.x);
+    //#unroll p BLOCKS, i ROWS
+        let m_$p_$i = m0 + $pu * ROWS + $iu;
+        if (m_$p_$i < params.rows && unit < units) {
+            store_y(m_$p_$i * params.y_stride + unit, activate(rounded_y(gates.row_$p_$i)) * rounded_y(ups.row_$p_$i));
         }
     //#end
-}
-
-fn with_term(row: u32, layer: u32, unit: u32, sums: vec4<f32>) -> vec4<f32> {
-    var all = params.scale * sums;
-    for (var k = 0u; k < term_units(); k += 1u) {
-        all += term4(row, layer, layer * params.begin1 + 4u * unit, 0u, k);
-    }
-    return all;
 }

@@ -22,38 +22,35 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let unit = place.x * THREADS + local.x;
     let column = 4u * unit;
     let layer = u32(column >= params.begin1) + u32(column >= params.begin2);
-    let m0 = place.y * ROWS;
-    let sums = sums_of(unit, m0, local.x);
+    let m0 = place.y * (BLOCKS * ROWS);
+    let sums = products_of(unit, layer, m0, local.x);
     // The cosines and sines of four columns are a unit of a row of the table.
     let angle = unit % (2u * HALF);
     let side = select(1.0, -1.0, unit % (4u * HALF) < 2u * HALF);
-    //#unroll i ROWS
+    //#unroll p BLOCKS, i ROWS
         // Shuffles need all invocations; rows past the end are the last one once more.
-        let m_$i = min(m0 + $iu, params.rows - 1u);
-        let own_$i = rounded_y(finished(m_$i, layer, column, sums.row_$i));
-        let other_$i = subgroupShuffleXor(own_$i, 2u * HALF);
-        let angles_$i = load_table(table_row(m_$i) * (2u * HALF) + angle);
-        let turned_$i = select(own_$i * angles_$i.even + side * (other_$i * angles_$i.odd), own_$i, layer == 2u);
-        let next_$i = subgroupShuffleXor(turned_$i, 1u);
+        let m_$p_$i = min(m0 + $pu * ROWS + $iu, params.rows - 1u);
+        let own_$p_$i = rounded_y(finished(layer, column, sums.row_$p_$i));
+        let other_$p_$i = subgroupShuffleXor(own_$p_$i, 2u * HALF);
+        let angles_$p_$i = load_table(table_row(m_$p_$i) * (2u * HALF) + angle);
+        let turned_$p_$i = select(own_$p_$i * angles_$p_$i.even + side * (other_$p_$i * angles_$p_$i.odd), own_$p_$i, layer == 2u);
+        let next_$p_$i = subgroupShuffleXor(turned_$p_$i, 1u);
         if (layer == 0u) {
-            store_y(m_$i * params.y_stride + unit, turned_$i);
+            store_y(m_$p_$i * params.y_stride + unit, turned_$p_$i);
         }
-        let eight_$i = eight(turned_$i, next_$i);
-        let is_kept_$i = column < params.columns && unit % 2u == 0u && positions[m_$i] < params.capacity;
-        if (is_kept_$i && layer == 1u) {
-            store_keys(kept(m_$i) + (column - params.begin1) / 8u, eight_$i);
+        let eight_$p_$i = eight(turned_$p_$i, next_$p_$i);
+        let is_kept_$p_$i = column < params.columns && unit % 2u == 0u && positions[m_$p_$i] < params.capacity;
+        if (is_kept_$p_$i && layer == 1u) {
+            store_keys(kept(m_$p_$i) + (column - params.begin1) / 8u, eight_$p_$i);
         }
-        if (is_kept_$i && layer == 2u) {
-            store_values(kept(m_$i) + (column - params.begin2) / 8u, eight_$i);
+        if (is_kept_$p_$i && layer == 2u) {
+            store_values(kept(m_$p_$i) + (column - params.begin2) / 8u, eight_$p_$i);
         }
     //#end
 }
 
-fn finished(row: u32, layer: u32, column: u32, sums: vec4<f32>) -> vec4<f32> {
-    var all = params.scale * sums;
-    for (var k = 0u; k < term_units(); k += 1u) {
-        all += term4(row, layer, column, 0u, k);
-    }
+fn finished(layer: u32, column: u32, sums: vec4<f32>) -> vec4<f32> {
+    var all = sums;
 //#if bias
     let begin = select(select(0u, params.begin1, layer == 1u), params.begin2, layer == 2u);
     let first = select(select(0u, params.bias1, layer == 1u), params.bias2, layer == 2u);

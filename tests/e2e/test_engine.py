@@ -7,7 +7,7 @@ from e2e.test_generation import opened
 from qlora_wgpu.errors import CheckpointError, DataError, OutOfMemoryError, ShapeError
 from qlora_wgpu.generation import Engine, generate
 from qlora_wgpu.generation import engine as engine_module
-from qlora_wgpu.generation.engine import batch_sizes
+from qlora_wgpu.generation.plans import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.model.derived_weights import CopySizes, packed_sizes
 from qlora_wgpu.model.programs import DecodePrograms
@@ -39,6 +39,24 @@ def test_together_as_alone(device, tmp_path, case):
     ]  # fmt: skip
     assert written(Engine(model, 3, 40), PROMPTS, SAMPLED) == alone
     assert written(Engine(model, 5, 32), PROMPTS[::-1], SAMPLED, 9)[0] != alone[0]
+
+
+def test_sixty_four_as_alone(device, tmp_path):
+    """More requests than slots; as they end, batches become smaller."""
+    model = opened("llama", tmp_path, device, "bfloat16", "nf4")
+    prompts = [[1 + n % 40, 2 + n % 7, *PROMPTS[n % 6]] for n in range(70)]
+    engine = Engine(model, 64, 40)
+    texts = [engine.add(ids, SAMPLED, max_new_tokens=3 + n % 9) for n, ids in enumerate(prompts)]
+    while not engine.is_idle:
+        engine.step()
+    decoded = {
+        rows for made in engine._programs.values() for rows, tokens, *_ in made if tokens == 1
+    }
+    assert decoded >= {8, 64}
+    one = Engine(model, 1, 40)
+    for number in (0, 5, 17, 40, 63, 64, 69):
+        alone = one.add(prompts[number], SAMPLED, max_new_tokens=3 + number % 9)
+        assert list(alone) == texts[number].ids
 
 
 @pytest.mark.cover(case=["llama", "qwen3_5"])

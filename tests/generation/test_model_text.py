@@ -7,9 +7,9 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import model as module
-from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.generate import Prompt, generate
 from qlora_wgpu.generation.model import QLoRAModel
+from qlora_wgpu.generation.plans import batch_sizes
 
 
 def test_nothing_is_generated_behind_what_stops_a_text():

@@ -8,6 +8,8 @@ from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import append
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.selfcheck.cases import new_tokens as cases
+from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 CAPACITY, COLUMNS = 3, 24
 
@@ -28,3 +30,11 @@ def test_a_text_that_is_full_writes_into_no_other(device, profile, dtype):
         expected = np.full((3 * CAPACITY, COLUMNS), 0.5)
         expected[[1 * CAPACITY + 1, 3 * CAPACITY - 1]] = rounded(rows, dtype)[[0, 2]]
         assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("arguments", arguments_of(cases.check_copied_sequence))
+def test_sequences_are_copied(device, profile, dtype, arguments):
+    bench = Bench(device, dtype, PROFILES[profile])
+    cases.check_copied_sequence(bench, *arguments)
+    assert bench.excess <= 1.0

@@ -24,9 +24,10 @@ def chosen(device, profile, logits, rows, seeds, steps, seen=()):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_as_the_reference(device, profile):
+@pytest.mark.parametrize("arguments", [(49_155, True), (1000, False, 7)])
+def test_as_the_reference(device, profile, arguments):
     bench = Bench(device, "float32", PROFILES[profile])
-    check_choice(bench, 49_155, has_rotated=True)
+    check_choice(bench, *arguments)
     assert bench.excess <= 1.0
 
 

@@ -20,6 +20,7 @@ from qlora_wgpu.kernels.gemm.packed import CODES, PackedWeights, is_affine
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 _MOST_ROWS = 8  # maximum rows per invocation; more rows read all weights again
+_MOST_PACKED_ROWS = 32  # the same of packed weights
 _THREADS = 128  # per workgroup on GPUs
 _MANY_READS = 350  # of x: 43 ns each from a buffer, 17 ns from a texture, and 9,000 ns for a copy
 _FEW_COLUMNS = 64  # with so few, more threads share a row, since there are few workgroups
@@ -121,7 +122,23 @@ def _taken_together(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
 
 
 def packed_weights(g: Graph, gemm: Gemm) -> None:
-    _launch_broadcasting(g, gemm, "few_rows/strips.wgsl")
+    """For software GPUs: as many rows of x as a subgroup has invocations are loaded at once."""
+    assert isinstance(gemm.w, PackedWeights)
+    threads, units = g.profile.subgroup_size, gemm.x.units(8)
+    rows = min(gemm.x.rows, threads)
+    most = max(_MOST_PACKED_ROWS // rows, 1)
+    blocks = ceil_div(gemm.x.rows, rows)
+    blocks = ceil_div(blocks, ceil_div(blocks, most))
+    span = next(n for n in (8, 4, 2, 1) if units % n == 0 and n <= threads)
+    own: dict[str, Constant] = {
+        "THREADS": threads,
+        "ONE_ROW": gemm.x.rows == 1,
+        "SPAN": span,
+        "ROWS": rows,
+        "BLOCKS": blocks,
+        "LAYERS": 1 + len(gemm.others),
+    }
+    launch_few(g, gemm, "few_rows/strips.wgsl", 4 * threads, own, together=rows * blocks)
 
 
 def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
@@ -140,13 +157,9 @@ def narrow(g: Graph, gemm: Gemm) -> None:
 
 def subgroup(g: Graph, gemm: Gemm) -> None:
     """For software GPUs: four columns per invocation, rows of x are broadcast."""
-    _launch_broadcasting(g, gemm, "few_rows/subgroup.wgsl")
-
-
-def _launch_broadcasting(g: Graph, gemm: Gemm, path: str) -> None:
     threads, units = g.profile.subgroup_size, gemm.x.units(8)
     span = next(n for n in (8, 4, 2, 1) if units % n == 0 and n <= threads)
-    launch_few(g, gemm, path, 4 * threads, {"THREADS": threads, "SPAN": span})
+    launch_few(g, gemm, "few_rows/subgroup.wgsl", 4 * threads, {"THREADS": threads, "SPAN": span})
 
 
 def shared(g: Graph, gemm: Gemm) -> None:

@@ -13,7 +13,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import append
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache, copy_sequence, encode_copies
 from qlora_wgpu.ops.linear import linear, linear_group, most_layers
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head
@@ -31,6 +31,7 @@ from qlora_wgpu.selfcheck.cases.formats import in_one_range, stored_weight
 from qlora_wgpu.selfcheck.cases.linear import Layers, compare_layers, dense
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
+_COPIED = 7  # tokens that each sequence of a copied cache has room for
 _QKV = {"q_proj": 136, "k_proj": 24, "v_proj": 40}
 
 
@@ -154,6 +155,29 @@ def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: 
     run.compare(got_y, layers.formula(got_x, layers.adapter[1])[0])
 
 
+@each((5, 24, True), (3, 40, False))
+def check_copied_sequence(run: Runner, tokens: int, columns: int, has_state: bool) -> None:
+    """Keys, values and states of one sequence, copied to two others; a fourth stays unchanged."""
+    cache, places = KVCache(_COPIED, 4), [3, 0]
+    layer = [run.operand(normal(name, 4 * _COPIED, columns)) for name in ("keys", "values")]
+    cache.layers.append((layer[0], layer[1]))
+    cache.states += [run.float32(normal("state", 4 * 3, 16))] if has_state else []
+    expected = [run.rounded(normal(name, 4 * _COPIED, columns)) for name in ("keys", "values")]
+    expected += [rounded(normal("state", 4 * 3, 16), "float32")] if has_state else []
+    for kept in expected:
+        rows = kept.reshape(4, -1, kept.shape[-1])
+        count = tokens if len(kept) == 4 * _COPIED else rows.shape[1]
+        rows[places, :count] = rows[1, :count]
+    copies = copy_sequence(run.graph, cache)
+    assert copies.storage is not None
+    copies.storage.data = np.zeros(copies.columns, np.uint32)
+    given = encode_copies(1, tokens, places)
+    copies.storage.data[: len(given)] = given
+    kept_tensors = [*layer, *cache.states]
+    for got, each_expected in zip(run.run(*kept_tensors), expected, strict=True):
+        run.compare(got, each_expected)
+
+
 def check_logits_of_a_prompt(run: Runner) -> None:
     """The logits of one row of a prefill's hidden states."""
     rows = np.array([4])
@@ -173,11 +197,11 @@ def _compare_logits(
 
 @each(
     ("double", 64, 3, 8, True, False),
-    ("NF4", 320, 24, 4, True, False),
+    ("NF4", 320, 37, 4, True, False),
     ("Q4_K", 256, 1, 0, True, False),
     ("INT4 with zeros", 96, 2, 8, True, False),
     ("MXFP4", 96, 1, 0, True, False),
-    ("double", 320, 24, 8, True, True),
+    ("double", 320, 37, 8, True, True),
     ("Q5_K", 256, 1, 0, True, True),
     ("double", 64, 1, 8, False, True),
 )
@@ -213,7 +237,7 @@ def check_packed_weights_of_a_group(
 
 @each(
     ("silu", 136, 72, 8, False),
-    ("gelu", 64, 9, 0, True),
+    ("gelu", 64, 41, 8, True),
     ("gelu_pytorch_tanh", 200, 1, 8, True),
     ("relu2", 8, 2, 8, False),
     ("silu", 200, 1, 8, True),

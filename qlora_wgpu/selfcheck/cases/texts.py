@@ -206,27 +206,28 @@ ROWS = (
 _FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 
-@each((1000, False), (49_155, True))
-def check_choice(run: Runner, vocab: int, has_rotated: bool) -> None:
-    """Rows with settings of all kinds, the last with a NaN logit.
+@each((1000, False), (49_155, True), (1000, False, 7))
+def check_choice(run: Runner, vocab: int, has_rotated: bool, times: int = 1) -> None:
+    """Rows with settings of all kinds, ``times`` each, the last with a NaN logit.
 
     They are the last tokens that fit; the batch becomes that of the next ones, with their own
     positions for RoPE if it has some.
     """
-    count, past = len(ROWS), 3
+    rows, past = [*times * ROWS[:-1], ROWS[-1]], 3
+    count = len(rows)
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
     logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
     logits[-1, vocab // 2] = np.nan
-    for row, settings in enumerate(ROWS):
+    for row, settings in enumerate(rows):
         logits[row, list(settings.logit_bias)] += 12.0  # biased tokens are among the most likely
     seen = normal("seen", count, vocab) > 0.5
     seeds = [index * 0x1234567890 for index in range(count)]
     steps = [7 * index for index in range(count)]
     words = [
         seen_words(np.flatnonzero(row).tolist(), vocab, settings.logit_bias)
-        for row, settings in zip(seen, ROWS, strict=True)
+        for row, settings in zip(seen, rows, strict=True)
     ]
-    choices = _choices(ROWS, words, vocab, seeds, [step - past for step in steps])
+    choices = _choices(rows, words, vocab, seeds, [step - past for step in steps])
     batch = new_tokens(count, past)
     before = np.arange(count, dtype=np.uint32) % (past + 1)
     if has_rotated:
@@ -242,7 +243,7 @@ def check_choice(run: Runner, vocab: int, has_rotated: bool) -> None:
     run.compare_exactly(ids[:-1], got[:-1])
     run.compare_exactly(positions, np.full(count, past + 1.0))
     run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
-    for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
+    for row, (settings, token) in enumerate(zip(rows[:-1], got.astype(int), strict=False)):
         _compare_choice(run, logits[row], seen[row], settings, seeds[row], steps[row], token)
 
 
