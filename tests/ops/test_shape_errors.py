@@ -12,6 +12,7 @@ from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
@@ -59,6 +60,11 @@ def experts(g, x):
 def delta_rule(g, keys, values, heads=(2, 4), key_dim=8):
     q, v, gates = operand(6, keys), operand(6, values), operand(6, heads[1], "float32")
     return gated_delta_rule(g, q, q, v, gates, gates, BATCH, *heads, key_dim, 8)
+
+
+def scan(g, inner, groups, heads=2, state_size=8):
+    x, bc, dt = operand(6, inner), operand(6, groups), operand(6, 2, "float32")
+    return mamba_scan(g, x, bc, dt, norm(2), norm(2), BATCH, heads, state_size)
 
 
 WRONG = {
@@ -109,6 +115,21 @@ WRONG = {
     ),
     "gated_delta_rule rows": (
         lambda g: delta_rule(g, 1040, 16, heads=(2, 2), key_dim=520), r"gated_delta_rule: 520 rows",
+    ),
+    "mamba_steps": (
+        lambda g: mamba_steps(g, operand(6, 4), norm(5)), r"mamba_steps: .*6x4.*1x5",
+    ),
+    "mamba_scan": (lambda g: scan(g, 24, 32), r"mamba_scan: .*6x24.*states of 8 rows"),
+    "mamba_scan groups": (lambda g: scan(g, 32, 40), r"mamba_scan: .*6x40.*states of 8 rows"),
+    "mamba_scan heads": (lambda g: scan(g, 32, 32, heads=4), r"mamba_scan: .*not have 4 heads"),
+    "mamba_scan rows": (
+        lambda g: scan(g, 32, 2080, state_size=520), r"mamba_scan: 520 rows",
+    ),
+    "gated_group_norm": (
+        lambda g: gated_group_norm(
+            g, operand(6, 24), operand(6, 24), norm(24), 1e-5, 2, gate_first=True
+        ),
+        r"gated_group_norm: .*6x24.* 2 groups",
     ),
     "with_factors": (
         lambda g: with_factors(g, routing(g), norm(9)), r"with_factors: .*1x9.* each of",

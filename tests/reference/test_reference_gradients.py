@@ -10,6 +10,7 @@ from qlora_wgpu.reference import (
     experts,
     linear,
     loss,
+    mamba,
     norms,
     pointwise,
     preference,
@@ -164,6 +165,19 @@ FORMULAS = {
     "gated_delta_rule": (
         5, delta_net.gated_delta_rule, normal(12, 6), normal(12, 6), normal(12, 20),
         -np.exp(normal(12, 4)), 1 / (1 + np.exp(-normal(12, 4))), SEGMENTS, HEADS,
+    ),
+    "mamba_steps": (1, mamba.mamba_steps, normal(4, 3), normal(3), (0.3, 1.9)),
+    "mamba_scan": (
+        3, mamba.mamba_scan, normal(12, 20), normal(12, 12), np.exp(normal(12, 4)), normal(4),
+        normal(4), SEGMENTS, 3,
+    ),
+    "gated_group_norm": (
+        2, lambda x, z: mamba.gated_group_norm(x, z, COLUMNS, 1e-5, 2, gate_first=True), ROWS,
+        normal(3, 8),
+    ),
+    "gate after": (
+        2, lambda x, z: mamba.gated_group_norm(x, z, COLUMNS, 1e-5, 2, gate_first=False), ROWS,
+        normal(3, 8),
     ),
     "mix": (
         (0, 2, 3), experts.mix, normal(9, 4), WHICH, normal(9, 2), normal(5, 3, 4), normal(5, 3),

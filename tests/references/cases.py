@@ -439,6 +439,14 @@ CASES = {
             **rope("default", partial_rotary_factor=0.5, mrope_section=[2, 2, 1]),
         },
     ),
+    "bamba": (
+        "bamba",
+        {
+            **MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1], "attention_bias": True,
+            "mamba_proj_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3,
+            "time_step_limit": [0.5, 1.1],
+        },
+    ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),
     "qwen2-nf4": ("qwen2", WHOLE),
     "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),

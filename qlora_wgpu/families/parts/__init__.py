@@ -36,6 +36,7 @@ from qlora_wgpu.families.parts.language_model import (
     read_language_model,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
+from qlora_wgpu.families.parts.mamba import Mamba, MambaSizes, read_limits, read_mamba
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
     XIELU,
@@ -89,6 +90,8 @@ __all__ = [
     "Half",
     "Layer",
     "LayerNorm",
+    "Mamba",
+    "MambaSizes",
     "MixtureBeside",
     "PerLayerInputs",
     "PlainMLP",
@@ -120,6 +123,8 @@ __all__ = [
     "read_groups",
     "read_language_model",
     "read_latent_attention",
+    "read_limits",
+    "read_mamba",
     "read_rope",
     "read_ropes_of_layers",
     "refuse_balance_loss",

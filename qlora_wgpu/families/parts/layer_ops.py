@@ -21,6 +21,7 @@ from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.linear import largest_group, linear, linear_group
 from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     ClampedGLU,
@@ -172,6 +173,23 @@ class LayerOps:
 
     def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
         return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)
+
+    def mamba_steps(self, raw: Tensor, at: str, limits: tuple[float, float | None]) -> Tensor:
+        """Time steps of the mixer with the prefix ``at``."""
+        return mamba_steps(self.g, raw, self._modules.norms[f"{at}dt_bias"], limits)
+
+    def mamba_scan(
+        self, x: Tensor, bc: Tensor, dt: Tensor, at: str, heads: int, state_size: int
+    ) -> Tensor:
+        """The scan of the mixer with the prefix ``at``, within each sample."""
+        a_log, d = (self._modules.norms[f"{at}{leaf}"] for leaf in ("A_log", "D"))
+        return mamba_scan(self.g, x, bc, dt, a_log, d, self.batch, heads, state_size)
+
+    def gated_group_norm(
+        self, x: Tensor, z: Tensor, name: str, eps: float, groups: int, gate_first: bool = True
+    ) -> Tensor:
+        weight = self._modules.norms[name + ".weight"]
+        return gated_group_norm(self.g, x, z, weight, eps, groups, gate_first=gate_first)
 
     # -- ops without -----------------------------------------------------------------------
 
