@@ -9,6 +9,7 @@ from case_parts import (
     GROUPED,
     LATENT,
     LONG,
+    MAMBA,
     MIXED,
     TWO_SIZES,
     WHOLE,
