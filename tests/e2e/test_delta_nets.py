@@ -33,7 +33,7 @@ def opened(case, folder, device, dtype="float32"):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_next-experts"])
+@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_next-experts", "bamba"])
 def test_packed_samples_are_apart(device, tmp_path, case):
     """State and convolution begin anew with each; transformers' own packing is not asked."""
     model = opened(case, tmp_path, device)

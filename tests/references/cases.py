@@ -249,6 +249,14 @@ CASES = {
             "router_aux_loss_coef": 0.3,
         },
     ),
+    "granite4-mamba-experts": (
+        "granitemoehybrid",
+        {
+            **GRANITE, **MAMBA, "num_local_experts": 5, "num_experts_per_tok": 2,
+            "intermediate_size": 44, "shared_intermediate_size": 36, "mamba_conv_bias": False,
+            "layer_types": ["linear_attention", "full_attention"], "mamba_n_groups": 1,
+        },
+    ),
     "hunyuan_moe-experts": (
         "hunyuan_v1_moe",
         {
