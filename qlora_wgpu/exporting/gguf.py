@@ -261,8 +261,7 @@ def gguf_model(
 
 
 def _llama_cpp(merged: MergedWeights) -> GGUFArchitecture:
-    has_experts = bool(merged.architecture.experts)
-    return architecture_of(model_type_of(merged.folder.config), "models", has_experts=has_experts)
+    return architecture_of(merged.folder.config, merged.architecture, "models")
 
 
 def _notes(tensors: Sequence[FileTensor], file_type: FileType) -> Iterator[str]:
@@ -298,9 +297,7 @@ def export_gguf(
 
     config = ModelFolder.without_weights(model).config
     architecture = find_family(config).read(config)
-    llama_cpp = architecture_of(
-        model_type_of(config), "adapters", has_experts=bool(architecture.experts)
-    )
+    llama_cpp = architecture_of(config, architecture, "adapters")
     layout = Layout(architecture, llama_cpp)
     tensors, peft = load_adapter(adapter, stacking=architecture.stacking)
     if peft.use_dora:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.families.parts.mamba import Mamba
 from qlora_wgpu.gguf import families, mixers, mixtures
 from qlora_wgpu.gguf.architecture import (
     BIAS,
@@ -398,8 +400,11 @@ def find_architecture(keys: Keys) -> GGUFArchitecture:
     return ARCHITECTURES[keys.architecture]
 
 
-def architecture_of(model_type: str, what: str, *, has_experts: bool) -> GGUFArchitecture:
-    """llama.cpp's architecture for a model type."""
+def architecture_of(config: Mapping[str, Any], whole: Architecture, what: str) -> GGUFArchitecture:
+    """llama.cpp's architecture for a model's config.json."""
+    model_type, has_experts = model_type_of(config), bool(whole.experts)
+    if any(isinstance(layer.attention, Mamba) for layer in whole.config.layers):
+        raise UnsupportedModelError(f"GGUF export of {what} with Mamba layers is not supported")
     if model_type == "granitemoehybrid" and has_experts:
         return ARCHITECTURES["granitemoe"]
     found = BY_MODEL_TYPE.get(model_type)
