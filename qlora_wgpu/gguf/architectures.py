@@ -400,11 +400,17 @@ def find_architecture(keys: Keys) -> GGUFArchitecture:
     return ARCHITECTURES[keys.architecture]
 
 
-def architecture_of(config: Mapping[str, Any], whole: Architecture, what: str) -> GGUFArchitecture:
-    """llama.cpp's architecture for a model's config.json."""
-    model_type, has_experts = model_type_of(config), bool(whole.experts)
+def architecture_for(config: Mapping[str, Any], whole: Architecture, what: str) -> GGUFArchitecture:
+    """llama.cpp's architecture for a model."""
     if any(isinstance(layer.attention, Mamba) for layer in whole.config.layers):
-        raise UnsupportedModelError(f"GGUF export of {what} with Mamba layers is not supported")
+        raise UnsupportedModelError(
+            f"GGUF export of {what} with Mamba layers is not supported: use qlora-wgpu merge"
+        )
+    return architecture_of(model_type_of(config), what, has_experts=bool(whole.experts))
+
+
+def architecture_of(model_type: str, what: str, *, has_experts: bool) -> GGUFArchitecture:
+    """llama.cpp's architecture for a model type."""
     if model_type == "granitemoehybrid" and has_experts:
         return ARCHITECTURES["granitemoe"]
     found = BY_MODEL_TYPE.get(model_type)

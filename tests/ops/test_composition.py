@@ -10,7 +10,7 @@ from support.harness import DTYPES, PROFILES, Bench, rounded
 
 from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
@@ -227,6 +227,10 @@ OPS = {
     "mamba_scan": Op(
         _mamba_scan,
         lambda x: mamba_reference.mamba_scan(x, BC, STEPS, *SCALARS, SAMPLE, HEAD_DIM),
+    ),
+    "column_scale": Op(
+        lambda b, x: column_scale(b.graph, x, b.given(WEIGHT)),
+        lambda x: pointwise_reference.column_scale(x, WEIGHT),
     ),
     "mamba_steps": Op(_mamba_steps, lambda x: mamba_reference.mamba_steps(x, BIAS, (0.0, None))),
     "gated_group_norm": Op(

@@ -7,7 +7,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.linear import linear
@@ -115,6 +115,9 @@ WRONG = {
     ),
     "gated_delta_rule rows": (
         lambda g: delta_rule(g, 1040, 16, heads=(2, 2), key_dim=520), r"gated_delta_rule: 520 rows",
+    ),
+    "column_scale": (
+        lambda g: column_scale(g, operand(6, 24), norm(20)), r"column_scale: .*6x24.*1x20",
     ),
     "mamba_steps": (
         lambda g: mamba_steps(g, operand(6, 4), norm(5)), r"mamba_steps: .*6x4.*1x5",

@@ -140,6 +140,7 @@ FORMULAS = {
     "clip": (1, pointwise.clip, ROWS, 0.6),
     "row_gate": (2, pointwise.row_gate, ROWS, normal(3, 1)),
     "xielu": (1, pointwise.xielu, AWAY, (0.7, -0.4, 0.45, -0.03)),
+    "column_scale": (1, pointwise.column_scale, ROWS, COLUMNS),
     "scaled": (1, pointwise.scaled, ROWS, 0.3),
     "weighted_sum": (1, pointwise.weighted_sum, ROWS, normal(3, 8), -0.7, 2.0),
     "linear": (

@@ -456,6 +456,24 @@ CASES = {
             "time_step_limit": [0.5, 1.1],
         },
     ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mlp_multipliers": [0.7, 1.4],
+            "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.9, "key_multiplier": 0.6, "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8, "embedding_multiplier": 2.5,
+            "lm_head_multiplier": 0.4, "rms_norm_eps": 1e-3,
+        },
+    ),
+    "falcon_h1-gate": (
+        "falcon_h1",
+        {
+            **MAMBA, "mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_proj_bias": True,
+            "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
+            "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "key_multiplier": 0.6,
+        },
+    ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),
     "qwen2-nf4": ("qwen2", WHOLE),
     "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),

@@ -182,6 +182,9 @@ class NumpyOps(LayerOps):
     def gated_rms_norm(self, x, z, name, eps):
         return norms.gated_rms_norm(x, z, self._weight(name), eps)
 
+    def column_scale(self, x, factors):
+        return x * np.repeat(*zip(*factors, strict=True))
+
     def mamba_steps(self, raw, at, limits):
         return mamba.mamba_steps(raw, self.array(f"{at}dt_bias"), limits)
 

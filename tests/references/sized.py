@@ -9,7 +9,8 @@ FOLDER = Path(__file__).parent
 HEAD_DIMS = (24, 64, 128)
 # Of parts that other families have at all of these, or that know of no heads: one tells enough.
 COMPOSED = (
-    "apertus", "arcee", "bamba", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
+    "apertus", "arcee", "bamba", "falcon_h1",
+    "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
     "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",

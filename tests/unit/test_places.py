@@ -23,7 +23,7 @@ from qlora_wgpu.families.family import known_families
 from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE
 
 # Families that llama.cpp has, but whose GGUF files are refused by name.
-WITHOUT_GGUF = ("bamba",)
+WITHOUT_GGUF = ("bamba", "falcon_h1")
 ROOT = Path(__file__).parents[2]
 
 

@@ -36,7 +36,13 @@ from qlora_wgpu.families.parts.language_model import (
     read_language_model,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
-from qlora_wgpu.families.parts.mamba import Mamba, MambaSizes, read_limits, read_mamba
+from qlora_wgpu.families.parts.mamba import (
+    Mamba,
+    MambaSizes,
+    ParallelMixers,
+    read_limits,
+    read_mamba,
+)
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
     XIELU,
@@ -93,6 +99,7 @@ __all__ = [
     "Mamba",
     "MambaSizes",
     "MixtureBeside",
+    "ParallelMixers",
     "PerLayerInputs",
     "PlainMLP",
     "QKLayerNorm",

@@ -16,7 +16,13 @@ from qlora_wgpu.graph.tensor import Tensor, padded, row
 from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import (
+    HeadPart,
+    column_scale,
+    columns,
+    group_columns,
+    head_parts,
+)
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.linear import largest_group, linear, linear_group
@@ -127,6 +133,14 @@ class LayerOps:
 
     def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
         return qk_norm(self.g, x, self._weight_of_ones(head_dim), eps)
+
+    def column_scale(self, x: Tensor, factors: Sequence[tuple[float, int]]) -> Tensor:
+        """x with neighbouring columns scaled: factors and their numbers of columns."""
+        each = np.repeat(*(np.array(part) for part in zip(*factors, strict=True)))
+        array = np.zeros(padded(x.columns), np.float32)
+        array[: x.columns] = each
+        storage = self.g.constant("column factors", array).storage
+        return column_scale(self.g, x, row("column factors", x.columns, "float32", storage))
 
     def _weight_of_ones(self, size: int) -> Tensor:
         """Ones in the layout of norms' weights, so that padding stays zero."""

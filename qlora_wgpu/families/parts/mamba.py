@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
+from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
@@ -75,6 +76,12 @@ class Mamba:
     conv_bias: bool = True  # whether the convolution has a bias
     in_bias: bool = False  # whether the input projection has a bias
     out_bias: bool = False  # whether the output projection has a bias
+    # Whether silu(z) multiplies the norm's input ("before") or output ("after"), or there is no
+    # norm ("only").
+    gate: Literal["before", "after", "only"] = "before"
+    # Factors of z, x, B, C and dt, columns of the input projection.
+    multipliers: tuple[float, ...] = (1.0,) * 5
+    adapts_output: bool = True  # whether PEFT adapts the output projection
     name: str = "mamba"  # the module's name within a layer
 
     def weights(self, at: str) -> Weights:
@@ -82,12 +89,15 @@ class Mamba:
         hidden_size, inner = self.dimensions.hidden_size, sizes.inner_size
         rows = inner + sizes.channels + sizes.heads
         in_proj = LinearSpec(f"{at}in_proj", rows, hidden_size, self.in_bias)
-        out_proj = LinearSpec(f"{at}out_proj", hidden_size, inner, self.out_bias)
+        out_proj = LinearSpec(
+            f"{at}out_proj", hidden_size, inner, self.out_bias, self.adapts_output
+        )
         small: dict[str, NormSize] = {f"{at}conv1d.weight": (sizes.channels, 1, self.taps)}
         if self.conv_bias:
             small[f"{at}conv1d.bias"] = sizes.channels
         small |= dict.fromkeys((f"{at}{leaf}" for leaf in ("dt_bias", "A_log", "D")), sizes.heads)
-        small[f"{at}norm.weight"] = inner
+        if self.gate != "only":
+            small[f"{at}norm.weight"] = inner
         return Weights((in_proj, out_proj), small, as_stored=frozenset(small))
 
     def trace(
@@ -96,14 +106,44 @@ class Mamba:
         at, sizes = f"{at}{self.name}.", self.sizes
         inner = sizes.inner_size
         projected = ops.linear(x, f"{at}in_proj")
+        if any(factor != 1.0 for factor in self.multipliers):
+            widths = (inner, inner, sizes.group_size, sizes.group_size, sizes.heads)
+            projected = ops.column_scale(projected, [*zip(self.multipliers, widths, strict=True)])
         z = ops.columns(projected, 0, inner)
         mixed = ops.causal_conv(ops.columns(projected, inner, sizes.channels), f"{at}conv1d")
         dt = ops.columns(projected, inner + sizes.channels, sizes.heads)
         dt = ops.mamba_steps(dt, at, self.limits)
         bc = ops.columns(mixed, inner, 2 * sizes.group_size)
         y = ops.mamba_scan(ops.columns(mixed, 0, inner), bc, dt, at, sizes.heads, sizes.state_size)
-        y = ops.gated_group_norm(y, z, f"{at}norm", self.eps, sizes.groups)
+        if self.gate == "only":
+            y = ops.glu(z, y, "silu")
+        else:
+            first = self.gate == "before"
+            y = ops.gated_group_norm(y, z, f"{at}norm", self.eps, sizes.groups, first)
         return ops.linear_out(y, f"{at}out_proj", residual, scale)
+
+
+@dataclass(frozen=True)
+class ParallelMixers:
+    """multiplier · attention(x) + mamba_multiplier · mamba(x)."""
+
+    attention: Attention
+    mamba: Mamba
+    multiplier: float  # factor of attention's output
+    mamba_multiplier: float  # factor of Mamba's output
+
+    @property
+    def dimensions(self) -> Dimensions:
+        return self.attention.dimensions
+
+    def weights(self, at: str) -> Weights:
+        return self.mamba.weights(at) + self.attention.weights(at)
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        h = self.mamba.trace(ops, x, at, residual, scale * self.mamba_multiplier)
+        return self.attention.trace(ops, x, at, h, scale * self.multiplier)
 
 
 def read_limits(read: ConfigReader, key: str = "time_step_limit") -> Limits:
