@@ -316,6 +316,46 @@ def _granite(rng: random.Random, c: Config) -> None:
     c["logits_scaling"] = 2.5
 
 
+def mamba(rng: random.Random, c: Config) -> None:
+    """Mamba 2's heads, whose size times their number is a multiple of the hidden size."""
+    c["hidden_size"] = rng.choice((24, 40, 72, 96))
+    heads, c["mamba_expand"] = rng.choice((1, 2, 4)), rng.choice((2, 4))
+    if c["mamba_expand"] * c["hidden_size"] // heads % 8:
+        heads = 1
+    c |= {"mamba_n_heads": heads, "mamba_d_head": c["mamba_expand"] * c["hidden_size"] // heads}
+    c["mamba_n_groups"] = rng.choice([n for n in (1, 2, 4) if heads % n == 0])
+    c |= {"mamba_d_state": rng.choice((8, 16, 40, 128)), "mamba_d_conv": rng.choice((1, 2, 4, 5))}
+    c["mamba_conv_bias"] = flag(rng)
+    c["time_step_limit"] = rng.choice(([0.0, 1e9], [0.4, 1.3]))
+
+
+def _bamba(rng: random.Random, c: Config) -> None:
+    mamba(rng, c)
+    c["head_dim"] = rng.choice((4, 8, 20, 64))
+    c |= {"mamba_proj_bias": flag(rng), "mlp_bias": flag(rng), "attention_bias": flag(rng)}
+    c["attn_layer_indices"] = [i for i in range(c["num_hidden_layers"]) if flag(rng)]
+
+
+def _falcon(rng: random.Random, c: Config) -> None:
+    mamba(rng, c)
+    c |= rope(rng, c["head_dim"])
+    c |= {"mamba_d_ssm": c["mamba_n_heads"] * c["mamba_d_head"], "mamba_rms_norm": flag(rng)}
+    c |= {"mamba_norm_before_gate": flag(rng), "key_multiplier": rng.choice((1.0, 0.4))}
+    c["ssm_multipliers"] = [rng.choice((0.6, 1.0, 1.7)) for _ in range(5)]
+    factor = 1.0
+    if flag(rng):
+        c |= {"projectors_bias": True, "mlp_bias": True, "attention_bias": True}
+    else:
+        factor = 0.8
+    c |= {
+        "ssm_in_multiplier": factor,
+        "ssm_out_multiplier": factor,
+        "attention_in_multiplier": factor,
+    }
+    c |= {"attention_out_multiplier": factor, "mlp_multipliers": [factor, 1.0 / factor]}
+    c |= {"embedding_multiplier": rng.choice((1.0, 2.5)), "lm_head_multiplier": 0.7}
+
+
 def _granite_mixture(rng: random.Random, c: Config) -> None:
     _granite(rng, c)
     experts(rng, c, "num_local_experts", "num_experts_per_tok", size=None)
@@ -326,7 +366,8 @@ def _granite_mixture(rng: random.Random, c: Config) -> None:
 
 def _granite_hybrid(rng: random.Random, c: Config) -> None:
     _granite_mixture(rng, c)
-    c |= {"layer_types": ["attention"] * c["num_hidden_layers"], "mamba_n_heads": 2}
+    mamba(rng, c)
+    c["layer_types"] = [rng.choice(("mamba", "attention")) for _ in range(c["num_hidden_layers"])]
     c["position_embedding_type"] = rng.choice(("rope", "nope", None))
     if flag(rng):
         c["num_local_experts"] = 0
@@ -460,6 +501,7 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "gemma3_text": _gemma3, "gemma4_text": gemma4, "gemma4_unified_text": gemma4,
     "olmo3": _olmo3, "stablelm": _stablelm, "starcoder2": _starcoder, "cohere": _cohere,
     "cohere2": _cohere, "hunyuan_v1_dense": hunyuan, "hunyuan_v1_moe": hunyuan,
+    "bamba": _bamba, "falcon_h1": _falcon,
     "nemotron": _nemotron, "exaone4": _exaone, "exaone_moe": _exaone, "lfm2": lfm,
     "lfm2_moe": lfm, "qwen3_next": delta, "qwen3_5_text": delta, "qwen3_5_moe_text": delta,
     "deepseek_v2": latent, "deepseek_v3": latent, "glm4_moe_lite": latent,

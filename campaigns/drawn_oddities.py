@@ -21,7 +21,19 @@ LONG_HEADS = (254, 258, 320, 512)  # which lavapipe compiles for minutes
 WINDOWS = (1, 2, 31, 32, 63, 65, 127, 128, 129, 1000)
 COUNTS = (1, 2, 7, 31, 64, 65, 128)
 # Families whose heads, or whose rotation, are counted from hidden_size by a division.
-DIVIDED = ("stablelm", "deepseek_v2", "phi3", "olmoe", "lfm2", "lfm2_moe", "gpt_neox", "phi")
+DIVIDED = (
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "stablelm",
+    "deepseek_v2",
+    "phi3",
+    "olmoe",
+    "lfm2",
+    "lfm2_moe",
+    "gpt_neox",
+    "phi",
+)
 # Those whose hidden_size transformers wants to be a multiple of the heads.
 MULTIPLES = ("arcee", "llama", "gemma2", "gemma3_text", "granite")
 LISTED = {"short_factor", "mrope_section"}  # of rotations that are so long

@@ -40,6 +40,7 @@ LINEARS = 2**18  # matrices of all layers and experts: Qwen3-Next has 74,076
 HEADS = 4096  # attention heads
 HEAD_DIM = 1024  # elements of a head
 DELTA_KEY = 512  # elements of a delta net's key
+STATE_SIZE = 512  # rows of the state of a Mamba head
 TAPS = 64  # tokens that a convolution sees
 WIDTH = 2**20  # hidden_size and intermediate_size
 VOCABULARY = 2**32  # vocabulary that is read

@@ -32,7 +32,7 @@ from qlora_wgpu.exporting.merge import MergedWeights, refuse_scored
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.gguf.architecture import GGUFArchitecture
-from qlora_wgpu.gguf.architectures import architecture_of, model_type_of
+from qlora_wgpu.gguf.architectures import architecture_for, model_type_of
 from qlora_wgpu.gguf.config import model_keys, rope_tensors, scalar_keys
 from qlora_wgpu.gguf.folder import GGUFFolder
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD, Layout
@@ -261,8 +261,7 @@ def gguf_model(
 
 
 def _llama_cpp(merged: MergedWeights) -> GGUFArchitecture:
-    has_experts = bool(merged.architecture.experts)
-    return architecture_of(model_type_of(merged.folder.config), "models", has_experts=has_experts)
+    return architecture_for(merged.folder.config, merged.architecture, "models")
 
 
 def _notes(tensors: Sequence[FileTensor], file_type: FileType) -> Iterator[str]:
@@ -300,9 +299,7 @@ def export_gguf(
     refuse_scored(adapter, folder)
     config = folder.config
     architecture = find_family(config).read(config)
-    llama_cpp = architecture_of(
-        model_type_of(config), "adapters", has_experts=bool(architecture.experts)
-    )
+    llama_cpp = architecture_for(config, architecture, "adapters")
     layout = Layout(architecture, llama_cpp)
     tensors, peft = load_adapter(adapter, stacking=architecture.stacking)
     if peft.use_dora:

@@ -80,6 +80,7 @@ class LinearSpec:
     out_features: int
     in_features: int
     bias: bool = False
+    adaptable: bool = True  # False for a layer that PEFT refuses to adapt
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.families.parts.mamba import Mamba
 from qlora_wgpu.gguf import families, mixers, mixtures
 from qlora_wgpu.gguf.architecture import (
     BIAS,
@@ -396,6 +398,15 @@ def find_architecture(keys: Keys) -> GGUFArchitecture:
             "safetensors version"
         )
     return ARCHITECTURES[keys.architecture]
+
+
+def architecture_for(config: Mapping[str, Any], whole: Architecture, what: str) -> GGUFArchitecture:
+    """llama.cpp's architecture for a model."""
+    if any(isinstance(layer.attention, Mamba) for layer in whole.config.layers):
+        raise UnsupportedModelError(
+            f"GGUF export of {what} with Mamba layers is not supported: use qlora-wgpu merge"
+        )
+    return architecture_of(model_type_of(config), what, has_experts=bool(whole.experts))
 
 
 def architecture_of(model_type: str, what: str, *, has_experts: bool) -> GGUFArchitecture:

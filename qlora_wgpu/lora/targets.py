@@ -32,8 +32,10 @@ def targeted(
     Routers, experts, embedding and head must be named; experts one by one or by the name of their
     ``ExpertSpec``, and all of a layer or none.
     """
+    kept = [spec for spec in linears if not spec.adaptable]
+    linears = [spec for spec in linears if spec.adaptable]
     if target_modules == ALL_LINEAR:
-        return list(linears)
+        return linears
     of_experts = (spec for stack in experts for spec in stack.linears)
     every = [*linears, *routers, *of_experts, *ends]
     if isinstance(target_modules, str):
@@ -46,6 +48,11 @@ def targeted(
         names = set[str]()
         for target in target_modules:
             whole = stacks.get(target)
+            if any(is_named(spec.name, target) for spec in kept):
+                raise ConfigError(
+                    f"lora.target_modules: PEFT does not support LoRA on {target!r} of this model "
+                    "type; leave it out"
+                )
             names |= {s.name for s in whole.linears} if whole else _fitting_name(every, target)
     _check_stacks(names, experts)
     return [spec for spec in every if spec.name in names]

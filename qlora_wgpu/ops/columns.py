@@ -30,6 +30,28 @@ def _taken(g: Graph, kernel: str, x: Tensor, y: Tensor, params: dict[str, int]) 
     return y
 
 
+def column_scale(g: Graph, x: Tensor, factors: Tensor) -> Tensor:
+    """x times a factor of each column, an operand; factors (columns) float32, frozen."""
+    if factors.columns != x.columns:
+        raise GraphError(f"column_scale: {x} and {factors} do not fit")
+    units = x.rows * x.units(8)
+
+    def scaled(given: Tensor, into: Tensor) -> None:
+        tensors = {"x": given, "factors": factors, "y": into}
+        g.launch("column_scale/scale.wgsl", units, tensors, {"units": units})
+
+    y = g.operand(f"scaled {x.name}", x.rows, x.columns)
+    scaled(x, y)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.new_gradient(x)
+        scaled(dy, dx)
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
+
+
 _MOST = 3  # parts of a group per launch
 
 

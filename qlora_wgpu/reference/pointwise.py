@@ -74,3 +74,8 @@ def scaled(x: Array, scalar: float) -> Array:
 def weighted_sum(x: Array, z: Array, a: float, b: float) -> Array:
     """a · x + b · z."""
     return a * x + b * z
+
+
+def column_scale(x: Array, factors: Array) -> Array:
+    """x (rows, columns) times a factor of each column."""
+    return x * factors

@@ -33,7 +33,7 @@ def opened(case, folder, device, dtype="float32"):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_next-experts"])
+@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_next-experts", "bamba"])
 def test_packed_samples_are_apart(device, tmp_path, case):
     """State and convolution begin anew with each; transformers' own packing is not asked."""
     model = opened(case, tmp_path, device)
@@ -63,8 +63,9 @@ def test_packed_samples_are_apart(device, tmp_path, case):
     assert abs(leaking - loss) > 1e-3
 
 
-def test_a_text_grows_beyond_a_chunk(device, tmp_path):
-    model = opened("qwen3_5", tmp_path, device)
+@pytest.mark.parametrize("case", ["qwen3_5", "bamba"])
+def test_a_text_grows_beyond_a_chunk(device, tmp_path, case):
+    model = opened(case, tmp_path, device)
     prompt = np.random.default_rng(4).integers(0, VOCAB, 61).tolist()
     ids, steps = grown(model, prompt, 15, 96)
     expected = model.logits([prompt + ids])[0, 60:-1]

@@ -55,6 +55,7 @@ REFUSED = {
     "chosen without a correction bias": ("lfm2_moe", {
         "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
     "numbers of experts per token that differ": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
+    "models with Mamba layers": ("bamba", {}),
     "heads of a total width of 60": ("lfm2", {"conv_bias": False, "head_dim": 10}),
     "heads of a total width of 48": ("qwen2_moe", {
         "head_dim": 8, "norm_topk_prob": False, "use_sliding_window": False, "layer_types": None}),

@@ -37,6 +37,8 @@ NEEDED = {
     "qwen3_vl": {"text_config": SIZES},
     "qwen3_vl_moe": {"text_config": SIZES},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
+    "falcon_h1": {"mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_d_state": 16},
+    "bamba": {"mamba_n_heads": 2, "mamba_d_state": 16},
     "qwen3_next": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},
     "qwen3_5_text": {"layer_types": ["linear_attention"] * 4},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},

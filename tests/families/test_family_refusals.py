@@ -22,7 +22,32 @@ ALPHA = {"type": "dynamic", "alpha": 50.0}
 
 
 REFUSED = {
-    "state space": ("granitemoehybrid", {**DENSE, "layer_types": ["mamba"] * 4}, "state-space"),
+    "kind of layer": ("granitemoehybrid", {**DENSE, "layer_types": ["conv"] * 4}, "layer_types"),
+    "biases and a multiplier": (
+        "granitemoehybrid",
+        {
+            **DENSE, **NEEDED["bamba"], "layer_types": ["mamba"] * 4, "mamba_proj_bias": True,
+            "residual_multiplier": 0.5,
+        },
+        "residual_multiplier with mamba_proj_bias",
+    ),
+    "Mamba's state": (
+        "bamba", {**NEEDED["bamba"], "mamba_d_state": 20}, "mamba_d_state 20 must be a multiple",
+    ),
+    "Mamba's largest state": (
+        "bamba", {**NEEDED["bamba"], "mamba_d_state": 520}, "mamba_d_state must be at most 512",
+    ),
+    "Mamba's heads": ("bamba", {**NEEDED["bamba"], "mamba_d_head": 16}, "mamba_d_head 16 must be"),
+    "Mamba's groups": (
+        "bamba", {**NEEDED["bamba"], "mamba_n_groups": 3}, "multiple of mamba_n_groups 3",
+    ),
+    "Mamba's activation": ("bamba", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    "time steps": (
+        "bamba", {**NEEDED["bamba"], "time_step_limit": [2.0, 1.0]}, "time_step_limit must be two",
+    ),
+    "attending layers": (
+        "bamba", {**NEEDED["bamba"], "attn_layer_indices": "1"}, "attn_layer_indices must be",
+    ),
     "random experts": ("phimoe", {}, "samples experts at random"),
     "no text": ("mistral3", {}, "text_config"),
     "other text": (

@@ -13,10 +13,11 @@ from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import ImageLayout, make_batch_buffers
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
@@ -42,6 +43,7 @@ from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import delta_net as delta_net_reference
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference import mamba as mamba_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import pointwise as pointwise_reference
 from qlora_wgpu.reference.tape import grad
@@ -112,6 +114,19 @@ def _gated_delta(bench, x):
     k, v, batch = bench.operand(KEYS), bench.operand(VALUES), bench.batch_of(1, ROWS)
     gates, sizes = (bench.given(a) for a in GATES), (HEADS, HEADS, HEAD_DIM, HEAD_DIM)
     return gated_delta_rule(bench.graph, x, k, v, *gates, batch, *sizes, chunk=16)
+
+
+STEPS, SCALARS = _RANDOM.random((ROWS, HEADS)), _RANDOM.random((2, HEADS))
+BC = _RANDOM.standard_normal((ROWS, COLUMNS))
+
+
+def _mamba_scan(bench, x):
+    rest = bench.operand(BC), bench.given(STEPS), *(bench.given(a) for a in SCALARS)
+    return mamba_scan(bench.graph, x, *rest, bench.batch_of(1, ROWS), HEADS, HEAD_DIM, chunk=16)
+
+
+def _mamba_steps(bench, x):
+    return cast(bench.graph, mamba_steps(bench.graph, x, bench.given(BIAS)))
 
 
 def _sliced(bench, x):
@@ -225,6 +240,21 @@ OPS = {
         lambda x: delta_net_reference.gated_delta_rule(
             x, KEYS, VALUES, *GATES, SAMPLE, DELTA_HEADS
         ),
+    ),
+    "mamba_scan": Op(
+        _mamba_scan,
+        lambda x: mamba_reference.mamba_scan(x, BC, STEPS, *SCALARS, SAMPLE, HEAD_DIM),
+    ),
+    "column_scale": Op(
+        lambda b, x: column_scale(b.graph, x, b.given(WEIGHT)),
+        lambda x: pointwise_reference.column_scale(x, WEIGHT),
+    ),
+    "mamba_steps": Op(_mamba_steps, lambda x: mamba_reference.mamba_steps(x, BIAS, (0.0, None))),
+    "gated_group_norm": Op(
+        lambda b, x: gated_group_norm(
+            b.graph, x, b.operand(OTHER), b.given(WEIGHT), 1e-5, HEADS, gate_first=True
+        ),
+        lambda x: mamba_reference.gated_group_norm(x, OTHER, WEIGHT, 1e-5, HEADS, gate_first=True),
     ),
     "attention": Op(
         _attention,

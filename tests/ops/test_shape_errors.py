@@ -7,12 +7,13 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import ImageLayout, make_batch_buffers
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
@@ -63,6 +64,11 @@ def delta_rule(g, keys, values, heads=(2, 4), key_dim=8):
     return gated_delta_rule(g, q, q, v, gates, gates, BATCH, *heads, key_dim, 8)
 
 
+def scan(g, inner, groups, heads=2, state_size=8):
+    x, bc, dt = operand(6, inner), operand(6, groups), operand(6, 2, "float32")
+    return mamba_scan(g, x, bc, dt, norm(2), norm(2), BATCH, heads, state_size)
+
+
 WRONG = {
     "route": (
         lambda g: route(g, operand(6, 4, "float32"), 5, normalized=True), r"route: 5.*6x4",
@@ -111,6 +117,24 @@ WRONG = {
     ),
     "gated_delta_rule rows": (
         lambda g: delta_rule(g, 1040, 16, heads=(2, 2), key_dim=520), r"gated_delta_rule: 520 rows",
+    ),
+    "column_scale": (
+        lambda g: column_scale(g, operand(6, 24), norm(20)), r"column_scale: .*6x24.*1x20",
+    ),
+    "mamba_steps": (
+        lambda g: mamba_steps(g, operand(6, 4), norm(5)), r"mamba_steps: .*6x4.*1x5",
+    ),
+    "mamba_scan": (lambda g: scan(g, 24, 32), r"mamba_scan: .*6x24.*states of 8 rows"),
+    "mamba_scan groups": (lambda g: scan(g, 32, 40), r"mamba_scan: .*6x40.*states of 8 rows"),
+    "mamba_scan heads": (lambda g: scan(g, 32, 32, heads=4), r"mamba_scan: .*not have 4 heads"),
+    "mamba_scan rows": (
+        lambda g: scan(g, 32, 2080, state_size=520), r"mamba_scan: 520 rows",
+    ),
+    "gated_group_norm": (
+        lambda g: gated_group_norm(
+            g, operand(6, 24), operand(6, 24), norm(24), 1e-5, 2, gate_first=True
+        ),
+        r"gated_group_norm: .*6x24.* 2 groups",
     ),
     "with_factors": (
         lambda g: with_factors(g, routing(g), norm(9)), r"with_factors: .*1x9.* each of",

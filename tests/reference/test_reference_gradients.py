@@ -10,6 +10,7 @@ from qlora_wgpu.reference import (
     experts,
     linear,
     loss,
+    mamba,
     norms,
     pointwise,
     preference,
@@ -140,6 +141,7 @@ FORMULAS = {
     "clip": (1, pointwise.clip, ROWS, 0.6),
     "row_gate": (2, pointwise.row_gate, ROWS, normal(3, 1)),
     "xielu": (1, pointwise.xielu, AWAY, (0.7, -0.4, 0.45, -0.03)),
+    "column_scale": (1, pointwise.column_scale, ROWS, COLUMNS),
     "scaled": (1, pointwise.scaled, ROWS, 0.3),
     "add_features": (1, loss.add_features, ROWS, normal(2, 8), np.array([0, 2, 1])),
     "with_features": (1, loss.with_features, ROWS, normal(2, 8), np.array([0, 2, 0]), 3.0),
@@ -167,6 +169,19 @@ FORMULAS = {
     "gated_delta_rule": (
         5, delta_net.gated_delta_rule, normal(12, 6), normal(12, 6), normal(12, 20),
         -np.exp(normal(12, 4)), 1 / (1 + np.exp(-normal(12, 4))), SEGMENTS, HEADS,
+    ),
+    "mamba_steps": (1, mamba.mamba_steps, normal(4, 3), normal(3), (0.3, 1.9)),
+    "mamba_scan": (
+        3, mamba.mamba_scan, normal(12, 20), normal(12, 12), np.exp(normal(12, 4)), normal(4),
+        normal(4), SEGMENTS, 3,
+    ),
+    "gated_group_norm": (
+        2, lambda x, z: mamba.gated_group_norm(x, z, COLUMNS, 1e-5, 2, gate_first=True), ROWS,
+        normal(3, 8),
+    ),
+    "gate after": (
+        2, lambda x, z: mamba.gated_group_norm(x, z, COLUMNS, 1e-5, 2, gate_first=False), ROWS,
+        normal(3, 8),
     ),
     "mix": (
         (0, 2, 3), experts.mix, normal(9, 4), WHICH, normal(9, 2), normal(5, 3, 4), normal(5, 3),

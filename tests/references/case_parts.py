@@ -22,6 +22,11 @@ DELTA = {
     "linear_value_head_dim": 24, "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
+# Mamba 2's heads: none of its sizes is another's, each group has two heads.
+MAMBA = {
+    "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 3, "mamba_d_state": 40,
+    "mamba_d_conv": 3, "mamba_chunk_size": 16,
+}  # fmt: skip
 GROUPED = {  # as DeepSeek-V3 has them
     "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,

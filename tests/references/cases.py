@@ -9,6 +9,7 @@ from case_parts import (
     GROUPED,
     LATENT,
     LONG,
+    MAMBA,
     MIXED,
     TWO_SIZES,
     WHOLE,
@@ -248,6 +249,14 @@ CASES = {
             "router_aux_loss_coef": 0.3,
         },
     ),
+    "granite4-mamba-experts": (
+        "granitemoehybrid",
+        {
+            **GRANITE, **MAMBA, "num_local_experts": 5, "num_experts_per_tok": 2,
+            "intermediate_size": 44, "shared_intermediate_size": 36, "mamba_conv_bias": False,
+            "layer_types": ["linear_attention", "full_attention"], "mamba_n_groups": 1,
+        },
+    ),
     "hunyuan_moe-experts": (
         "hunyuan_v1_moe",
         {
@@ -437,6 +446,32 @@ CASES = {
         {
             **WIDE, **DELTA, "attention_bias": True, "rms_norm_eps": 1e-3,
             **rope("default", partial_rotary_factor=0.5, mrope_section=[2, 2, 1]),
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {
+            **MAMBA, "num_hidden_layers": 3, "attn_layer_indices": [1], "attention_bias": True,
+            "mamba_proj_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3,
+            "time_step_limit": [0.5, 1.1],
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {
+            **MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "mlp_multipliers": [0.7, 1.4],
+            "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.9, "key_multiplier": 0.6, "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8, "embedding_multiplier": 2.5,
+            "lm_head_multiplier": 0.4, "rms_norm_eps": 1e-3,
+        },
+    ),
+    "falcon_h1-gate": (
+        "falcon_h1",
+        {
+            **MAMBA, "mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_proj_bias": True,
+            "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
+            "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "key_multiplier": 0.6,
         },
     ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),

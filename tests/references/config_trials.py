@@ -17,7 +17,15 @@ DELTA = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 8, "partial_rotary_factor": 0.67,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
+MAMBA = {
+    "head_dim": 8, "mamba_n_heads": 2, "mamba_d_head": 24, "mamba_n_groups": 2, "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}  # fmt: skip
 OWN = {
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {
+        **MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "ssm_multipliers": [1.2] * 5,
+    },
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "qwen3_vl_moe_text": {
         "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -85,7 +93,7 @@ OWN = {
     }},
     "granitemoehybrid": {
         "num_local_experts": 0, "layer_types": ["attention"] * 3, "shared_intermediate_size": 36,
-        "position_embedding_type": "rope", "mamba_n_heads": 2,
+        "position_embedding_type": "rope", "mamba_n_heads": 2, "mamba_d_state": 8,
     },
     "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "phi": {"partial_rotary_factor": 0.67},
@@ -207,7 +215,7 @@ ALIKE = [  # keys that take the same values
         " attention_k_eq_v use_double_wide_mlp enable_moe_block is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
         " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
-        " block_auto_adjust_ff_dim",
+        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias",
         [True, False, None],
     ),
     (
@@ -217,7 +225,9 @@ ALIKE = [  # keys that take the same values
     ),
     ("attn_logit_softcapping final_logit_softcapping logit_softcapping", [0.7, 3, None]),
     (
-        "embedding_multiplier residual_multiplier attention_multiplier logits_scaling logit_scale"
+        "ssm_in_multiplier ssm_out_multiplier key_multiplier attention_in_multiplier"
+        " attention_out_multiplier lm_head_multiplier"
+        " embedding_multiplier residual_multiplier attention_multiplier logits_scaling logit_scale"
         " initializer_range router_aux_loss_coef embed_scale clip_qkv",
         [0.6, 2.0],
     ),
@@ -233,7 +243,8 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "sliding_window_pattern": [1, 2, 3], "_sliding_window_pattern": [2],
     "layer_types": [TEXT[:1] * 3, TEXT[1:] * 3, [*TEXT, TEXT[0]], ["chunked_attention"] * 3,
         ["full_attention", "conv", "conv"], ["linear_attention"] * 3,
-        ["full_attention", "linear_attention", "full_attention"], None],
+        ["full_attention", "linear_attention", "full_attention"], ["mamba", "attention", "mamba"],
+        None],
     "query_pre_attn_scalar": [7, None], "no_rope_layer_interval": [2, 1],
     "no_rope_layers": [[0, 1, 1], [1, 1, 1], [], None], "num_experts_per_tok": [1, 3],
     "decoder_sparse_step": [2, 0], "mlp_only_layers": [[1], [-1]], "moe_intermediate_size": [20],
@@ -262,6 +273,13 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
     "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],
     "position_embedding_type": ["rope", "nope", None, "alibi"],
+    "mamba_n_heads": [1, 6, 3], "mamba_d_head": ["auto", 12, None], "mamba_n_groups": [1, 3],
+    "mamba_d_state": [16, 12], "mamba_d_conv": [1, 2, 5], "mamba_expand": [1, 3, None],
+    "mamba_chunk_size": [3, 256], "mamba_conv_bias": [False, None],
+    "mamba_proj_bias": [True, None], "attn_layer_indices": [[0, 2], [], None, [-1], [7]],
+    "mamba_d_ssm": [48, 64, 1], "mlp_multipliers": [[0.7, 1.3], [1.0], None],
+    "ssm_multipliers": [[1.3, 0.7, 1.6, 0.8, 1.2], [1.0] * 3, None],
+    "time_step_limit": [[0.0, 0.5], [0.7, 1e9], [0.4, 0.6], [0.5], None],
     "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
     "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],
     "linear_key_head_dim": [12, 24], "linear_value_head_dim": [3, 16], "mrope_section": [[1, 1, 1]],

@@ -13,7 +13,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.moe import SparseMoeBlock, softmax_router
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
-from qlora_wgpu.reference import attention, delta_net, experts, norms, pointwise
+from qlora_wgpu.reference import attention, delta_net, experts, mamba, norms, pointwise
 
 
 def logits(config, arrays, ids):
@@ -168,7 +168,8 @@ class NumpyOps(LayerOps):
 
     def causal_conv(self, x, name):
         weight = self.array(f"{name}.weight")[:, 0]
-        return delta_net.causal_conv(x, weight, 0.0, np.ones((1, len(x)), np.int64))
+        bias = self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else 0.0
+        return delta_net.causal_conv(x, weight, bias, np.ones((1, len(x)), np.int64))
 
     def gated_delta_gates(self, a, b, at):
         scalars = (self.array(f"{at}{name}") for name in ("A_log", "dt_bias"))
@@ -180,6 +181,20 @@ class NumpyOps(LayerOps):
 
     def gated_rms_norm(self, x, z, name, eps):
         return norms.gated_rms_norm(x, z, self._weight(name), eps)
+
+    def column_scale(self, x, factors):
+        return x * np.repeat(*zip(*factors, strict=True))
+
+    def mamba_steps(self, raw, at, limits):
+        return mamba.mamba_steps(raw, self.array(f"{at}dt_bias"), limits)
+
+    def mamba_scan(self, x, bc, dt, at, heads, state_size):
+        frozen = (self.array(f"{at}{leaf}") for leaf in ("A_log", "D"))
+        return mamba.mamba_scan(x, bc, dt, *frozen, np.ones((1, len(x)), np.int64), state_size)
+
+    def gated_group_norm(self, x, z, name, eps, groups, gate_first=True):
+        weight = self._weight(name)
+        return mamba.gated_group_norm(x, z, weight, eps, groups, gate_first=gate_first)
 
     def _weight(self, name):
         name = f"{name}.weight"

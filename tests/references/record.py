@@ -99,7 +99,8 @@ def make(case):
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     # Routers, of which Gemma 4's and Hunyuan's are some, stay frozen.
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj", "wg"})
+    frozen = {"out_proj"} if model.config.model_type == "falcon_h1" else set()
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj", "wg"} - frozen)
 
 
 def peft_name(name):

@@ -16,6 +16,8 @@ def norm_offset(model_type):
     """What a family adds to the stored weights of its norms."""
     if "gemma" in model_type:
         return 0.0 if "gemma4" in model_type else 1.0
+    if model_type == "nemotron_h":
+        return 0.0
     offset = ("nemotron", "qwen3_next", "qwen3_5")
     return 1.0 if model_type.startswith(offset) else 0.0
 

@@ -9,7 +9,8 @@ FOLDER = Path(__file__).parent
 HEAD_DIMS = (24, 64, 128)
 # Of parts that other families have at all of these, or that know of no heads: one tells enough.
 COMPOSED = (
-    "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
+    "apertus", "arcee", "bamba", "falcon_h1",
+    "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
     "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
@@ -61,8 +62,11 @@ def with_head_dim(config, head_dim):
         parts = {"qk_nope_head_dim": head_dim - 8, "qk_rope_head_dim": 8, "head_dim": 8}
         own = {**parts, "v_head_dim": head_dim - 4, "num_key_value_heads": 4}
         return {**config, **own, "num_attention_heads": 4, "hidden_size": 4 * head_dim}
+    # Mamba's heads make up twice the hidden size.
+    own = {"mamba_n_heads": head_dim // 4, "mamba_d_head": 32} if "mamba_d_head" in config else {}
     return {
         **config,
+        **own,
         "head_dim": head_dim,
         "num_attention_heads": 4,
         "num_key_value_heads": 1 if config["num_key_value_heads"] == 1 else 2,

@@ -39,6 +39,13 @@ from qlora_wgpu.families.parts.language_model import (
     with_images,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
+from qlora_wgpu.families.parts.mamba import (
+    Mamba,
+    MambaSizes,
+    ParallelMixers,
+    read_limits,
+    read_mamba,
+)
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
     XIELU,
@@ -121,7 +128,10 @@ __all__ = [
     "Half",
     "Layer",
     "LayerNorm",
+    "Mamba",
+    "MambaSizes",
     "MixtureBeside",
+    "ParallelMixers",
     "PerLayerInputs",
     "PlainMLP",
     "PooledProjector",
@@ -161,7 +171,9 @@ __all__ = [
     "read_groups",
     "read_language_model",
     "read_latent_attention",
+    "read_limits",
     "read_llava_tower",
+    "read_mamba",
     "read_pixtral",
     "read_qwen_tower",
     "read_rope",

@@ -71,6 +71,12 @@ _MOST = {
     "linear_key_head_dim": HEAD_DIM,
     "linear_value_head_dim": HEAD_DIM,
     "linear_conv_kernel_dim": TAPS,
+    "mamba_n_heads": HEADS,
+    "mamba_d_head": HEAD_DIM,
+    "mamba_n_groups": HEADS,
+    "mamba_d_state": HEAD_DIM,
+    "mamba_d_conv": TAPS,
+    "mamba_expand": TAPS,
     "moe_num_experts": EXPERTS,
     "n_routed_experts": EXPERTS,
 }

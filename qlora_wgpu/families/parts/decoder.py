@@ -16,6 +16,7 @@ from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, check_sizes, padding_idx
 from qlora_wgpu.families.parts.latent_attention import LatentAttention
 from qlora_wgpu.families.parts.layer_ops import LayerOps, State
+from qlora_wgpu.families.parts.mamba import Mamba, ParallelMixers
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.norm import Norm
 from qlora_wgpu.graph.graph import Graph
@@ -79,7 +80,7 @@ class Layer:
 
     norm: Norm  # the kind of all the layer's norms
     # Attention, or what replaces it.
-    attention: Attention | LatentAttention | ShortConv | GatedDeltaNet
+    attention: Attention | LatentAttention | ShortConv | GatedDeltaNet | Mamba | ParallelMixers
     mlp: Half
     order: ResidualOrder = PRE_NORM  # the places of the norms
     residual_scale: float = 1.0  # factor of each half's output

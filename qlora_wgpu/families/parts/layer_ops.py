@@ -16,12 +16,19 @@ from qlora_wgpu.graph.tensor import Tensor, padded, row
 from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import (
+    HeadPart,
+    column_scale,
+    columns,
+    group_columns,
+    head_parts,
+)
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import largest_group, linear, linear_group
 from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     ClampedGLU,
@@ -139,6 +146,14 @@ class LayerOps:
     def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
         return qk_norm(self.g, x, self._weight_of_ones(head_dim), eps)
 
+    def column_scale(self, x: Tensor, factors: Sequence[tuple[float, int]]) -> Tensor:
+        """x with neighbouring columns scaled: factors and their numbers of columns."""
+        each = np.repeat(*(np.array(part) for part in zip(*factors, strict=True)))
+        array = np.zeros(padded(x.columns), np.float32)
+        array[: x.columns] = each
+        storage = self.g.constant("column factors", array).storage
+        return column_scale(self.g, x, row("column factors", x.columns, "float32", storage))
+
     def _weight_of_ones(self, size: int) -> Tensor:
         """Ones in the layout of norms' weights, so that padding stays zero."""
         if size not in self._ones:
@@ -184,6 +199,23 @@ class LayerOps:
 
     def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
         return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)
+
+    def mamba_steps(self, raw: Tensor, at: str, limits: tuple[float, float | None]) -> Tensor:
+        """Time steps of the mixer with the prefix ``at``."""
+        return mamba_steps(self.g, raw, self._modules.norms[f"{at}dt_bias"], limits)
+
+    def mamba_scan(
+        self, x: Tensor, bc: Tensor, dt: Tensor, at: str, heads: int, state_size: int
+    ) -> Tensor:
+        """The scan of the mixer with the prefix ``at``, within each sample."""
+        a_log, d = (self._modules.norms[f"{at}{leaf}"] for leaf in ("A_log", "D"))
+        return mamba_scan(self.g, x, bc, dt, a_log, d, self.batch, heads, state_size)
+
+    def gated_group_norm(
+        self, x: Tensor, z: Tensor, name: str, eps: float, groups: int, gate_first: bool = True
+    ) -> Tensor:
+        weight = self._modules.norms[name + ".weight"]
+        return gated_group_norm(self.g, x, z, weight, eps, groups, gate_first=gate_first)
 
     # -- ops without -----------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ class GatedMLP:
     name: str = "mlp"  # the module's name within a layer
     # The names of gate, up and down.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    gate_multiplier: float = 1.0  # factor of gate_proj's output
+    multiplier: float = 1.0  # factor of down_proj's output
 
     def weights(self, at: str) -> Weights:
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
@@ -44,10 +46,11 @@ class GatedMLP:
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         *names, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
-        ops.group(x, dict.fromkeys(names, False))
-        gate, up = (ops.linear(x, name) for name in names)
-        y = ops.glu(gate, up, self.activation)
-        return ops.linear_out(y, down, residual, scale)
+        if self.gate_multiplier == 1.0:
+            ops.group(x, dict.fromkeys(names, False))
+        gate = ops.linear(x, names[0], multiplier=self.gate_multiplier)
+        y = ops.glu(gate, ops.linear(x, names[1]), self.activation)
+        return ops.linear_out(y, down, residual, scale * self.multiplier)
 
 
 @dataclass(frozen=True)

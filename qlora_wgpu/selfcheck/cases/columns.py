@@ -8,9 +8,10 @@ import numpy as np
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
 from qlora_wgpu.ops.tensor import as_float32, cast, mean_of_rows, merged_rows
 from qlora_wgpu.reference import attention as formulas
+from qlora_wgpu.reference import pointwise
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -29,6 +30,13 @@ def check_columns(run: Runner, rounded_first: bool) -> None:
 
     exact = not rounded_first, rounded_first
     compare_op(run, op, formula, [normal("x", ROWS, 45)], exact=exact, copies=True)
+
+
+@each((True,), (False,))
+def check_column_scale(run: Runner, exact_gradient: bool) -> None:
+    """Columns times a factor of each, with gradients of both types."""
+    x, factors = normal("x", ROWS, 45), normal("factors", 45)
+    compare_op(run, column_scale, pointwise.column_scale, [x], factors, exact=exact_gradient)
 
 
 @each((True,), (False,))

@@ -13,6 +13,7 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.mamba import mamba_scan
 from qlora_wgpu.ops.pointwise import qk_norm
 from qlora_wgpu.ops.sampling import (
     DECODE_STEPS_AHEAD,
@@ -26,6 +27,7 @@ from qlora_wgpu.ops.sampling import (
 )
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import delta_net as delta_net_reference
+from qlora_wgpu.reference import mamba as mamba_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import sampling as sampling_reference
 from qlora_wgpu.selfcheck.cases.common import Exact, each, normal, of_halves, uneven
@@ -107,6 +109,27 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
         return delta_net_reference.gated_delta_rule(*(*given, delta_net_reference.Heads(*sizes)))
 
     _compare_steps(run, op, formula, [q, k, v, Exact(decay), Exact(beta)], total - 2)
+
+
+@each((24, 40), (8, 8))
+def check_mamba_step(run: Runner, state_size: int, head_dim: int) -> None:
+    """A prompt with padding after it, then two further tokens."""
+    total, heads = 68, 4
+    x, bc = normal("x", total, heads * head_dim), normal("bc", total, 4 * state_size)
+    dt, a_log, d = (
+        np.exp(normal("dt", total, heads) - 1),
+        normal("a_log", heads),
+        normal("d", heads),
+    )
+    frozen = run.float32(a_log), run.float32(d)
+
+    def op(x: Tensor, bc: Tensor, dt: Tensor, batch: BatchBuffers) -> Tensor:
+        return mamba_scan(run.graph, x, bc, dt, *frozen, batch, heads, state_size)
+
+    def formula(x: Array, bc: Array, dt: Array, segments: Array) -> Any:
+        return mamba_reference.mamba_scan(x, bc, dt, a_log, d, segments, state_size)
+
+    _compare_steps(run, op, formula, [x, bc, Exact(dt)], total - 2)
 
 
 @each(
