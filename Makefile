@@ -1,9 +1,10 @@
 # Targets set themselves up: a virtual environment in .venv, and lavapipe if there is no GPU.
-.PHONY: help setup demo demo-grpo docs quick test test-full test-lowest test-browser lint bench campaign mutants clean
+.PHONY: help setup demo demo-grpo demo-images docs quick test test-full test-lowest test-browser lint bench campaign mutants clean
 
 help:
 	@echo "make demo          fine-tune the small model that comes with the project"
 	@echo "make demo-grpo     train the demo's adapter further, by rewards alone"
+	@echo "make demo-images   fine-tune a small vision-language model on drawn pictures"
 	@echo "make docs          build the documentation in build/site"
 	@echo "make quick         run the cheap tests, during development; K=EXPRESSION selects some"
 	@echo "make test          run the tests that a change must pass"
@@ -27,6 +28,12 @@ demo-grpo:
 	@tools/setup.sh
 	@test -d runs/demo/adapter || .venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
 	@.venv/bin/qlora-wgpu train demo/grpo/grpo.yaml --overwrite
+
+demo-images:
+	@tools/setup.sh images
+	@.venv/bin/python demo/images/make_data.py
+	@.venv/bin/qlora-wgpu train demo/images/images.yaml --overwrite
+	@.venv/bin/qlora-wgpu eval runs/demo-images --generate --max-new-tokens 8
 
 docs:
 	@tools/setup.sh docs
