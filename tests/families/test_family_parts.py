@@ -192,7 +192,8 @@ PADDED = {
     "apertus": 3, "cohere": 0, "cohere2": 0, "ernie4_5": 0, "ernie4_5_moe": 0, "exaone_moe": 0,
     "gemma": 0, "gemma2": 0, "gemma3_text": 0, "gemma4_text": 0, "gemma4_unified_text": 0,
     "glm4": 151_329, "hunyuan_v1_dense": 0, "hunyuan_v1_moe": 0, "lfm2": 0, "lfm2_moe": 0,
-    "ministral3": 11, "olmo": 1, "olmo2": 1, "olmo3": 1, "olmoe": 1, "phi3": 32_000, "seed_oss": 1,
+    "ministral3": 11, "nanochat": 1, "olmo_hybrid": 100_277, "olmo": 1, "olmo2": 1, "olmo3": 1,
+    "olmoe": 1, "phi3": 32_000, "seed_oss": 1,
     "smollm3": 128_004,
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ EXPERTS = {
     "granitemoe": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoeshared": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoehybrid": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+    "granitemoe_swa": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
 }
 
@@ -98,8 +99,8 @@ def make(case):
 
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    # Routers, of which Gemma 4's and Hunyuan's are some, stay frozen.
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj", "wg"})
+    # Routers that are linear layers (Gemma 4, Hunyuan, Trinity) stay frozen.
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj", "wg", "gate"})
 
 
 def peft_name(name):

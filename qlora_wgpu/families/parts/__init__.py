@@ -3,6 +3,7 @@
 from qlora_wgpu.families.parts.attention import (
     Attention,
     FusedQKV,
+    PlainQKNorm,
     QKLayerNorm,
     QKNorm,
     Windows,
@@ -36,7 +37,7 @@ from qlora_wgpu.families.parts.language_model import (
     read_language_model,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
-from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
+from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, SeparateDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
     XIELU,
     FusedGatedMLP,
@@ -92,6 +93,7 @@ __all__ = [
     "MixtureBeside",
     "PerLayerInputs",
     "PlainMLP",
+    "PlainQKNorm",
     "QKLayerNorm",
     "QKNorm",
     "RMSNorm",
@@ -99,6 +101,7 @@ __all__ = [
     "Rope",
     "Router",
     "Scoring",
+    "SeparateDeltaNet",
     "SharedExpert",
     "SharingDecoder",
     "SharingLayer",
