@@ -26,9 +26,9 @@ _HEAD = """<!-- Written by tools/models.py: change a family or its tests and run
 
 A model is supported if its `model_type` in config.json is in this table. Every family can be
 trained from a Hugging Face folder, which is quantized to NF4, or from [quantized
-formats](quantized.md). Families with an architecture in the column GGUF can also be read from GGUF files and
-[exported](export.md) to them; the others are refused. The [FAQ](faq.md) describes vision-language
-models.
+formats](quantized.md). Families with an architecture in the column GGUF can also be read from
+GGUF files and [exported](export.md) to them; the others are refused. The [FAQ](faq.md) describes
+vision-language models.
 
 *Sizes* are published models whose config.json is read in the tests, with billions of parameters.
 *PyTorch* is the number of recorded models whose logits, LoRA gradients and losses are compared with
