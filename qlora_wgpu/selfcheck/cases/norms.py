@@ -60,14 +60,14 @@ def check_only_norm(run: Runner) -> None:
 def check_wide_norm(run: Runner) -> None:
     """RMSNorm with a float32 result, of an embedding."""
 
-    def op(g: Graph, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(g, x, weight, 1e-5, float32=True)
+    def op(g: Graph, x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [rms_norm(g, x, weight, 1e-5, float32=True)]
 
-    def formula(x: Array, weight: Array) -> Array:
-        return formulas.rms_norm(x, weight, 1e-5)
+    def formula(x: Array, weight: Array) -> tuple[Array]:
+        return (formulas.rms_norm(x, weight, 1e-5),)
 
     x, weight = uneven("x", ROWS, 52), normal("weight", 52)
-    compare_op(run, op, formula, [Exact(x)], weight, exact=True, by_row=True)
+    compare_op(run, op, formula, [Exact(x)], weight, exact=(True,), by_row=True)
 
 
 @each((True, True), (False, True), (True, False), (False, False))
