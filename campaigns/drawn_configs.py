@@ -245,6 +245,57 @@ def hunyuan(rng: random.Random, c: Config) -> None:
         c["attention_bias"] = flag(rng)
 
 
+def _nanochat(rng: random.Random, c: Config) -> None:
+    c |= rope(rng, c["head_dim"])
+    c["attention_bias"] = flag(rng)
+    c["final_logit_softcapping"] = rng.choice((None, 6.0, 15.0))
+
+
+def _ministral_8b(rng: random.Random, c: Config) -> None:
+    c |= rope(rng, c["head_dim"])
+    windowed(rng, c)
+
+
+def _youtu(rng: random.Random, c: Config) -> None:
+    latent(rng, c)
+    for key in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group"):
+        c.pop(key)
+
+
+def _solar(rng: random.Random, c: Config) -> None:
+    c |= rope(rng, c["head_dim"])
+    c["attention_bias"] = flag(rng)
+    _deepseek_experts(rng, c)
+
+
+def _afmoe(rng: random.Random, c: Config) -> None:
+    c |= rope(rng, c["head_dim"])
+    windowed(rng, c)
+    experts(rng, c, "num_experts", "num_experts_per_tok")
+    c |= {"num_shared_experts": rng.choice((1, 2)), "num_dense_layers": rng.randrange(3)}
+    c |= {"route_scale": rng.choice((1.0, 1.7)), "mup_enabled": flag(rng)}
+    c["attention_bias"] = flag(rng)
+
+
+def _granite_windows(rng: random.Random, c: Config) -> None:
+    mixture = c["model_type"] == "granitemoe_swa"
+    (_granite_mixture if mixture else _granite)(rng, c)
+    c["attention_bias"] = False
+    windowed(rng, c)
+    if flag(rng):
+        thetas = [rng.choice((0, 77.0, 10_000.0)) for _ in range(c["num_hidden_layers"])]
+        c["layer_rope_theta"] = thetas
+
+
+def _olmo_hybrid(rng: random.Random, c: Config) -> None:
+    delta(rng, c)
+    c |= rope(rng, c["head_dim"], "default linear yarn")
+    c["attention_bias"] = flag(rng)
+    c["linear_allow_neg_eigval"] = flag(rng)
+    c["num_hidden_layers"] = 3
+    c["layer_types"] = ["linear_attention", FULL, "linear_attention"]
+
+
 HEAD_DIMS = (8, 20, 22, 24, 36, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 576)
 LONGEST = 256
 
@@ -508,5 +559,7 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,
     "qwen2_moe": mixture, "qwen3_moe": mixture, "olmoe": mixture, "ernie4_5": _ernie,
     "ernie4_5_moe": ernie_moe, "gpt_oss": gpt_oss, "seed_oss": _seed,
-    "gpt_neox": _neox, "olmo": _olmo, "phi": _phi_2,
+    "nanochat": _nanochat, "ministral": _ministral_8b, "youtu": _youtu, "solar_open": _solar,
+    "afmoe": _afmoe, "granite_swa": _granite_windows, "granitemoe_swa": _granite_windows,
+    "olmo_hybrid": _olmo_hybrid, "gpt_neox": _neox, "olmo": _olmo, "phi": _phi_2,
 }  # fmt: skip

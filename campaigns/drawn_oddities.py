@@ -42,7 +42,7 @@ ACTIVATIONS = (
 )  # fmt: skip
 ONE_ACTIVATION = (
     "apertus", "gpt_oss", "gemma", "gemma4_text", "gemma4_unified_text", "qwen3_next",
-    "qwen3_5_text", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid",
 )  # fmt: skip
 # Numbers that stand in a config.json if the ordinary draw has them, or in the families named.
 NUMBERS: dict[str, tuple[Any, ...]] = {

@@ -92,9 +92,9 @@ def gated_delta_rule(
 
 
 def gated_delta_gates(
-    g: Graph, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    g: Graph, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, largest: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b), in float32.
+    """decay = -exp(a_log) · softplus(a + dt_bias) and beta = largest · sigmoid(b), in float32.
 
     a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) float32, frozen.
     decay is the logarithm of the fraction of the state that is kept.
@@ -104,7 +104,7 @@ def gated_delta_gates(
     decay, beta = (g.float32(name, *a.shape) for name in ("decay", "beta"))
     inputs = {"a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias}
     units = a.rows * a.units(8)
-    params = {"units": units, "heads": a.columns}
+    params = {"units": units, "heads": a.columns, "largest": largest}
     outputs = {"decay": decay, "beta": beta}
     g.launch("gated_delta/gates.wgsl", units, {**inputs, **outputs}, params)
 

@@ -8,12 +8,19 @@ from qlora_wgpu.kernels.common import held_row, row_constants, row_workgroups
 
 
 def rms_norm(
-    g: Graph, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    g: Graph,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    *,
+    float32: bool = False,
 ) -> Tensor:
-    """y = x / √(mean(x²) + eps) · weight (+ residual): float32 with a residual, else an operand."""
+    """y = x / √(mean(x²) + eps) · weight (+ residual): an operand, or float32 with a residual."""
     if x.columns != weight.columns or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"rms_norm: {x}, {weight} and {residual} do not fit")
-    make = g.operand if residual is None else g.float32
+    is_operand = residual is None and not float32
+    make = g.operand if is_operand else g.float32
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
     held = held_row(g, x.units(8))
@@ -46,7 +53,7 @@ def rms_norm(
             g.add_gradient(residual, dy)
 
     inputs = [x] if residual is None else [x, residual]
-    g.record(y, inputs, vjp, remat=recompute if residual is None else None)
+    g.record(y, inputs, vjp, remat=recompute if is_operand else None)
     return y
 
 

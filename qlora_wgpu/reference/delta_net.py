@@ -47,12 +47,14 @@ def short_conv(x: Array, weight: Array, bias: Array | None, segments: Segments) 
     return gate_out * convolved(gate_in * value, weight, bias, segments)
 
 
-def gated_delta_gates(a: Array, b: Array, a_log: Array, dt_bias: Array) -> tuple[Array, Array]:
-    """decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b).
+def gated_delta_gates(
+    a: Array, b: Array, a_log: Array, dt_bias: Array, largest: float = 1.0
+) -> tuple[Array, Array]:
+    """decay = -exp(a_log) · softplus(a + dt_bias) and beta = largest · sigmoid(b).
 
     a and b (rows, heads), a_log and dt_bias (heads).
     """
-    return -np.exp(a_log) * np.logaddexp(0.0, a + dt_bias), sigmoid(b)
+    return -np.exp(a_log) * np.logaddexp(0.0, a + dt_bias), largest * sigmoid(b)
 
 
 def gated_delta_rule(

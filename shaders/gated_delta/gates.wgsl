@@ -1,4 +1,4 @@
-// decay = -exp(a_log) · softplus(a + dt_bias),  beta = sigmoid(b), element by element.
+// decay = -exp(a_log) · softplus(a + dt_bias),  beta = largest · sigmoid(b), element by element.
 //
 // a, b, decay, beta (rows, heads), a_log, dt_bias (heads); both outputs overwritten, their padding with
 // zeros. Launcher: ops/delta_net.py.
@@ -11,6 +11,7 @@ struct Params {
     units: u32, //= a.units
     stride: u32, //= a.stride
     heads: u32,
+    largest: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -36,5 +37,6 @@ fn each(i: u32) {
     let dt_bias = load_dt_bias(unit);
     let decay = Eight(decay_of(a.even, a_log.even, dt_bias.even), decay_of(a.odd, a_log.odd, dt_bias.odd));
     store_decay(i, within(decay, unit, params.heads));
-    store_beta(i, within(Eight(sigmoid(b.even), sigmoid(b.odd)), unit, params.heads));
+    let beta = scale8(Eight(sigmoid(b.even), sigmoid(b.odd)), params.largest);
+    store_beta(i, within(beta, unit, params.heads));
 }

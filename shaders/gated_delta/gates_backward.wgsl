@@ -1,4 +1,4 @@
-// da = -ddecay · exp(a_log) · sigmoid(a + dt_bias),  db = dbeta · sigmoid'(b), element by element.
+// da = -ddecay · exp(a_log) · sigmoid(a + dt_bias),  db = dbeta · largest · sigmoid'(b), element by element.
 //
 // All (rows, heads) but a_log and dt_bias (heads), which are frozen; da and db overwritten, their
 // padding with zeros. A gradient that is not bound is zero. Launcher: ops/delta_net.py.
@@ -10,6 +10,7 @@ struct Params {
     units: u32, //= a.units
     stride: u32, //= a.stride
     heads: u32,
+    largest: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -39,5 +40,6 @@ fn each(i: u32) {
     let da = Eight(da_of(dy.even, a.even, a_log.even, dt_bias.even), da_of(dy.odd, a.odd, a_log.odd, dt_bias.odd));
     store_da(i, within(da, unit, params.heads));
     let slopes = Eight(sigmoid_gradient(b.even), sigmoid_gradient(b.odd));
-    store_db(i, within(multiply8(load_dbeta(i), slopes), unit, params.heads));
+    let db = scale8(multiply8(load_dbeta(i), slopes), params.largest);
+    store_db(i, within(db, unit, params.heads));
 }

@@ -92,6 +92,7 @@ VISION = {
     "qwen2_5_vl": ("qwen2", "model.language_model.", ["model."]),
     "qwen3_vl": ("qwen3", "model.language_model.", []),
     "qwen3_vl_moe": ("qwen3_moe-balanced-experts", "model.language_model.", []),
+    "exaone4_5": ("exaone4", "model.language_model.", []),
 }
 
 

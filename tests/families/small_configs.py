@@ -33,6 +33,13 @@ NEEDED = {
     "smolvlm": {"text_config": {**SIZES, "model_type": "llama"}},
     "llava": {"text_config": {**SIZES, "model_type": "mistral"}},
     "llava_next": {"text_config": {**SIZES, "model_type": "qwen2"}},
+    "exaone4_5": {"text_config": {**SIZES, "model_type": "exaone4"}},
+    "youtu": LATENT,
+    "olmo_hybrid": {
+        "num_hidden_layers": 3,
+        "linear_key_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+    },
     "lfm2_vl": {"text_config": {**SIZES, "model_type": "lfm2"}},
     "qwen3_vl": {"text_config": SIZES},
     "qwen3_vl_moe": {"text_config": SIZES},

@@ -239,6 +239,32 @@ MODELS = {
         ),
         "7.6",
     ),
+    "Ministral 8B": (sizes("ministral", (4096, 12288, 36, 32, 8, 131072, 128)), "8.02"),
+    "nanochat d32": (sizes("nanochat", (2048, 8192, 32, 16, 16, 65536)), "1.88"),
+    "Youtu-LLM 2B": (sizes("youtu", (2048, 6144, 32, 16, 16, 128256)), "1.96"),
+    "Solar Open 100B": (sizes("solar_open", (4096, 10240, 48, 64, 8, 196608, 128)), "103"),
+    "Trinity Mini": (
+        sizes(
+            "afmoe", (2048, 6144, 32, 32, 4, 200192, 128), moe_intermediate_size=1024,
+            num_experts=128, num_experts_per_tok=8, num_shared_experts=1, num_dense_layers=2,
+            mup_enabled=True, route_scale=2.826,
+        ),
+        "26.1",
+    ),
+    "OLMo Hybrid 7B": (
+        sizes("olmo_hybrid", (3840, 11008, 32, 30, 30, 100352), rope_parameters={
+            "rope_theta": None, "rope_type": "default",
+        }),
+        "7",
+    ),
+    "Qwen 3.6 27B": (
+        qwen3_5(
+            "qwen3_5", (5120, 17408, 64, 24, 4, 248320, 256), False, linear_num_value_heads=48,
+            mlp_only_layers=[], mamba_ssm_dtype="float32", output_gate_type="swish",
+            mtp_use_dedicated_embeddings=False,
+        ),
+        "26.9",
+    ),
     "GLM-4.7-Flash": (sizes("glm4_moe_lite", (2048, 10240, 47, 20, 20, 154880)), "29.9"),
     "Phi-1.5": (sizes("phi", (2048, 8192, 24, 32, 32, 51200)), "1.418"),
     "Phi-2": (sizes("phi", (2560, 10240, 32, 32, 32, 51200), partial_rotary_factor=0.4), "2.78"),

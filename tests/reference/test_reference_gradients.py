@@ -165,7 +165,9 @@ FORMULAS = {
     ),
     "short_conv": (1, delta_net.short_conv, normal(12, 9), normal(3, 3), normal(3), SEGMENTS),
     "causal_conv": (1, delta_net.causal_conv, normal(12, 3), normal(3, 3), 0.0, SEGMENTS),
-    "gates": (2, delta_net.gated_delta_gates, normal(4, 3), normal(4, 3), normal(3), normal(3)),
+    "gates": (
+        2, delta_net.gated_delta_gates, normal(4, 3), normal(4, 3), normal(3), normal(3), 2.0,
+    ),
     "gated_delta_rule": (
         5, delta_net.gated_delta_rule, normal(12, 6), normal(12, 6), normal(12, 20),
         -np.exp(normal(12, 4)), 1 / (1 + np.exp(-normal(12, 4))), SEGMENTS, HEADS,

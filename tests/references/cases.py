@@ -273,6 +273,58 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "ministral": (
+        "ministral",
+        {
+            **WIDE, "num_key_value_heads": 3, "sliding_window": 7,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "nanochat": (
+        "nanochat",
+        {**WIDE, "num_key_value_heads": 3, "final_logit_softcapping": 6.0, "attention_bias": True},
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {  # transformers saves the convolutions' weights in equal parts
+            **DELTA, "linear_value_head_dim": 8, "rms_norm_eps": 1e-3, "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "youtu": (
+        "youtu",
+        {**LATENT, "q_lora_rank": 36, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "solar_open-experts": (
+        "solar_open",
+        {
+            **WIDE, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2,
+            "n_shared_experts": 2, "routed_scaling_factor": 1.7, "moe_intermediate_size": 28,
+            "attention_bias": True,
+        },
+    ),
+    "granite_swa": (
+        "granite_swa",
+        {
+            **GRANITE, "num_hidden_layers": 3, "sliding_window": 7,
+            "layer_rope_theta": [77.0, 10000.0, 0],
+        },
+    ),
+    "granitemoe_swa-experts": (
+        "granitemoe_swa",
+        {
+            **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
+            "shared_intermediate_size": 36, "sliding_window": 7, "layer_rope_theta": [0, 77.0],
+        },
+    ),
+    "afmoe-experts": (
+        "afmoe",
+        {
+            **WIDE, "num_hidden_layers": 3, "num_experts": 3, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 28, "num_shared_experts": 2, "num_dense_layers": 1,
+            "sliding_window": 7, "route_scale": 1.7, "mup_enabled": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "gemma4_unified": (  # as 12B: keys that are values
         "gemma4_unified_text",
         {

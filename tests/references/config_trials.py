@@ -106,6 +106,25 @@ OWN = {
         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "sliding_window": 5, "first_k_dense_replace": 1,
     },
+    "youtu": {
+        "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 6,
+        "v_head_dim": 6, "q_lora_rank": 10,
+    },
+    "ministral": {"head_dim": 6}, "nanochat": {"head_dim": 6},
+    "olmo_hybrid": {**{k: v for k, v in DELTA.items() if k.startswith("l")}, "head_dim": 6},
+    "solar_open": {
+        "head_dim": 6, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4,
+        "topk_group": 2, "moe_intermediate_size": 16,
+    },
+    "afmoe": {
+        "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "sliding_window": 5,
+    },
+    "granite_swa": {"sliding_window": 5, "layer_rope_theta": [0, 10000.0, 77.0]},
+    "granitemoe_swa": {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 12,
+        "sliding_window": 5,
+    },
     "gemma4_unified_text": {
         "head_dim": 6, "global_head_dim": 10, "sliding_window": 5, "num_kv_shared_layers": 1,
         "attention_k_eq_v": True,
@@ -119,7 +138,7 @@ TEXTS = {
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
     "idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "llava_next": "qwen2",
     "lfm2_vl": "lfm2", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "exaone4_5": "exaone4",
 }  # fmt: skip
 # Small image towers of those that transformers makes with one alone.
 _TOWER = {
@@ -134,6 +153,7 @@ TOWERS = {
     "lfm2_vl": {"model_type": "siglip2_vision_model", **_TOWER, "num_patches": 16},
     "qwen2_vl": {**_QWEN, "embed_dim": 24}, "qwen2_5_vl": _QWEN,
     "qwen3_vl": {**_QWEN, "num_position_embeddings": 16},
+    "exaone4_5": {**_QWEN, "num_key_value_heads": 1, "fullatt_block_indexes": [0]},
     "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
@@ -282,6 +302,10 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "time_step_limit": [[0.0, 0.5], [0.7, 1e9], [0.4, 0.6], [0.5], None],
     "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
     "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],
+    "layer_rope_theta": [[77.0, 0, 10000.0], [0, 0, 0], [77.0], [77.0, -1, 3], None],
+    "global_attn_every_n_layers": [1, 2, 9, None], "num_shared_experts": [1, 3],
+    "linear_allow_neg_eigval": [True, False, None], "route_scale": [0.5],
+    "mup_enabled": [True, False, None],
     "linear_key_head_dim": [12, 24], "linear_value_head_dim": [3, 16], "mrope_section": [[1, 1, 1]],
 }  # fmt: skip
 

@@ -64,7 +64,10 @@ def theirs(config, ids):
         "lfm2_moe": ("feed_forward.", "w1", "w3", "w2"),
         "gemma4_text": texts,
         "gemma4": texts,
-        **dict.fromkeys(GRANITES, ("block_sparse_moe.", "gate_proj", "up_proj", "down_proj")),
+        **dict.fromkeys(
+            (*GRANITES, "granitemoe_swa"),
+            ("block_sparse_moe.", "gate_proj", "up_proj", "down_proj"),
+        ),
     }
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +115,15 @@ def theirs(config, ids):
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:
                     file = name.replace(".mlp.", ".block_sparse_moe.")
                 file = file.replace(".gate.moe_statics.", ".moe_statics.")
+                if config["model_type"] == "olmo_hybrid" and ".conv1d." in name:
+                    mixer = model.get_submodule(name.removesuffix(".conv1d.weight"))
+                    sizes = {"q": mixer.key_dim, "k": mixer.key_dim, "v": mixer.value_dim}
+                    files = {name.replace(".conv1d", f".{n}_conv1d"): s for n, s in sizes.items()}
+                    own = weights({n: (s, *parameter.shape[1:]) for n, s in files.items()}, offset)
+                    arrays |= own
+                    with torch.no_grad():
+                        parameter.copy_(torch.from_numpy(np.concatenate([*own.values()])))
+                    continue
                 if config["model_type"] == "exaone_moe":
                     file = file.replace(".gate.e_score", ".e_score")
                 if config["model_type"] in GRANITES:

@@ -81,6 +81,10 @@ class NumpyOps(LayerOps):
         y = self._weight(name) * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         return y if residual is None else residual + y
 
+    def plain_rms_norm(self, x, eps, residual=None, *, float32=False):
+        y = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+        return y if residual is None else residual + y
+
     def layer_norm(self, x, name, eps):
         centred = x - x.mean(-1, keepdims=True)
         y = self._weight(name) * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
@@ -171,9 +175,9 @@ class NumpyOps(LayerOps):
         bias = self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else 0.0
         return delta_net.causal_conv(x, weight, bias, np.ones((1, len(x)), np.int64))
 
-    def gated_delta_gates(self, a, b, at):
+    def gated_delta_gates(self, a, b, at, largest):
         scalars = (self.array(f"{at}{name}") for name in ("A_log", "dt_bias"))
-        return delta_net.gated_delta_gates(a, b, *scalars)
+        return delta_net.gated_delta_gates(a, b, *scalars, largest)
 
     def gated_delta_rule(self, q, k, v, decay, beta, *sizes):
         segments = np.ones((1, len(q)), np.int64)

@@ -35,6 +35,7 @@ EXPERTS = {
     "granitemoe": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoeshared": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoehybrid": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+    "granitemoe_swa": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
 }
 
@@ -98,9 +99,10 @@ def make(case):
 
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    # Routers, of which Gemma 4's and Hunyuan's are some, stay frozen.
+    # Routers that are linear layers (Gemma 4, Hunyuan, Trinity) stay frozen.
     frozen = {"out_proj"} if model.config.model_type == "falcon_h1" else set()
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj", "wg"} - frozen)
+    frozen |= {"lm_head", "proj", "wg", "gate"}
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - frozen)
 
 
 def peft_name(name):

@@ -15,7 +15,8 @@ COMPOSED = (
     "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
-    "gpt_neox", "olmo",
+    "gpt_neox", "olmo", "afmoe", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
+    "olmo_hybrid", "solar_open", "youtu",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import models
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -21,6 +23,11 @@ def test_the_reference_is_up_to_date(name):
     written = (ROOT / "docs" / name).read_text("utf-8")
     # Versions of click break lines at other places.
     assert generator().PAGES[name]().split() == written.split(), "run python tools/reference.py"
+
+
+def test_the_table_of_models_is_up_to_date():
+    written = (ROOT / "docs/models.md").read_text("utf-8")
+    assert models.page() == written, "run PYTHONPATH=tests python -m tools.models"
 
 
 PAGES = [

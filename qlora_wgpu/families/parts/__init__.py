@@ -3,6 +3,7 @@
 from qlora_wgpu.families.parts.attention import (
     Attention,
     FusedQKV,
+    PlainQKNorm,
     QKLayerNorm,
     QKNorm,
     Windows,
@@ -46,7 +47,7 @@ from qlora_wgpu.families.parts.mamba import (
     read_limits,
     read_mamba,
 )
-from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
+from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, SeparateDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
     XIELU,
     FusedGatedMLP,
@@ -134,6 +135,7 @@ __all__ = [
     "ParallelMixers",
     "PerLayerInputs",
     "PlainMLP",
+    "PlainQKNorm",
     "PooledProjector",
     "Projector",
     "QKLayerNorm",
@@ -144,6 +146,7 @@ __all__ = [
     "Rope",
     "Router",
     "Scoring",
+    "SeparateDeltaNet",
     "SharedExpert",
     "SharingDecoder",
     "SharingLayer",

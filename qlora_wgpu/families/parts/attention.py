@@ -74,6 +74,23 @@ class QKNorm:
 
 
 @dataclass(frozen=True)
+class PlainQKNorm:
+    """RMSNorm of each head of queries and keys, without a weight."""
+
+    eps: float  # added under the root
+    head_dim: int  # elements of a head
+    after_rope: bool = False  # whether it is applied after RoPE
+    names: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
+    per_head: ClassVar[bool] = True
+
+    def weights(self, at: str, dimensions: Dimensions) -> Weights:
+        return Weights()
+
+    def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        return ops.plain_qk_norm(x, self.head_dim, self.eps)
+
+
+@dataclass(frozen=True)
 class QKLayerNorm:
     """LayerNorm of each head of queries and keys, before RoPE."""
 
@@ -121,7 +138,9 @@ class Attention:
     qkv_bias: bool = False  # whether q, k and v have biases
     o_bias: bool = False  # whether o has a bias
     fused: FusedQKV | None = None  # if q, k and v are one layer
-    qk_norm: QKNorm | QKLayerNorm | None = None  # the norm of queries and keys, if any
+    qk_norm: QKNorm | PlainQKNorm | QKLayerNorm | None = (
+        None  # the norm of queries and keys, if any
+    )
     interleaved: bool = False  # whether RoPE rotates neighbours instead of a head's halves
     scale: float | None = None  # factor of the scores; None for 1 / √head_dim
     softcap: float | None = None  # scores s become softcap · tanh(s / softcap), if given
@@ -130,6 +149,8 @@ class Attention:
     # Whether q_proj also computes, next to each head's query, a gate whose sigmoid multiplies the
     # head's output.
     gated: bool = False
+    # The name of a layer of the same input whose sigmoid multiplies the heads' outputs, if any.
+    gate: str | None = None
     sinks: bool = False  # whether each head has a learned logit without a value, ``sinks``
     # The epsilon of a norm of each head's values, without a weight; None without a norm.
     value_norm: float | None = None
@@ -151,6 +172,8 @@ class Attention:
             LinearSpec(f"{at}{name}", size, hidden_size, self.qkv_bias)
             for name, size in sizes.items()
         ]
+        if self.gate is not None:
+            linears.append(LinearSpec(at + self.gate, self.dimensions.query_size, hidden_size))
         o = LinearSpec(f"{at}{self.output}", hidden_size, self.dimensions.query_size, self.o_bias)
         sinks = {f"{at}sinks": self.dimensions.num_attention_heads} if self.sinks else {}
         return Weights((*linears, o), {**self._norms(at), **sinks})
@@ -176,7 +199,8 @@ class Attention:
         at += f"{self.name}."
         if self.fused is None:
             wide = {f"{at}{name}_proj": self._is_float32(name) for name in self._columns}
-            ops.group(x, wide)
+            gates = {} if self.gate is None else {at + self.gate: False}
+            ops.group(x, {**wide, **gates})
             each = [partial(ops.linear, x, name, float32=float32) for name, float32 in wide.items()]
         else:
             both = ops.linear(x, f"{at}{self.fused.name}")
@@ -185,6 +209,8 @@ class Attention:
         q = make["q"]()
         keys = [] if self.shared else [make["k"]()]
         q, gate = self._query_and_gate(ops, q)
+        if self.gate is not None:
+            gate = ops.linear(x, at + self.gate)
         rotated = self._rotated(ops, at, [q, *keys])
         if self.shared:
             return rotated[0], None, gate

@@ -126,6 +126,8 @@ class Decoder:
     prefix: str = "model."  # prefix of its modules
     stored_prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)  # see ``Architecture``
     embedding_scale: float = 1.0  # factor of the embedding
+    # The epsilon of a norm of the embedding, without a weight; None without a norm.
+    embedding_norm: float | None = None
     # Factor of NEFTune's noise, which Hugging Face adds to the embedding module's output: a factor
     # that the model applies later also applies to the noise.
     noise_scale: float = 1.0
@@ -187,7 +189,10 @@ class Decoder:
         return {**state, STREAM: ops.with_features(state[STREAM], i + 1)}
 
     def embedded(self, ops: LayerOps) -> State:
-        return {STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
+        h = ops.embedding(self.embedding_scale, self.noise_scale)
+        if self.embedding_norm is not None:
+            h = ops.plain_rms_norm(h, self.embedding_norm, float32=True)
+        return {STREAM: h}
 
     def within(self, prefix: str, stored: str | None = None) -> Decoder:
         """The same as a part of a vision-language model, where its modules have another prefix.

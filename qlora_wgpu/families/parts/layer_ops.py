@@ -140,6 +140,12 @@ class LayerOps:
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
 
+    def plain_rms_norm(
+        self, x: Tensor, eps: float, residual: Tensor | None = None, *, float32: bool = False
+    ) -> Tensor:
+        weight = self._weight_of_ones(x.columns)
+        return rms_norm(self.g, x, weight, eps, residual, float32=float32)
+
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
@@ -192,10 +198,13 @@ class LayerOps:
         """SiLU of the convolution with that module's weight, and bias if there is one."""
         return causal_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
-    def gated_delta_gates(self, a: Tensor, b: Tensor, at: str) -> tuple[Tensor, Tensor]:
-        """Decay and beta of the delta net with the prefix ``at``."""
+    def gated_delta_gates(
+        self, a: Tensor, b: Tensor, at: str, largest: float
+    ) -> tuple[Tensor, Tensor]:
+        """Decay and beta, at most ``largest``, of the delta net with the prefix ``at``."""
         norms = self._modules.norms
-        return gated_delta_gates(self.g, a, b, norms[f"{at}A_log"], norms[f"{at}dt_bias"])
+        scalars = norms[f"{at}A_log"], norms[f"{at}dt_bias"]
+        return gated_delta_gates(self.g, a, b, *scalars, largest)
 
     def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
         return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)

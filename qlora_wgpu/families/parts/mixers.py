@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
@@ -60,6 +61,11 @@ class DeltaHeads:
         return self.value_heads * self.value_dim
 
     @property
+    def channels(self) -> int:
+        """Channels of the convolution: all queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
     def per_key(self) -> int:
         return self.value_heads // self.key_heads
 
@@ -74,50 +80,63 @@ class GatedDeltaNet:
     eps: float  # of the norm of each head's output, added under the root
     # Whether q, k, v and z are one layer, and b and a another, with columns grouped by key head.
     fused: bool
+    output: ClassVar[str] = "out_proj"  # the name of the output projection
+    norm: ClassVar[str] = "norm"  # the name of the norm of each head's output
+    largest: float = 1.0  # bound of beta: with 2, states may have negative eigenvalues
 
     def weights(self, at: str) -> Weights:
         at += "linear_attn."
         hidden_size, heads = self.dimensions.hidden_size, self.heads
-        channels = 2 * heads.key_size + heads.value_size
-        sizes = {
-            "qkv": channels,
-            "z": heads.value_size,
-            "b": heads.value_heads,
-            "a": heads.value_heads,
-        }
-        if self.fused:
-            sizes = {"qkvz": sizes["qkv"] + sizes["z"], "ba": sizes["b"] + sizes["a"]}
-        linears = [LinearSpec(f"{at}in_proj_{n}", size, hidden_size) for n, size in sizes.items()]
-        linears.append(LinearSpec(f"{at}out_proj", hidden_size, heads.value_size))
+        linears = [LinearSpec(at + n, size, hidden_size) for n, size in self._inputs.items()]
+        linears.append(LinearSpec(at + self.output, hidden_size, heads.value_size))
         norms: dict[str, NormSize] = {
-            f"{at}conv1d.weight": (channels, 1, self.taps),
+            **{f"{at}{n}.weight": (size, 1, self.taps) for n, size in self._convs.items()},
             f"{at}dt_bias": heads.value_heads,
             f"{at}A_log": heads.value_heads,
-            f"{at}norm.weight": heads.value_dim,
+            f"{at}{self.norm}.weight": heads.value_dim,
         }
         return Weights(tuple(linears), norms, as_stored=frozenset(norms))
+
+    @property
+    def _convs(self) -> dict[str, int]:
+        """The convolutions, and their channels."""
+        return {"conv1d": self.heads.channels}
+
+    @property
+    def _inputs(self) -> dict[str, int]:
+        """The layers of its input, and their rows."""
+        heads = self.heads
+        values, scalars = heads.value_size, heads.value_heads
+        if self.fused:
+            return {"in_proj_qkvz": heads.channels + values, "in_proj_ba": 2 * scalars}
+        own = {"qkv": heads.channels, "z": values, "b": scalars, "a": scalars}
+        return {f"in_proj_{name}": size for name, size in own.items()}
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         at, heads = at + "linear_attn.", self.heads
-        mixed, z, b, a = (self._split if self.fused else self._projected)(ops, x, at)
-        mixed = ops.causal_conv(mixed, f"{at}conv1d")
-        key_size = heads.key_size
-        places = (0, key_size), (key_size, key_size), (2 * key_size, heads.value_size)
-        q, k, v = (ops.columns(mixed, *place) for place in places)
-        decay, beta = ops.gated_delta_gates(a, b, at)
+        q, k, v, z, b, a = self._projected(ops, x, at)
+        decay, beta = ops.gated_delta_gates(a, b, at, self.largest)
         sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
         o = ops.gated_delta_rule(q, k, v, decay, beta, *sizes)
-        o = ops.gated_rms_norm(o, z, f"{at}norm", self.eps)
-        return ops.linear_out(o, f"{at}out_proj", residual, scale)
+        o = ops.gated_rms_norm(o, z, at + self.norm, self.eps)
+        return ops.linear_out(o, at + self.output, residual, scale)
 
     def _projected(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
-        """The input of the convolution, z, b and a, each from its own layer."""
-        wide = {"qkv": False, "z": False, "b": True, "a": True}
-        names = {f"{at}in_proj_{name}": float32 for name, float32 in wide.items()}
-        ops.group(x, names)
-        return [ops.linear(x, name, float32=float32) for name, float32 in names.items()]
+        """q, k and v after the convolution, z, b and a."""
+        mixed, *rest = (self._split if self.fused else self._each)(ops, x, at)
+        mixed = ops.causal_conv(mixed, f"{at}conv1d")
+        key_size = self.heads.key_size
+        places = (0, key_size), (key_size, key_size), (2 * key_size, self.heads.value_size)
+        return [*(ops.columns(mixed, *place) for place in places), *rest]
+
+    def _each(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
+        """The result of each layer; those of the last two, b and a, are float32."""
+        names = [at + name for name in self._inputs]
+        wide = {name: name in names[-2:] for name in names}
+        ops.group(x, wide)
+        return [ops.linear(x, name, float32=float32) for name, float32 in wide.items()]
 
     def _split(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
         """The same from two layers, whose columns are grouped by key head."""
@@ -133,6 +152,31 @@ class GatedDeltaNet:
             for first in (0, heads.per_key)
         )
         return [mixed, z, b, a]
+
+
+@dataclass(frozen=True)
+class SeparateDeltaNet(GatedDeltaNet):
+    """The same with layers and convolutions of q, k and v each, and other names (OLMo Hybrid)."""
+
+    output: ClassVar[str] = "o_proj"
+    norm: ClassVar[str] = "o_norm"
+
+    @property
+    def _inputs(self) -> dict[str, int]:
+        heads = self.heads
+        key, value, scalars = heads.key_size, heads.value_size, heads.value_heads
+        own = {"q": key, "k": key, "v": value, "g": value, "b": scalars, "a": scalars}
+        return {f"{name}_proj": size for name, size in own.items()}
+
+    def _projected(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
+        mixed, rest = (made := self._each(ops, x, at))[:3], made[3:]
+        pairs = zip(mixed, self._convs, strict=True)
+        return [*(ops.causal_conv(each, at + name) for each, name in pairs), *rest]
+
+    @property
+    def _convs(self) -> dict[str, int]:
+        key, value = self.heads.key_size, self.heads.value_size
+        return {"q_conv1d": key, "k_conv1d": key, "v_conv1d": value}
 
 
 @dataclass(frozen=True)

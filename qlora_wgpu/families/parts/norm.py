@@ -16,12 +16,15 @@ class RMSNorm:
 
     eps: float  # added under the root
     offset: float = 0.0  # added to the stored weight: 1 if files store weight - 1
+    weight: bool = True  # whether there is a weight
 
     def weights(self, name: str, size: int) -> Weights:
-        return Weights(norms={f"{name}.weight": size})
+        return Weights(norms={f"{name}.weight": size} if self.weight else {})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
         """Normalizes x to an operand, or to float32 with the residual added."""
+        if not self.weight:
+            return ops.plain_rms_norm(x, self.eps, residual)
         return ops.rms_norm(x, name, self.eps, residual)
 
 

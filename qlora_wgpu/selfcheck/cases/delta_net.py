@@ -46,8 +46,10 @@ def _compare(
     compare_op(run, pair[0], formula, [x], *rest, exact=exact)
 
 
-@each((True, True), (True, False), (False, True))
-def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) -> None:
+@each((True, True, 1.0), (True, False, 1.0), (False, True, 2.0))
+def check_gated_delta_gates(
+    run: Runner, wants_decay: bool, wants_beta: bool, largest: float
+) -> None:
     """Decay, beta, and gradients through either or both, for operands and float32."""
     heads, exact = 11, wants_decay
     a, b = 3 * normal("a", ROWS, heads), 3 * normal("b", ROWS, heads)
@@ -56,7 +58,7 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
     inputs = [Exact(a), Exact(b)] if exact else [a, b]
     kinds = True if wants_decay else None, exact if wants_beta else None
     op, formula = gated_delta_gates, formulas.gated_delta_gates
-    decay, _ = compare_op(run, op, formula, inputs, a_log, dt_bias, exact=kinds)
+    decay, _ = compare_op(run, op, formula, inputs, a_log, dt_bias, largest, exact=kinds)
     ta, tb = (rounded(x, "float32" if exact else run.dtype) for x in (a, b))
     exact_decay, _ = formula(ta, tb, a_log, dt_bias)
     run.compare(np.log(-decay + 1e-30), np.log(-exact_decay + 1e-30))  # including small ones

@@ -57,6 +57,19 @@ def check_only_norm(run: Runner) -> None:
     run.compare_exactly(again, y)
 
 
+def check_wide_norm(run: Runner) -> None:
+    """RMSNorm with a float32 result, of an embedding."""
+
+    def op(g: Graph, x: Tensor, weight: Tensor) -> list[Tensor]:
+        return [rms_norm(g, x, weight, 1e-5, float32=True)]
+
+    def formula(x: Array, weight: Array) -> tuple[Array]:
+        return (formulas.rms_norm(x, weight, 1e-5),)
+
+    x, weight = uneven("x", ROWS, 52), normal("weight", 52)
+    compare_op(run, op, formula, [Exact(x)], weight, exact=(True,), by_row=True)
+
+
 @each((True, True), (False, True), (True, False), (False, False))
 def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
     """y and dx of two uses, with gradients of different types; dx also as an operand."""
