@@ -86,8 +86,8 @@ def test_a_run_takes_what_was_planned(allocating, tmp_path, case):
 
     share = changes.pop("device", {}).get("memory")
     planned, peak = run("whole")
-    if case == "completions":  # not all lengths of completions occur
-        assert peak <= planned < 1.03 * peak
+    if case == "completions":  # lengths and, by the clock, batches of prompts that do not occur
+        assert peak <= planned < 1.1 * peak
         return
     assert abs(planned - peak) < 0.001 * peak
     if share is not None:
