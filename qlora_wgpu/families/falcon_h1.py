@@ -48,7 +48,8 @@ def _mixers(
 ) -> parts.ParallelMixers:
     inner_size = read.optional_integer("mamba_d_ssm")
     mamba = parts.read_mamba(read, dimensions, eps=norm.eps, inner_size=inner_size)
-    before = read.flag("mamba_norm_before_gate", True)
+    # A null is false.
+    before = read.with_defaults(mamba_norm_before_gate=True).flag("mamba_norm_before_gate")
     normed = read.flag("mamba_rms_norm")
     each = _numbers(read, "ssm_multipliers", 5)
     _refuse_biases("mamba_proj_bias", mamba.in_bias, ssm_in_multiplier=(factors["ssm_in"],))

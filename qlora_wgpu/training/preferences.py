@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +52,7 @@ def preference_of(settings: TrainConfig) -> Preference | None:
     if settings.objective not in ("dpo", "orpo", "kto"):
         return None
     return Preference(
-        cast(Literal["dpo", "orpo", "kto"], settings.objective),
+        settings.objective,
         settings.loss,
         settings.beta,
         settings.label_smoothing,

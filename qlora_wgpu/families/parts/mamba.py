@@ -191,7 +191,7 @@ def read_mamba(
         read.integer("mamba_d_conv", 4),
         eps,
         read_limits(read),
-        conv_bias=read.flag("mamba_conv_bias", True),
+        conv_bias=read.with_defaults(mamba_conv_bias=True).flag("mamba_conv_bias"),  # not by null
         in_bias=bias,
         out_bias=bias,
     )

@@ -43,8 +43,8 @@ def check_mamba_scan(run: Runner, exact_gradient: bool, groups: int) -> None:
     def op(g: Graph, x: Tensor, bc: Tensor, dt: Tensor, a_log: Tensor, d: Tensor) -> Tensor:
         return mamba_scan(g, x, bc, dt, a_log, d, batch, heads, state_size)
 
-    def formula(*given: Array) -> Any:
-        return formulas.mamba_scan(*given, segments, state_size)
+    def formula(*given: Any) -> Any:
+        return formulas.mamba_scan(*(*given, segments, state_size))
 
     compare_op(run, op, formula, [x, bc, Exact(dt)], a_log, d, exact=exact_gradient)
 
@@ -54,7 +54,7 @@ def check_gated_group_norm(run: Runner, groups: int, gate_first: bool, size: int
     """The norm of groups of columns, with the gate before it or after it."""
     x, z = normal("x", ROWS, groups * size), normal("z", ROWS, groups * size)
     x[::3] *= 2e-3  # so small that eps matters
-    how = {"eps": 1e-5, "groups": groups, "gate_first": gate_first}
+    how: dict[str, Any] = {"eps": 1e-5, "groups": groups, "gate_first": gate_first}
 
     def op(g: Graph, x: Tensor, z: Tensor, weight: Tensor) -> Tensor:
         return gated_group_norm(g, x, z, weight, **how)
