@@ -77,4 +77,7 @@ def test_bfloat16_agrees_with_float32(device, tmp_path, family, head_dim):
         # Gates that read the residual stream as it is, of any size, are moved over GELU's bend:
         # measured 0.11, and 0.45 of PyTorch's own bfloat16 with the same weights.
         most = 0.15 if "per_layer_input_gate" in name else bound
+        # States with negative eigenvalues hardly decay: measured 0.12. PyTorch's own bfloat16 is
+        # as far off with the recorded case's weights (references/bfloat16.py: ours is 1.05 of it).
+        most = 0.15 if family == "olmo_hybrid" and ".linear_attn." in name else most
         assert off <= most, (name, off)
