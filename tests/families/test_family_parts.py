@@ -180,8 +180,9 @@ def test_noise_is_added_where_hugging_face_does(case):
     batch = replace(batch, noise=5.0)
     family.forward(g, architecture.config, modules, batch, checkpointing=False)
     values = g.launches[0].values
-    # Measured with transformers 5.23: 2.9998 for Granite's 3.0, 0.9995 to 1.0000 for the others.
-    factor = 3.0 if "granite" in case else 1.0
+    # Measured with transformers 5.23: 2.9998 for Granite's 3.0, 0.9995 to 1.0000 for the others;
+    # Falcon-H1 multiplies the module's output as Granite does.
+    factor = 3.0 if "granite" in case else 2.5 if case == "falcon_h1" else 1.0
     most = factor * 5 / np.sqrt(batch.seq * architecture.hidden_size)
     assert values["noise"] == pytest.approx(most, rel=1e-12)
     assert "granite" not in case or values["scale"] == 3.0
