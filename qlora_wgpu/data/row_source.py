@@ -295,6 +295,7 @@ class RowSource:
             try:
                 refuse_loss_masks(given)
                 row = with_columns(given, self.how.columns)
+                self._refuse_images(row)
                 row, own_format = self._converted(row, self._format_of(row))
                 if row_format is None:
                     row_format, first = own_format, where
@@ -309,6 +310,13 @@ class RowSource:
                 if given[column]:
                     self._tally.unread(where, column)
             yield where, row, row_format
+
+    def _refuse_images(self, row: dict[str, Any]) -> None:
+        if self.how.objective != "sft" and self.how.images is not None and has_images(row):
+            raise DataError(
+                f"train.objective: {self.how.objective} does not support rows with images "
+                "(supported: sft)"
+            )
 
     def _format_of(self, row: dict[str, Any]) -> str:
         return detect_format(row, self.how.row_format, self.how.columns)
@@ -384,11 +392,6 @@ class AnswerSource(RowSource):
         return replace(side, answer=name)
 
     def _format_of(self, row: dict[str, Any]) -> str:
-        if self.how.images is not None and has_images(row):
-            raise DataError(
-                f"train.objective: {self.how.objective} does not support rows with images "
-                "(supported: sft)"
-            )
         return format_of(row, self.how.objective)
 
     def _converted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:

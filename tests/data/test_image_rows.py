@@ -322,8 +322,13 @@ def test_prompts_of_requests_have_no_paths_and_none_without_images(opened):
             prompt.encoded(question(part)[:1], images=given)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_preference_rows_have_no_images(opened, objective):
-    row = {"prompt": "a", "chosen": "b", "rejected": "c", "images": [IMAGE]}
-    with pytest.raises(DataError, match=f"rows.0.: train.objective: {objective} does not support"):
+@pytest.mark.parametrize("objective", ["dpo", "kto", "grpo", "rloo", "reward", "classification"])
+def test_only_supervised_training_reads_images(opened, objective):
+    row = {"prompt": "One?", "chosen": "Yes", "rejected": "No", "text": "One", "label": 1,
+           "images": [png((8, 8))]}  # fmt: skip
+    if objective == "classification":
+        row = {key: row[key] for key in ("text", "label", "images")}
+    elif objective == "kto":
+        row = {"prompt": "One?", "completion": "Yes", "label": True, "images": row["images"]}
+    with pytest.raises(DataError, match=rf"rows\[0\]: train.objective: {objective} does not"):
         encoded(opened, [row], objective=objective)

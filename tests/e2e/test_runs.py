@@ -90,9 +90,9 @@ def counts(monkeypatch):
         counts["loss", graph.profile, options] += 1
         return trace_step(graph, base, modules, options, stats)
 
-    def counted_hidden(self, batch):
+    def counted_hidden(self, batch, samples=0):
         counts["hidden", self.profile, batch.batch, batch.seq, batch.span, bool(checking)] += 1
-        return logits_graphs(self, batch)
+        return logits_graphs(self, batch, samples)
 
     def checked_launches(*args):
         """A text names what the driver is checked for; a run's own may be as long by chance."""
