@@ -211,7 +211,7 @@ def estimate(
             (max(length - more, 1),), length, min(MOST_AT_ONCE, settings.grpo.generation_batch_size(
                 settings.train.per_device_train_batch_size,
                 settings.train.gradient_accumulation_steps,
-            ))
+            )), settings.grpo.group_size(settings.train.objective),
         ))  # fmt: skip
     sizes: dict[str, Any] = {"batch": batch, "seq": seq, "checkpointing": checkpointing}
     step = sized(workload.step, **{n: size for n, size in sizes.items() if size is not None})

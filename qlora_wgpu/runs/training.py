@@ -331,7 +331,10 @@ def rollout_shape(data: RunData, settings: Config) -> RolloutShape | None:
     prompts = tuple(np.unique(np.concatenate([each.lengths for each in rows])).tolist())
     completions = plan.num_prompts * plan.num_generations
     capacity = prompts[-1] + settings.grpo.max_completion_length
-    return RolloutShape(prompts, capacity, min(MOST_AT_ONCE, completions))
+    generations = plan.num_generations
+    if data.held_out is not None:
+        generations = min(generations, settings.grpo.num_generations_eval or generations)
+    return RolloutShape(prompts, capacity, min(MOST_AT_ONCE, completions), generations)
 
 
 def _answer_shapes(

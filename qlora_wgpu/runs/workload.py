@@ -101,6 +101,12 @@ class RolloutShape:
     prompts: tuple[int, ...]  # tokens of the prompts, without repetitions
     capacity: int  # maximum number of tokens of a prompt with its completion
     count: int  # maximum number of completions in a batch
+    generations: int = 1  # completions per prompt, which is prefilled once for those of a batch
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Maximum number of prompts of the completions that start at the same time."""
+        return min(self.count, max(self.count - 2, 0) // self.generations + 2)
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ class TrainingWorkload(Workload):
         given = self.rollouts
         if given is None:
             return []
-        prompts = prompt_batches(given.prompts, given.capacity, given.count)
+        prompts = prompt_batches(given.prompts, given.capacity, given.prompts_at_once)
         sizes = [*prompts, *((rows, 1) for rows in batch_sizes(given.count))]
         cache = KVCache(given.capacity, given.count)
         policy, others = self.step.objective.policy, list[Plan]()
