@@ -1,0 +1,62 @@
+"""``demo/images``: what pictures show is what their questions and answers say, and it trains."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from qlora_wgpu import train
+
+DEMO = Path(__file__).parents[2] / "demo" / "images"
+CENTERS = {"top left": (8, 8), "top right": (24, 8), "bottom left": (8, 24)}  # in pixels
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The demo's data, written next to copies of its scripts."""
+    folder = tmp_path_factory.mktemp("demo") / "images"
+    folder.mkdir()
+    for name in ("scenes.py", "make_data.py"):
+        (folder / name).write_text((DEMO / name).read_text())
+    (folder.parent / "dice.py").write_text((DEMO.parent / "dice.py").read_text())
+    subprocess.run([sys.executable, folder / "make_data.py"], check=True)
+    return folder / "data"
+
+
+def rows(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_answers_are_what_pictures_show(data):
+    colours = runpy.run_path(str(DEMO / "scenes.py"))["COLOURS"]
+    seen = set()
+    for row in rows(data / "eval.jsonl"):
+        (image, text), answer = row["messages"][0]["content"], row["messages"][1]["content"]
+        place = text["text"].removeprefix("What is ").removesuffix("?")
+        if place not in CENTERS:
+            continue
+        pixel = Image.open(data / image["path"]).getpixel(CENTERS[place])
+        named = answer.split()[0]
+        grey = (pixel[0],) * 3 if pixel[0] <= 90 else None
+        assert pixel == colours.get(named, grey)
+        seen.add(named)
+    assert seen == {*colours, "nothing"}
+
+
+def test_no_picture_is_trained_on_and_held_out(data):
+    parts = [rows(data / f"{split}.jsonl") for split in ("train", "eval")]
+    paths = [{row["messages"][0]["content"][0]["path"] for row in part} for part in parts]
+    assert [len(part) for part in paths] == [600, 50]
+    assert not paths[0] & paths[1]
+
+
+def test_it_trains(data, tmp_path):
+    paths = [f"data.{split}={data / split}.jsonl" for split in ("train", "eval")]
+    paths.append(f"output.dir={tmp_path / 'run'}")
+    overrides = [*paths, "train.max_steps=2", "data.image_cache=memory"]
+    result = train(DEMO / "images.yaml", overrides=overrides, quiet=True)
+    assert result.eval_loss < result.eval_loss_before
