@@ -94,7 +94,7 @@ def _opened(given: Any, timeout: float, *, allow_code: bool) -> tuple[str, Rewar
 
 
 def _opened_model(
-    options: Mapping[str, Any], opened: Callable[..., RewardFunction] | None
+    options: Any, opened: Callable[..., RewardFunction] | None
 ) -> tuple[str, RewardFunction]:
     """A reward model as a function, whose name is that of its folder, as in TRL."""
     if opened is None:

@@ -53,27 +53,23 @@ def reward_model(
     return rewards
 
 
-def reward_models(device: DeviceConfig) -> Callable[..., Callable[..., npt.NDArray[np.float32]]]:
+def reward_models(device: DeviceConfig) -> Callable[..., Callable[..., list[float]]]:
     """Opens reward models on a run's GPU, as reward functions with TRL's signature."""
 
     def opened(
         path: str, batch_size: int = 8, max_length: int | None = None,
         memory: str | int | None = None,
-    ) -> Callable[..., npt.NDArray[np.float32]]:  # fmt: skip
+    ) -> Callable[..., list[float]]:  # fmt: skip
         rewards = reward_model(
             path, batch_size=batch_size, max_length=max_length, memory=memory, device=device
         )
 
-        def reward(
-            prompts: Sequence[Any], completions: Sequence[Any], **_: Any
-        ) -> npt.NDArray[np.float32]:
-            pairs = zip(prompts, completions, strict=True)
-            return rewards(
-                [
-                    prompt + completion if isinstance(prompt, str) else [*prompt, *completion]
-                    for prompt, completion in pairs
-                ]
-            )
+        def reward(prompts: Sequence[Any], completions: Sequence[Any], **_: Any) -> list[float]:
+            made: list[float] = rewards([
+                prompt + completion if isinstance(prompt, str) else [*prompt, *completion]
+                for prompt, completion in zip(prompts, completions, strict=True)
+            ]).tolist()  # fmt: skip
+            return made
 
         return reward
 

@@ -52,11 +52,14 @@ def test_json_conforms_to_a_schema():
         by_row(completions=["1"], form=["{"])
 
 
-def test_a_schema_reads_no_other_documents():
+def test_a_schema_reads_no_other_documents(monkeypatch):
     pytest.importorskip("jsonschema")  # an extra
+    opened = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *given, **_: opened.append(given))
     function = built_in("json_schema", {"schema": {"$ref": "https://example.invalid/a.json"}})
     with pytest.raises(RewardError, match=r"json_schema failed: .*Unresolvable"):
         rewards_of({"json_schema": function}, {"completions": ["1"]})
+    assert not opened
 
 
 def test_formulas_are_compared():
