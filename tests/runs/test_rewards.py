@@ -80,8 +80,21 @@ def test_a_path_is_relative_to_its_file(tmp_path, written):
     )
     (given,) = load_config(tmp_path / "run.yaml").grpo.reward_funcs
     assert given["reward_model"]["path"] == str(tmp_path / "judge")
-    with pytest.raises(ConfigError, match="must have options for regex"):
-        grpo({"regex": "a"})
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        ({"regex": "a"}, "must have options for regex"),
+        ("reward_model", "must have the path of a reward model"),
+        ({"reward_model": 3}, "grpo.reward_funcs"),
+    ],
+)
+def test_entries_without_options(tmp_path, function, match):
+    text = f"model: {{path: x}}\ntrain: {{objective: grpo}}\ngrpo: {{reward_funcs: {[function]}}}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        load_config(tmp_path / "run.yaml")
 
 
 def grpo(*functions):

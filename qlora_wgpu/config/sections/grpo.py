@@ -20,6 +20,8 @@ _ONLY_RLOO = ("normalize_advantages", "reward_clip_range")
 
 def _with_options(function: Any) -> Any:
     """The entry of ``reward_funcs`` with the path of a reward model as an option."""
+    if function == "reward_model":
+        raise ValueError("must have the path of a reward model, such as {reward_model: PATH}")
     if not isinstance(function, dict):
         return function
     ((name, options),) = function.items()
