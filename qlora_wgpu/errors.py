@@ -170,9 +170,16 @@ EXTRAS = {
     "trackio": ("trackio>=0.43",),
     "cluster": ("distributed>=2024.8", "cryptography>=42"),
     "serve": ("starlette>=0.40", "uvicorn>=0.30"),
+    "jsonschema": ("jsonschema>=4.18",),
+    "math": ("math-verify>=0.8",),
     "dawn": ("wgpudawn>=0.32.0.4,<0.33",),
 }
-_NEEDED_BY = {"cluster": "clusters", "serve": "serve"}
+_NEEDED_BY = {
+    "cluster": "clusters",
+    "serve": "serve",
+    "jsonschema": "the reward json_schema",
+    "math": "the reward math_verify",
+}
 
 
 def install_command(extra: str) -> str:
@@ -183,7 +190,7 @@ def install_command(extra: str) -> str:
 def require_extra(extra: str) -> None:
     """Raises a ConfigError with the command that installs an extra's missing packages."""
     names = [requirement.partition(">")[0] for requirement in EXTRAS[extra]]
-    missing = [name for name in names if find_spec(name) is None]
+    missing = [name for name in names if find_spec(name.replace("-", "_")) is None]
     if missing:
         needed = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required"
         raise ConfigError(f"{needed} for {_NEEDED_BY[extra]}: {install_command(extra)}")

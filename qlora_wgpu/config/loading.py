@@ -295,6 +295,14 @@ def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], fol
         location = ("grpo", "reward_funcs")
 
         def function(each: Any) -> Any:
+            if isinstance(each, Mapping) and "reward_model" in each:
+                given = each["reward_model"]
+                if isinstance(given, str):
+                    given = {"path": given}
+                if not isinstance(given, Mapping) or "path" not in given:
+                    return each
+                place = resolved("grpo.reward_funcs", given["path"], location)
+                return {**each, "reward_model": {**given, "path": place}}
             path, colon, name = each.rpartition(":") if isinstance(each, str) else ("", "", "")
             if not path.endswith(".py"):
                 return each

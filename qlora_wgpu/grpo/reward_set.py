@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError, brief, command
+from qlora_wgpu.errors import ConfigError, QLoRAError, brief, command
 from qlora_wgpu.grpo.advantages import AdvantageConfig
 from qlora_wgpu.grpo.reward_process import RewardProcess
 from qlora_wgpu.grpo.rewards import RewardFunction, built_in
@@ -23,7 +24,12 @@ class RewardSet:
 
     @classmethod
     def of(
-        cls, config: Config, functions: Sequence[Callable[..., Any]] = (), *, allow_code: bool
+        cls,
+        config: Config,
+        functions: Sequence[Callable[..., Any]] = (),
+        *,
+        allow_code: bool,
+        reward_model: Callable[..., RewardFunction] | None = None,
     ) -> RewardSet:
         """The functions of ``grpo.reward_funcs``, then the caller's.
 
@@ -31,6 +37,8 @@ class RewardSet:
             config: The settings.
             functions: The caller's own functions, with TRL's signature.
             allow_code: Whether functions of files may run, with the user's rights.
+            reward_model: Opens a reward model, with the options of its entry; None if the caller
+                cannot.
 
         Raises:
             ConfigError: If a function is unknown, not allowed or cannot be imported, or if there
@@ -39,9 +47,13 @@ class RewardSet:
         named: dict[str, RewardFunction] = {}
         try:
             for given in config.grpo.reward_funcs:
-                name, function = _opened(given, config.grpo.reward_timeout, allow_code=allow_code)
+                if isinstance(given, Mapping) and "reward_model" in given:
+                    name, function = _opened_model(given["reward_model"], reward_model)
+                else:
+                    timeout = config.grpo.reward_timeout
+                    name, function = _opened(given, timeout, allow_code=allow_code)
                 named[_unique(name, named)] = function
-        except ConfigError:
+        except QLoRAError:
             _close(named)
             raise
         for function in functions:
@@ -79,6 +91,19 @@ def _opened(given: Any, timeout: float, *, allow_code: bool) -> tuple[str, Rewar
             f"{allowed}"
         )
     return function, RewardProcess(path, function, timeout)
+
+
+def _opened_model(
+    options: Any, opened: Callable[..., RewardFunction] | None
+) -> tuple[str, RewardFunction]:
+    """A reward model as a function, whose name is that of its folder, as in TRL."""
+    if opened is None:
+        raise ConfigError(
+            "grpo.reward_funcs: reward_model is not supported by Trainer: use qlora_wgpu.train, or "
+            "pass a function to reward_funcs"
+        )
+    function = built_in("reward_model", options, {"reward_model": opened})
+    return Path(options["path"]).resolve().name, function
 
 
 def _advantages(config: Config) -> AdvantageConfig:

@@ -6,15 +6,17 @@ each column of the rows, lists of one length. They return a list of numbers, or 
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.errors import ConfigError, RewardError, brief
+from qlora_wgpu.errors import ConfigError, RewardError, brief, require_extra
 from qlora_wgpu.grpo.advantages import Array
 
 RewardFunction = Callable[..., Sequence[float | None]]
@@ -141,18 +143,105 @@ def valid_json() -> RewardFunction:
     """1 where the completion, or its first block of code, is JSON; else 0."""
 
     def reward(completions: Sequence[Any], **_: Any) -> list[float]:
-        return [float(_is_json(text)) for text in _texts(completions)]
+        return [float(bool(_json_values(text))) for text in _texts(completions)]
 
     return reward
 
 
-def _is_json(text: str) -> bool:
+def json_schema(schema: Mapping[str, Any] | None = None, column: str = "schema") -> RewardFunction:
+    """1 where the JSON of the completion conforms to the schema, or to that of the row; else 0.
+
+    No reward where the row has no schema. References to other documents are not followed.
+    """
+    require_extra("jsonschema")
+    if schema is not None:
+        try:
+            fixed = _validator(schema)
+        except ValueError as err:
+            raise ConfigError(f"grpo.reward_funcs: json_schema has an invalid {err}") from None
+
+    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        texts = _texts(completions)
+        if schema is not None:
+            return [_conforms(text, fixed) for text in texts]
+        given = _column(columns, column, "json_schema")
+        return [
+            None if own is None else _conforms(text, _validator_of_row(own, column))
+            for text, own in zip(texts, given, strict=True)
+        ]
+
+    return reward
+
+
+def _validator_of_row(given: Any, column: str) -> Any:
+    try:
+        return _validator(json.loads(given) if isinstance(given, str) else given)
+    except ValueError as err:
+        raise RewardError(
+            f"reward function json_schema: column {brief(column)} has an invalid {err}"
+        ) from None
+
+
+def _validator(schema: Any) -> Any:
+    """The package's validator of a schema, which is checked and reads no other documents."""
+    jsonschema = importlib.import_module("jsonschema")
+    registry = importlib.import_module("referencing").Registry()
+    made = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    try:
+        made.check_schema(schema)
+    except jsonschema.SchemaError as err:
+        raise ValueError(f"schema {brief(schema)}: {brief(err.message)}") from None
+    return made(schema, registry=registry)
+
+
+def _conforms(text: str, validator: Any) -> float:
+    try:
+        return float(any(validator.is_valid(value) for value in _json_values(text)))
+    except RecursionError:
+        return 0.0
+
+
+def _json_values(text: str) -> list[Any]:
+    """The value of a text, or of its first block of code, if it is JSON; else nothing."""
     block = re.search(r"```(?:json)?\s*\n(.*?)```", text, re.DOTALL)
     try:
-        json.loads(block[1] if block else text)
+        return [json.loads(block[1] if block else text)]
     except (ValueError, RecursionError):
-        return False
-    return True
+        return []
+
+
+def math_verify(column: str = "answer") -> RewardFunction:
+    r"""1 where the formula of the completion equals that of the row's answer; else 0.
+
+    As TRL's ``accuracy_reward``: the completion's answer must be LaTeX, ``\boxed{}`` first, and
+    there is no reward where the row's answer cannot be parsed.
+    """
+    require_extra("math")
+    library = importlib.import_module("math_verify")
+    normalization = importlib.import_module("latex2sympy2_extended").NormalizationConfig
+    found_in = library.LatexExtractionConfig(
+        normalization_config=normalization(units=True), boxed_match_priority=0,
+        try_extract_without_anchor=False,
+    )  # fmt: skip
+
+    def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        answers = _column(columns, column, "math_verify")
+        # The library limits its time by signals, which only the main thread may handle
+        is_main = threading.current_thread() is threading.main_thread()
+        parsing, comparing = (10, 5) if is_main else (None, None)
+        made: list[float | None] = []
+        for text, answer in zip(_texts(completions), answers, strict=True):
+            expected = library.parse(str(answer), parsing_timeout=parsing)
+            if not expected:
+                made.append(None)
+                continue
+            got = library.parse(
+                text, [found_in], extraction_mode="first_match", parsing_timeout=parsing
+            )
+            made.append(float(library.verify(expected, got, timeout_seconds=comparing)))
+        return made
+
+    return reward
 
 
 BUILT_IN: Mapping[str, Callable[..., RewardFunction]] = {
@@ -163,19 +252,26 @@ BUILT_IN: Mapping[str, Callable[..., RewardFunction]] = {
     "length": length,
     "format": format_tags,
     "json": valid_json,
+    "json_schema": json_schema,
+    "math_verify": math_verify,
 }
 
 
-def built_in(name: str, options: Mapping[str, Any]) -> RewardFunction:
+def built_in(
+    name: str,
+    options: Mapping[str, Any],
+    known_functions: Mapping[str, Callable[..., RewardFunction]] = BUILT_IN,
+) -> RewardFunction:
     """The function of a name with its options.
 
     Raises:
         ConfigError: If there is none of this name, or it has no such option.
     """
-    make = BUILT_IN.get(name)
+    make = known_functions.get(name)
     if make is None:
         raise ConfigError(
-            f"grpo.reward_funcs: unknown function {brief(name)} (known: {', '.join(BUILT_IN)}; "
+            f"grpo.reward_funcs: unknown function {brief(name)} "
+            f"(known: {', '.join(known_functions)}; "
             "your own is named FILE.py:FUNCTION)"
         )
     known = make.__code__.co_varnames[: make.__code__.co_argcount]
@@ -185,11 +281,13 @@ def built_in(name: str, options: Mapping[str, Any]) -> RewardFunction:
                 f"grpo.reward_funcs: {name} has no option {brief(option)} "
                 f"(known: {', '.join(known) or 'none'})"
             )
+    required = known[: len(known) - len(make.__defaults__ or ())]
+    if lacking := [option for option in required if option not in options]:
+        raise ConfigError(f"grpo.reward_funcs: {name} needs {lacking[0]}")
     try:
         return make(**options)
-    except TypeError:
-        lacking = next(option for option in known if option not in options)
-        raise ConfigError(f"grpo.reward_funcs: {name} needs {lacking}") from None
+    except TypeError as err:
+        raise ConfigError(f"grpo.reward_funcs: {name} has an invalid option: {err}") from None
 
 
 def _column(columns: Mapping[str, Any], name: str, function: str) -> Sequence[Any]:

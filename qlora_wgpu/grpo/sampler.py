@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from qlora_wgpu.data import Dataset
     from qlora_wgpu.training.run import Run
 
-MOST_AT_ONCE = 32  # completions that are sampled at once, if memory allows
+MOST_AT_ONCE = 64  # completions that are sampled at once, if memory allows
 _EVALUATION = 1 << 40  # numbers of evaluations' seeds are beyond those of generations
 
 

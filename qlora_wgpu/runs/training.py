@@ -37,6 +37,7 @@ from qlora_wgpu.runs.prompts import (
 )
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.resolve import base_in
+from qlora_wgpu.runs.rewards import reward_models
 from qlora_wgpu.runs.settings import (
     AnyConfig,
     as_config,
@@ -115,7 +116,9 @@ def _rewards_of(
                 f"train.objective: {settings.train.objective} is not supported on a cluster: "
                 "remove cluster.scheduler"
             )
-        return RewardSet.of(settings, functions, allow_code=allow_code)
+        return RewardSet.of(
+            settings, functions, allow_code=allow_code, reward_model=reward_models(settings.device)
+        )
     if functions:
         raise ConfigError(
             f"reward_funcs is not used by train.objective: {settings.train.objective}: set it to "

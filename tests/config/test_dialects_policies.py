@@ -33,6 +33,12 @@ def test_grpo(place, name):
     assert "entropies" in reasons["top_entropy_quantile: 0.2"]
 
 
+def test_reward_functions_of_trl(place):
+    changes = {"reward_funcs": ["accuracy_reward"], "num_generations": 2, "loss_type": None}
+    config, _ = converted(place, "trl.yaml", changes)
+    assert config.grpo.reward_funcs == [{"math_verify": {"column": "solution"}}]
+
+
 def test_rloo_and_its_keys(place):
     changes = {"normalize_advantages": True, "num_generations": 2, "loss_type": None}
     config, _ = converted(place, "trl.yaml", changes)

@@ -1,8 +1,11 @@
 """Reward functions by name and of files: what they give, and what is refused."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import ConfigError, DataError, RewardError
 from qlora_wgpu.grpo.reward_process import RewardProcess
 from qlora_wgpu.grpo.rewards import built_in, rewards_of
 
@@ -32,12 +35,60 @@ def test_length_counts_tokens():
     assert made == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 
+AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+AGES = ['{"age": 3}', '```json\n{"age": 4}\n```', '{"age": "3"}', "{}", "age", "[" * 100_000]
+
+
+def test_json_conforms_to_a_schema():
+    pytest.importorskip("jsonschema")  # an extra
+    made = built_in("json_schema", {"schema": AGE})(completions=AGES)
+    assert made == [1, 1, 0, 0, 0, 0]
+    rows = [AGE, json.dumps(AGE), {"type": "object"}, {"type": "array"}, None, AGE]
+    by_row = built_in("json_schema", {"column": "form"})
+    assert by_row(completions=AGES, form=rows) == [1, 1, 1, 0, None, 0]
+    with pytest.raises(ConfigError, match=r"json_schema has an invalid schema .*'x' is not valid"):
+        built_in("json_schema", {"schema": {"type": "x"}})
+    with pytest.raises(RewardError, match="column 'form' has an invalid"):
+        by_row(completions=["1"], form=["{"])
+
+
+def test_a_schema_reads_no_other_documents(monkeypatch):
+    pytest.importorskip("jsonschema")  # an extra
+    opened = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *given, **_: opened.append(given))
+    function = built_in("json_schema", {"schema": {"$ref": "https://example.invalid/a.json"}})
+    with pytest.raises(RewardError, match=r"json_schema failed: .*Unresolvable"):
+        rewards_of({"json_schema": function}, {"completions": ["1"]})
+    assert not opened
+
+
+def test_formulas_are_compared():
+    pytest.importorskip("math_verify")  # an extra
+    completions = [r"so \boxed{\frac{2}{6}}", r"$\frac{1}{2}$", "1/3", r"\boxed{7}"]
+    answers = [r"\frac{1}{3}", r"\frac{1}{3}", r"\frac{1}{3}", "none"]
+    reward = built_in("math_verify", {"column": "solution"})
+    expected = [1, 0, 0, None]
+    assert reward(completions=completions, solution=answers) == expected
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(reward, completions=completions, solution=answers).result() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("json_schema", "jsonschema"), ("math_verify", "math-verify")]
+)
+def test_packages_of_rewards_that_are_missing(monkeypatch, name, package):
+    monkeypatch.setattr("qlora_wgpu.errors.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=f"^{package} is required for the reward {name}: pip"):
+        built_in(name, {})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
         ("exact", {}, "unknown function 'exact' .known: exact_match"),
         ("regex", {}, "regex needs pattern"),
         ("regex", {"pattern": "("}, "invalid pattern"),
+        ("regex", {"pattern": 3}, "regex has an invalid option: "),
         ("numeric", {"tol": 1}, "no option 'tol' .known: column, tolerance"),
         ("length", {"target": 0}, "target of 1 token or more"),
         ("format", {"tags": "think"}, "a list of tags"),

@@ -61,11 +61,16 @@ _REASONS = {
         "log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo"
     ),
     "rows are padded to a few lengths": "pad_to_multiple_of",
-    "reward models are not supported: use functions": "reward_model_name_or_path reward_model_path",
+    "set grpo.reward_funcs to {reward_model: PATH}, of a run with train.objective: reward": (
+        "reward_model_name_or_path reward_model_path"
+    ),
 }
 _INERT: Mapping[str, Any] = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_vllm": False}
 _THINK = r"^(?!.*<think>)(.*?)</think>.*$"
-_FUNCTIONS = {"think_format_reward": {"regex": {"pattern": _THINK}}}
+_FUNCTIONS = {
+    "think_format_reward": {"regex": {"pattern": _THINK}},
+    "accuracy_reward": {"math_verify": {"column": "solution"}},
+}
 
 
 def convert_policy(draft: Draft, default: str = "grpo") -> str | None:

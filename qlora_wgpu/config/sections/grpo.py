@@ -18,13 +18,28 @@ _ONLY_GRPO = (
 _ONLY_RLOO = ("normalize_advantages", "reward_clip_range")
 
 
+def _with_options(function: Any) -> Any:
+    """The entry of ``reward_funcs`` with the path of a reward model as an option."""
+    if function == "reward_model":
+        raise ValueError("must have the path of a reward model, such as {reward_model: PATH}")
+    if not isinstance(function, dict):
+        return function
+    ((name, options),) = function.items()
+    if not isinstance(options, str):
+        return function
+    if name != "reward_model":
+        raise ValueError(f"must have options for {name}, such as {{regex: {{pattern: a}}}}")
+    return {name: {"path": options}}
+
+
 class GRPOConfig(Section):
     """Sampling, rewards and loss of train.objective: grpo and rloo, by TRL's names."""
 
-    reward_funcs: list[Text | dict[Text, dict[Text, Any]]] = Field([])
-    """Reward functions: exact_match, contains, regex, numeric, length, format or json, those with
-    arguments as mappings such as {regex: {pattern: '^Yes'}}, or functions of your own as
-    FILE.py:FUNCTION (train --allow-code)."""
+    reward_funcs: list[Text | dict[Text, Text | dict[Text, Any]]] = Field([])
+    """Reward functions: exact_match, contains, regex, numeric, length, format, json,
+    json_schema or math_verify, those with arguments as mappings such as {regex: {pattern: '^Yes'}},
+    a trained reward model as {reward_model: PATH}, or functions of your own as FILE.py:FUNCTION
+    (train --allow-code)."""
     reward_weights: list[Float] | None = Field(None)
     """Weight of each reward function; null weights all by 1."""
     reward_timeout: float = Field(60.0, gt=0)
@@ -94,7 +109,7 @@ class GRPOConfig(Section):
         for each in value:
             if isinstance(each, dict) and len(each) != 1:
                 raise ValueError("must have one function per entry, such as {regex: {pattern: a}}")
-        return value
+        return [_with_options(each) for each in value]
 
     @field_validator("reward_weights")
     @classmethod
