@@ -11,6 +11,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import exists
 from qlora_wgpu.model.qlora_model import ComputeDtype
 from qlora_wgpu.ops.loss import PLAIN, Objective
+from qlora_wgpu.ops.policy import Policy
 from qlora_wgpu.ops.preference import Preference
 
 
@@ -74,6 +75,9 @@ STEPS: dict[str, Step] = {
     "llama-3.2-1b-kto": Step(
         config_of("llama-3.2-1b"), {"lora_dropout": 0.1}, _preference("kto", "kto")
     ),
+    "llama-3.2-1b-grpo": Step(
+        config_of("llama-3.2-1b"), objective=Objective(policy=Policy(sequence_level=True))
+    ),
     "llama-3.2-1b-bent": Step(
         config_of("llama-3.2-1b"), objective=Objective(0.1, 1e-4, weighted=True, confidence=True)
     ),
@@ -132,6 +136,14 @@ STEPS: dict[str, Step] = {
         )
     ),
     "starcoder2-3b": Step(_sizes("starcoder2", 3072, 12_288, 30, 24, 2, 49_152)),
+    "falcon-h1-1.5b": Step(
+        _sizes(
+            "falcon_h1", 2048, 4096, 24, 8, 2, 65_537, head_dim=128, mamba_d_ssm=3072,
+            mamba_n_heads=48, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=256,
+            mamba_rms_norm=True, mamba_norm_before_gate=False,
+            ssm_multipliers=[0.5, 0.5, 0.3, 0.5, 0.7],
+        )
+    ),
     "stablelm-2-12b": Step(
         _sizes(
             "stablelm", 5120, 13_824, 40, 32, 8, 100_352, qk_layernorm=True,

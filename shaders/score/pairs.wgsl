@@ -27,8 +27,8 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
     var right = 0.0;
     var total = 0.0;
     var margins = 0.0;
-    var largest = -3.4e38;
-    var negated = -3.4e38; // the smallest reward, with its sign changed
+    var largest = -2.0e38;
+    var negated = -2.0e38; // the smallest reward, with its sign changed
     for (var pair = local.x; 2u * pair < params.rows; pair += THREADS) {
         var slopes = vec2<f32>(0.0);
         if (pair < pairs) {

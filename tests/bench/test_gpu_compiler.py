@@ -98,6 +98,11 @@ ELSEWHERE = (
     "gemm/factors.wgsl", "gemm/sizes.wgsl", "tensor/add_rounded.wgsl",
     "tensor/copy.wgsl", "tensor/scale.wgsl", "tensor/weighted_sum.wgsl",
     "trained_rows/overwrite_looked_up.wgsl",
+    # Of images, of reward models and classifiers, and of prompts that several requests share
+    "image_features/add.wgsl", "image_features/replace.wgsl", "image_features/text_rows.wgsl",
+    "rows/mean.wgsl", "score/forward.wgsl", "score/hidden_gradient.wgsl", "score/labels.wgsl",
+    "score/pairs.wgsl", "score/weight_gradient.wgsl",
+    "kv_cache/read_sequence.wgsl", "kv_cache/write_sequence.wgsl",
 )  # fmt: skip
 
 

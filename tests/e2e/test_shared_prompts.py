@@ -20,9 +20,9 @@ def prefilled(monkeypatch):
     """The prompts of each prefill."""
     prompts, write = [], DecodePrograms.write_prefill_inputs
 
-    def noted(program, batch, places):
+    def noted(program, batch, *rest):
         prompts.append(batch)
-        return write(program, batch, places)
+        return write(program, batch, *rest)
 
     monkeypatch.setattr(DecodePrograms, "write_prefill_inputs", noted)
     return prompts
