@@ -1,5 +1,6 @@
 """What README.md and the guides show of the command line is taken, and does what it says."""
 
+import json
 import re
 import shlex
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from PIL import Image
 from support.commands import run_here
 
 from e2e.tiny import write_chats, write_model
@@ -20,6 +22,7 @@ OF_ALL = {
     "README.md": 6, "docs/tutorial.md": 8, "docs/data.md": 1, "docs/memory.md": 1,
     "docs/generate.md": 6, "docs/export.md": 5, "docs/other-trainers.md": 1, "docs/ci.md": 1,
     "docs/cluster.md": 4, "docs/classification.md": 3, "docs/web.md": 1,
+    "docs/images.md": 3,
 }  # fmt: skip
 # Those about a run that there is.
 OF_A_RUN = ["data", "memory", "generate", "export", "other-trainers"]
@@ -105,3 +108,18 @@ def test_the_tutorial_runs(tmp_path):
     (tmp_path / "examples/questions.csv").write_text("\n".join(rows[:20]) + "\n")
     said = dict(run_page("docs/tutorial.md", tmp_path))
     assert said["train"].splitlines()[-1] == "qlora-wgpu chat runs/base"
+
+
+def test_the_commands_about_images_run(tmp_path):
+    """Of a run on one row, with the model of the image demo."""
+    shutil.copytree(ROOT / "demo/images/base", tmp_path / "base")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "cat.jpg")
+    asked = {"role": "user", "content": "<image>What is this?"}
+    messages = [asked, {"role": "assistant", "content": "red"}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, "images": ["cat.jpg"]}))
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: base}\ndata: {train: rows.jsonl, max_seq_length: 48, image_cache: memory}\n"
+        "train: {max_steps: 1}\noutput: {dir: runs/first}\n"
+    )
+    said = dict(run_page("docs/images.md", tmp_path))
+    assert "cat.jpg" in said["data"] and said.keys() == {"data", "train", "generate"}

@@ -126,6 +126,9 @@ def opens(path: Path) -> list[str]:
 
 
 def _reads(call: ast.Call) -> bool:
+    match call.args:
+        case [ast.Call(ast.Attribute(ast.Name("io"), "BytesIO")), *_]:  # bytes, and no file
+            return False
     match call.func:
         case ast.Attribute(ast.Name("np"), "load" | "memmap"):  # of a file that is open already
             return not (isinstance(call.args[0], ast.Name) and call.args[0].id == "file")
@@ -170,6 +173,8 @@ def test_every_file_is_read_through_the_door() -> None:
         ("path.read_bytes()", True),
         ("np.memmap(path, dtype)", True),
         ("os.open(path, os.O_RDONLY)", True),
+        ("Image.open(path, formats=FORMATS)", True),
+        ("Image.open(io.BytesIO(content), formats=FORMATS)", False),
         ("path.open('wb')", False),
         ("open(path, 'w')", False),
         ("ModelFolder.open(path)", False),

@@ -25,7 +25,7 @@ ROOT = Path(qlora_wgpu.__file__).parent
 WRITERS = {"write_text", "write_bytes", "copyfile", "copytree", "copy2", "fdopen", "open"}
 IN_AN_UNFINISHED_FOLDER = {
     "gguf/folder.py", "checkpoint/manifest.py", "checkpoint/safetensors_file.py",
-    "data/prepared.py", "exporting/folders.py", "runs/exporting.py",
+    "data/prepared.py", "images/stored.py", "exporting/folders.py", "runs/exporting.py",
     "training/checkpoints.py", "web/site.py", "web/variant.py",
     "runs/web.py", "exporting/gguf.py", "cluster/security.py",
 }  # fmt: skip
