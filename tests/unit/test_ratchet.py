@@ -17,7 +17,7 @@ ENGINE = [
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
 FILES = {"engine": 278, "product": 208}
-LINES = {"engine": 41_600, "product": 49_600}
+LINES = {"engine": 41_600, "product": 49_800}
 TRAINING = {"engine": 105, "product": 84}  # files that a run of two steps passes through
 
 
