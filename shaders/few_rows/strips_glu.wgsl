@@ -13,12 +13,15 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let units = params.begin1 / 4u;
     let own = min(unit, units - 1u);
     let m0 = place.y * (BLOCKS * ROWS);
-    let gates = products_of(own, 0u, m0, local.x);
-    let ups = products_of(units + own, 1u, m0, local.x);
-    //#unroll p BLOCKS, i ROWS
-        let m_$p_$i = m0 + $pu * ROWS + $iu;
-        if (m_$p_$i < params.rows && unit < units) {
-            store_y(m_$p_$i * params.y_stride + unit, activate(rounded_y(gates.row_$p_$i)) * rounded_y(ups.row_$p_$i));
-        }
-    //#end
+    let gate_sums = products_of(own, 0u, m0, local.x);
+    let up_sums = products_of(units + own, 1u, m0, local.x);
+    // A loop: activations of every row, written one after the other, take minutes to compile.
+    var gates: array<vec4<f32>, BLOCKS * ROWS>;
+    var ups: array<vec4<f32>, BLOCKS * ROWS>;
+    //#unroll p BLOCKS, i ROWS: gates[$pu * ROWS + $iu] = gate_sums.row_$p_$i;
+    //#unroll p BLOCKS, i ROWS: ups[$pu * ROWS + $iu] = up_sums.row_$p_$i;
+    let rows = select(0u, min(params.rows - m0, BLOCKS * ROWS), unit < units);
+    for (var i = 0u; i < rows; i += 1u) {
+        store_y((m0 + i) * params.y_stride + unit, activate(rounded_y(gates[i])) * rounded_y(ups[i]));
+    }
 }

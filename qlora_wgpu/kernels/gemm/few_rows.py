@@ -21,6 +21,7 @@ from qlora_wgpu.kernels.gemm.problem import Gemm
 
 _MOST_ROWS = 8  # maximum rows per invocation; more rows read all weights again
 _MOST_PACKED_ROWS = 32  # the same of packed weights
+_MOST_ROWS_OF_CODES = 16  # of those packed as codes: twice as many take three times to compile
 _THREADS = 128  # per workgroup on GPUs
 _MANY_READS = 350  # of x: 43 ns each from a buffer, 17 ns from a texture, and 9,000 ns for a copy
 _FEW_COLUMNS = 64  # with so few, more threads share a row, since there are few workgroups
@@ -126,9 +127,9 @@ def packed_weights(g: Graph, gemm: Gemm) -> None:
     assert isinstance(gemm.w, PackedWeights)
     threads, units = g.profile.subgroup_size, gemm.x.units(8)
     rows = min(gemm.x.rows, threads)
-    most = max(_MOST_PACKED_ROWS // rows, 1)
+    most = _MOST_PACKED_ROWS if gemm.w.form is None else _MOST_ROWS_OF_CODES
     blocks = ceil_div(gemm.x.rows, rows)
-    blocks = ceil_div(blocks, ceil_div(blocks, most))
+    blocks = ceil_div(blocks, ceil_div(blocks, max(most // rows, 1)))
     span = next(n for n in (8, 4, 2, 1) if units % n == 0 and n <= threads)
     own: dict[str, Constant] = {
         "THREADS": threads,
