@@ -42,6 +42,7 @@ from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.files import exists
+from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -222,13 +223,18 @@ def _key(selection: SplitFiles, source: RowSource) -> str:
         **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
         **(
             {"scored": [how.objective, *how.labels, how.problem_type]}
-            if how.objective in ("reward", "classification")
+            if how.objective in ("reward", "classification", *POLICY_OBJECTIVES)
             else {}
         ),
         **({"slice": selection.rows.text} if selection.rows is not None else {}),
-        **({"images": how.images.fingerprint} if how.images is not None else {}),
+        **({"images": _images_of(selection, how.images)} if how.images is not None else {}),
     }
     return key_of(list(selection.files), settings)
+
+
+def _images_of(selection: SplitFiles, images: ImageFiles) -> list[str]:
+    """How images are read, and the folders that their paths are relative to."""
+    return [images.fingerprint, *sorted({str(file.parent.absolute()) for file in selection.files})]
 
 
 def _template(how: PreprocessConfig, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -24,7 +24,7 @@ import numpy as np
 from qlora_wgpu.errors import DataError, QLoRAError, install_command, reason
 from qlora_wgpu.files import file_bytes, open_file
 from qlora_wgpu.images.pixels import RGB
-from qlora_wgpu.limits import IMAGE_BYTES
+from qlora_wgpu.limits import IMAGE_BYTES, MAX_QUOTED
 from qlora_wgpu.sandbox.process import SandboxError, SandboxProcess
 from qlora_wgpu.visible import quoted
 
@@ -235,7 +235,8 @@ def _of_text(text: str, folder: Path | None, name: str) -> ImageSource:
     if folder is None:
         raise DataError(f"{name} must be a data: URI, got {quoted(text)}")
     path = folder / Path(text.removeprefix(_FILE)).expanduser()
-    return ImageSource(f"{name} ({quoted(text)})", FileContent(path))
+    shown = text if len(text) <= MAX_QUOTED else f"…{text[1 - MAX_QUOTED :]}"  # its end tells more
+    return ImageSource(f"{name} ({quoted(shown)})", FileContent(path))
 
 
 def _from_base64(text: str, name: str) -> bytes:

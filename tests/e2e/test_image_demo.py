@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,10 @@ import pytest
 from PIL import Image
 
 from qlora_wgpu import train
+from qlora_wgpu.data.dataset import load_dataset
+from qlora_wgpu.data.row_stats import PreprocessConfig
+from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.images.placeholders import image_files
 
 DEMO = Path(__file__).parents[2] / "demo" / "images"
 CENTERS = {"top left": (8, 8), "top right": (24, 8), "bottom left": (8, 24)}  # in pixels
@@ -61,3 +66,18 @@ def test_it_trains(data, tmp_path):
     overrides = [*paths, "train.max_steps=2", "data.image_cache=memory"]
     result = train(DEMO / "images.yaml", overrides=overrides, quiet=True)
     assert result.eval_loss < result.eval_loss_before
+
+
+def test_a_copied_data_set_has_its_own_pictures(data, tmp_path):
+    """Though the file is the same, and examples of it are cached."""
+    tokenizer = Tokenizer.from_folder(DEMO / "base")
+    config = json.loads((DEMO / "base/config.json").read_text())
+    files = image_files(DEMO / "base", config, tokenizer.token)
+    how, sources = PreprocessConfig(48, images=files), []
+    for name in ("one", "other"):
+        folder = tmp_path / name
+        shutil.copytree(data / "pictures", folder / "pictures")
+        shutil.copy(data / "eval.jsonl", folder)
+        found = load_dataset(folder / "eval.jsonl", tokenizer, 48, how=how, cache=True)
+        sources.append({source.content.path for source in found.image_sources.values()})
+    assert not sources[0] & sources[1]
