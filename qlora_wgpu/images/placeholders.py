@@ -252,7 +252,7 @@ def _mistral3(files: _Files) -> ImageTokens:
     unit, read = patch * merge, files.processor
     if not isinstance(read, PixtralImageProcessor):
         raise UnsupportedModelError("preprocessor_config.json is not one of Pixtral's")
-    processor = replace(read, patch=unit)  # as PixtralProcessor sets it
+    processor = replace(read, patch_size=unit)  # as PixtralProcessor sets it
     ends = [files.settings.get(key) or default for key, default in _PIXTRAL_TOKENS]
 
     def expand(height: int, width: int) -> Pieces:

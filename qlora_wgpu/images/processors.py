@@ -169,8 +169,33 @@ class Idefics3ImageProcessor:
 # ---- Qwen ----------------------------------------------------------------------------------------
 
 
+class _InPatches:
+    """An image as one crop, in a size that whole patches make up."""
+
+    patch_size: int
+    do_resize: bool
+    resample: int
+    scaling: PixelScaling
+
+    def layout(self, height: int, width: int) -> Grid:
+        """The patches of an image of this size."""
+        if self.do_resize:
+            height, width = self._resized(height, width)
+        return Grid(height // self.patch_size, width // self.patch_size)
+
+    def __call__(self, rgb: RGB) -> ProcessedImage:
+        """One crop, the whole image."""
+        layout = self.layout(*rgb.shape[:2])
+        if self.do_resize:
+            rgb = resize(rgb, *self._resized(*rgb.shape[:2]), self.resample)
+        return ProcessedImage((self.scaling(rgb),), layout)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Qwen2VLImageProcessor:
+class Qwen2VLImageProcessor(_InPatches):
     """Images of any size that whole merged patches make up, within bounds of their pixels."""
 
     min_pixels: int = 56 * 56
@@ -196,19 +221,6 @@ class Qwen2VLImageProcessor:
             integer(config, "resample", _BICUBIC),
             PixelScaling.read(config, CLIP),
         )
-
-    def layout(self, height: int, width: int) -> Grid:
-        """The patches of an image of this size."""
-        if self.do_resize:
-            height, width = self._resized(height, width)
-        return Grid(height // self.patch_size, width // self.patch_size)
-
-    def __call__(self, rgb: RGB) -> ProcessedImage:
-        """One crop, the whole image."""
-        layout = self.layout(*rgb.shape[:2])
-        if self.do_resize:
-            rgb = resize(rgb, *self._resized(*rgb.shape[:2]), self.resample)
-        return ProcessedImage((self.scaling(rgb),), layout)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """transformers' ``smart_resize``."""
@@ -440,11 +452,11 @@ class LlavaNextImageProcessor:
 
 
 @dataclass(frozen=True)
-class PixtralImageProcessor:
+class PixtralImageProcessor(_InPatches):
     """Images whose longer side has a maximum, of whole patches."""
 
     longest: tuple[int, int] = (1024, 1024)  # maximum height and width
-    patch: int = 16
+    patch_size: int = 16
     do_resize: bool = True
     resample: int = _BICUBIC
     scaling: PixelScaling = field(default_factory=PixelScaling)
@@ -471,25 +483,12 @@ class PixtralImageProcessor:
             PixelScaling.read(config, CLIP),
         )
 
-    def layout(self, height: int, width: int) -> Grid:
-        """The patches of an image of this size."""
-        if self.do_resize:
-            height, width = self._resized(height, width)
-        return Grid(height // self.patch, width // self.patch)
-
-    def __call__(self, rgb: RGB) -> ProcessedImage:
-        """One crop, the whole image."""
-        layout = self.layout(*rgb.shape[:2])
-        if self.do_resize:
-            rgb = resize(rgb, *self._resized(*rgb.shape[:2]), self.resample)
-        return ProcessedImage((self.scaling(rgb),), layout)
-
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         ratio = max(height / self.longest[0], width / self.longest[1])
         if ratio > 1:
             height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
-        rows, columns = (-(-side // self.patch) for side in (height, width))
-        return rows * self.patch, columns * self.patch
+        rows, columns = (-(-side // self.patch_size) for side in (height, width))
+        return rows * self.patch_size, columns * self.patch_size
 
 
 # ---- which one -----------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_the_language_model_of_a_vision_language_model(device, tmp_path, model_t
         saved = json.loads((folder / "adapter" / "adapter_config.json").read_text())
         modules = {name.split(".lora_")[0].removeprefix("base_model.model.") for name in names}
         named = saved["target_modules"]  # of which PEFT adapts none in an image tower
-        if isinstance(named, list):  # beside layers that it adapts as parameters
+        if isinstance(named, list):  # next to layers that it adapts as parameters
             named += [name.removesuffix(".weight") for name in saved["target_parameters"]]
         assert all(is_named(module, named) for module in modules)
         layer = next(m for m in modules if m.endswith("q_proj"))

@@ -66,7 +66,7 @@ def search(monkeypatch):
     (99, 0, 0), (100, 0, 1), (109, 0, 1), (110, 0, 2), (125, 0, 3), (140, 0, 5), (10**6, 0, 5),
     (125, 7, 2), (106, 7, 0),
 ])  # fmt: skip
-def test_as_many_layers_are_turn_of_to_be_kept_as_have_room(search, budget, beside, kept):
+def test_as_many_layers_are_estimated_to_be_kept_as_have_room(search, budget, beside, kept):
     """The first takes nothing, each further one a fifth of what all of them take more."""
     found, again = search
     more, way = Overhead(lambda *given: beside, PLAIN), Candidate(OffloadPlan(), again, 10.0, 100)

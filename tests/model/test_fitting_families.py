@@ -48,7 +48,7 @@ def a_layout(family, seed):
 @pytest.mark.cover(family=["gemma3_text", "deepseek_v3"])
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_way_takes_what_it_is_turn_of_to_and_the_least_is_the_least(family):
+def test_a_way_takes_what_it_is_estimated_to_and_the_least_is_the_least(family):
     layout, chance = a_layout(family, 1)
     step = TrainingOptions(checkpointing=family != "llama").step(
         "train", 1, chance.choice((64, 320))
