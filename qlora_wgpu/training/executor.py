@@ -15,9 +15,8 @@ from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import (
     LossSums,
-    PolicyInputs,
     PreferenceInputs,
-    ScoreInputs,
+    SampleInputs,
     StepKind,
 )
 from qlora_wgpu.training.observers import WorkerMetrics
@@ -90,11 +89,10 @@ class MicroBatch:
     tokens: int  # its tokens, without padding
     # Each target's weight in the loss, float32 (batch, seq); None if all are one
     weights: FloatArray | None = None
-    samples: PreferenceInputs | ScoreInputs | None = None  # of objectives over answers, sequences
+    samples: SampleInputs | None = None  # of objectives over answers, completions, sequences
     images: ImageInputs | None = None  # its images, in a run that has any
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
-    policy: PolicyInputs | None = None  # the inputs of GRPO and RLOO
 
     @classmethod
     def of_answers(
@@ -176,7 +174,6 @@ class LocalExecutor:
             self._model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
                 weights=batch.weights, samples=batch.samples, images=batch.images,
-                policy=batch.policy,
             )  # fmt: skip
         return True
 
