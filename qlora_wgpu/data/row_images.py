@@ -20,7 +20,7 @@ MARK = "<image>"
 """What LLaVA and LLaMA-Factory write for an image in text."""
 
 COLUMNS = ("images", "image")
-_MESSAGES = ("messages", "conversations", "prompt", "completion")
+_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 _PATHS = ("path", "url", "image", "image_url")  # keys of an object that may refer to a file
 _SOURCES = (*_PATHS, "bytes", "base64")
 

@@ -105,6 +105,7 @@ class MicroBatch:
             dropout_key=dropout_key,
             tokens=made.tokens,
             samples=made.samples,
+            images=made.images,
             is_measured=made.kind == "divergence",
         )
 
@@ -167,7 +168,7 @@ class LocalExecutor:
         """Queues each micro-batch before the next is encoded, without waiting for the device."""
         for batch in batches:
             if batch.is_measured:
-                given = batch.ids, batch.targets, batch.mask, batch.samples
+                given = batch.ids, batch.targets, batch.mask, batch.samples, batch.images
                 self._model.measure("divergence", *given)
                 continue
             self._compile(batch.ids.shape)
@@ -206,7 +207,8 @@ class LocalExecutor:
             done(number)
             assert isinstance(batch.samples, PreferenceInputs)
             count = len(batch.samples.references)
-            yield self._model.answer_logps(batch.ids, batch.targets, batch.mask, count)
+            given = batch.ids, batch.targets, batch.mask, count, batch.images
+            yield self._model.answer_logps(*given)
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
@@ -218,7 +220,8 @@ class LocalExecutor:
                     model.read_stats()  # waits, so that the queue stays short
                 done(number)
                 kind: Literal["loss", "divergence"] = "divergence" if batch.is_measured else "loss"
-                model.measure(kind, batch.ids, batch.targets, batch.mask, batch.samples)
+                given = batch.ids, batch.targets, batch.mask, batch.samples, batch.images
+                model.measure(kind, *given)
             stats = model.read_stats()
             model.zero_stats()
         return stats
