@@ -21,7 +21,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import data_path, warn_of_cache
-from qlora_wgpu.runs.images import images_with_own_device
+from qlora_wgpu.runs.images import ImagesOfPrompt, images_with_own_device
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -275,7 +275,7 @@ def _predictions(
     stops = tokenizer.eos_token_ids | special  # including those of the template's turns
     completions = complete(
         model, tokenizer,
-        [Prompt(row.ids, stops, images=[features[key] for key in row.images]) for row in rows],
+        [Prompt(row.ids, stops, images=ImagesOfPrompt(features, row.images)) for row in rows],
         max_new_tokens=settings.max_new_tokens, batch=settings.batch, max_length=model.max_length,
     )  # fmt: skip
     found = []

@@ -103,7 +103,7 @@ def test_a_row_s_system_message_comes_first(place, key):
     asked = [{"role": "user", "content": "a b"}]
     said = [{"role": "system", "content": "c d"}, *asked]
     rows = [{key: asked, "system": "c d"}, {key: said}, {key: said, "system": "e"}, {key: asked}]
-    ids = [prompts_of([("row", row)], written, answered=True)[0].ids for row in rows]
+    ids = [prompts_of([("row", row)], written, answered=True)[0][0].ids for row in rows]
     assert ids[0] == ids[1] == ids[2] != ids[3]
 
 
