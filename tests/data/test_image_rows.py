@@ -227,6 +227,18 @@ REFUSED = {
         {"messages": question({**PART, "image": b"#!/bin/sh"})},
         "cannot read image 1: it is not an image of a supported format",
     ),
+    "a path with a null character": (
+        {"messages": question({**PART, "path": "a\0b"})},
+        "cannot read image 1 ('a\\x00b'): embedded null byte",
+    ),
+    "a home of nobody": (
+        {"messages": question({**PART, "path": "~no such user/a.png"})},
+        "cannot read image 1 ('~no such user/a.png'): it does not exist",
+    ),
+    "objects in objects": (
+        {"messages": asked("<image>"), "images": [{"image": {"path": {"url": {"image": {}}}}}]},
+        "image 1 has more than 4 objects within each other",
+    ),
     "too few placeholders": (
         {"messages": question(PART), "images": [IMAGE, IMAGE]},
         "its messages have 1 image placeholder, but 2 images in 'images'",
