@@ -33,7 +33,7 @@ from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource, image_source
 from qlora_wgpu.limits import IMAGE_BYTES, IMAGE_PIXELS
 
-SECONDS, GROWTH = 20.0, 1 << 30  # of a picture at most, and of this process
+SECONDS, GROWTH = 60.0, 1 << 30  # of a picture at most, and of this process
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
 _PROCESSED = 300_000  # pixels, at most
 MODES = {

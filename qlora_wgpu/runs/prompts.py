@@ -236,7 +236,7 @@ def _sample_prompt(data: Dataset, index: int, images: ImageFiles | None) -> Samp
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
     """The prompt format of a run's training data."""
     objective = settings.train.objective
-    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
+    return prompt_of_data(settings.require_train(), source.tokenizer, objective, source.images)
 
 
 def run_prompts(

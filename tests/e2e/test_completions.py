@@ -95,6 +95,8 @@ def test_rows_that_are_no_prompts_are_refused(place):
     with pytest.raises(DataError, match="no message before the answer"):
         answer = {"messages": [{"role": "assistant", "content": "x"}]}
         prompts_of([("row 1", answer)], written, answered=True)
+    with pytest.raises(DataError, match=r"^row 1: the row has images, but the model reads none"):
+        prompts_of([("row 1", {"prompt": "?", "images": ["a.png"]})], written, answered=True)
 
 
 @pytest.mark.parametrize("key", ["messages", "prompt"])

@@ -160,4 +160,23 @@ def test_rows_of_prompts_have_images(model, rows, tmp_path):
         texts.append(continuation(chat.tokenizer, () if form is chat else ids, made))
     assert [each["completion"] for each in written] == texts
     assert len(set(texts)) > 3
-    assert [{key: each[key] for key in row} for each, row in zip(written, asked)] == asked
+    assert [
+        {key: each[key] for key in row} for each, row in zip(written, asked, strict=True)
+    ] == asked
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_answers_about_images_are_trained_on(model, rows, tmp_path, objective):
+    """The first loss is that of the reference model, and the held-out loss falls."""
+    answers = {"chosen": "So.", "rejected": "Not so."}
+    pairs = [{"prompt": each["messages"][:1], "images": each["images"], **answers} for each in rows]
+    settings = config(tmp_path, 2).model_dump()
+    settings["train"] |= {"objective": objective, "beta": 0.1, "loss_type": None}
+    settings["optim"]["learning_rate"] = 1e-2
+    Trainer(model, Config.model_validate(settings)).train(pairs, pairs)
+    assert Tower.encoded == 2
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    held_out = [row["eval_loss"] for row in map(json.loads, lines) if "eval_loss" in row]
+    first = np.log(2) if objective == "dpo" else 0.5
+    assert logged(tmp_path)[0] == pytest.approx(first, abs=1e-5)
+    assert held_out[0] == pytest.approx(first, abs=1e-5) and held_out[-1] < first - 1e-3
