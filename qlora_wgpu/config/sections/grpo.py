@@ -14,6 +14,7 @@ POLICY_OBJECTIVES = ("grpo", "rloo")
 _ONLY_GRPO = (
     "delta", "loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl",
     "multi_objective_aggregation", "sapo_temperature_pos", "sapo_temperature_neg",
+    "top_entropy_quantile",
 )  # fmt: skip
 _ONLY_RLOO = ("normalize_advantages", "reward_clip_range")
 
@@ -95,6 +96,9 @@ class GRPOConfig(Section):
     """Temperature of loss_type: sapo for positive advantages."""
     sapo_temperature_neg: Float = Field(1.05, gt=0.0)
     """Temperature of loss_type: sapo for other advantages."""
+    top_entropy_quantile: Float = Field(1.0, ge=0.0, le=1.0)
+    """Share of a micro-batch's tokens, those of the highest entropies, that have a policy loss; 1 for
+    all, 0 for the highest alone. The KL divergence is of all tokens."""
     normalize_advantages: bool = False
     """Whether rloo's advantages are normalized over all completions that are sampled at once."""
     reward_clip_range: list[Float] | None = Field(None, min_length=2, max_length=2)
