@@ -107,8 +107,8 @@ def policy_loss(
 ) -> Tensor:
     """Adds loss, divisor and metrics to ``stats``; returns the factor of each row's gradient.
 
-    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on. ``losses`` are each row's
-    negative log probability and entropy.
+    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on. ``losses`` are the
+    negative log probability and the entropy of each row.
     """
     samples, rows = batch.samples, batch.completions
     assert samples is not None and rows is not None, "the batch was laid out without completions"

@@ -97,8 +97,8 @@ class GRPOConfig(Section):
     sapo_temperature_neg: Float = Field(1.05, gt=0.0)
     """Temperature of loss_type: sapo for other advantages."""
     top_entropy_quantile: Float = Field(1.0, ge=0.0, le=1.0)
-    """Share of a micro-batch's tokens, those of the highest entropies, that have a policy loss; 1 for
-    all, 0 for the highest alone. The KL divergence is of all tokens."""
+    """Share of a micro-batch's tokens, those with the highest entropies, that have a policy loss; 1
+    for all, 0 for the highest one. All tokens have a KL divergence."""
     normalize_advantages: bool = False
     """Whether rloo's advantages are normalized over all completions that are sampled at once."""
     reward_clip_range: list[Float] | None = Field(None, min_length=2, max_length=2)
