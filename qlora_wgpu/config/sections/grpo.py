@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -31,6 +32,12 @@ def _with_options(function: Any) -> Any:
     if name != "reward_model":
         raise ValueError(f"must have options for {name}, such as {{regex: {{pattern: a}}}}")
     return {name: {"path": options}}
+
+
+def reward_model_in(function: Any) -> dict[str, Any] | None:
+    """The options of an entry of ``reward_funcs`` that is a reward model with a path; else None."""
+    options = function.get("reward_model") if isinstance(function, dict) else None
+    return options if isinstance(options, dict) and isinstance(options.get("path"), str) else None
 
 
 class GRPOConfig(Section):
@@ -129,6 +136,19 @@ class GRPOConfig(Section):
         if value is not None and value[0] >= value[1]:
             raise ValueError("must be a minimum and a larger maximum")
         return value
+
+    @property
+    def functions_by_name(self) -> list[Any]:
+        """``reward_funcs`` without the folders of models and files, which may move."""
+        made: list[Any] = []
+        for each in self.reward_funcs:
+            if (model := reward_model_in(each)) is not None:
+                made.append({"reward_model": {**model, "path": Path(model["path"]).name}})
+            elif isinstance(each, str) and each.rpartition(":")[0].endswith(".py"):
+                made.append(Path(each).name)
+            else:
+                made.append(each)
+        return made
 
     def group_size(self, objective: str) -> int:
         """Completions per prompt: ``num_generations``, or the objective's default."""
