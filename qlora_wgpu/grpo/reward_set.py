@@ -12,6 +12,7 @@ from qlora_wgpu.errors import ConfigError, QLoRAError, brief, command
 from qlora_wgpu.grpo.advantages import AdvantageConfig
 from qlora_wgpu.grpo.reward_process import RewardProcess
 from qlora_wgpu.grpo.rewards import RewardFunction, built_in
+from qlora_wgpu.grpo.time_limit import limited
 
 
 class RewardModel(Protocol):
@@ -70,7 +71,8 @@ class RewardSet:
             _close(named)
             raise
         for function in functions:
-            named[_unique(_name_of(function), named)] = function
+            name = _unique(_name_of(function), named)
+            named[name] = limited(function, name, config.grpo.reward_timeout)
         if not named:
             raise ConfigError(
                 f"train.objective: {config.train.objective} requires reward functions: set "

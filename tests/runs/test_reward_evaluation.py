@@ -45,5 +45,5 @@ def test_the_metrics_are_those_of_the_runs_own_evaluations(run):
 
 
 def test_answers_are_not_compared(run):
-    with pytest.raises(ConfigError, match="generate is not supported with train.objective: grpo"):
+    with pytest.raises(ConfigError, match=r"is not supported with train\.objective: grpo"):
         evaluate(run, generate=True)

@@ -51,7 +51,7 @@ class GRPOConfig(Section):
     reward_weights: list[Float] | None = Field(None)
     """Weight of each reward function; null weights all by 1."""
     reward_timeout: float = Field(60.0, gt=0)
-    """Maximum duration of a call of a reward function in a file, in seconds."""
+    """Maximum duration of a call of a reward function of your own, in seconds."""
     num_generations: int | None = Field(None, ge=2)
     """Completions per prompt; null is TRL's default, 8 for grpo and 2 for rloo. A micro-batch has
     train.per_device_train_batch_size completions."""
