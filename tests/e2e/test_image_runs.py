@@ -48,7 +48,7 @@ class Tower:
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(training_images, "VisionEncoder", Tower)
+    monkeypatch.setattr(training_images, "opened_tower", Tower)
     monkeypatch.setattr(Tower, "encoded", 0)
     folder = tmp_path / "model"
     folder.mkdir()
