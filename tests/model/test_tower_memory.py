@@ -39,7 +39,9 @@ def test_processors_know_the_sizes_of_crops_without_pixels():
         Gemma3ImageProcessor(30, 20),
         ClipImageProcessor(28, (28, 20)),
         ClipImageProcessor(28, do_center_crop=False, do_pad=True),
-        LlavaNextImageProcessor(((40, 20), (20, 40)), (20, 20), 20, ClipImageProcessor(20, (20, 20))),
+        LlavaNextImageProcessor(
+            ((40, 20), (20, 40)), (20, 20), 20, ClipImageProcessor(20, (20, 20))
+        ),
         PixtralImageProcessor((40, 40), 8),
     )  # fmt: skip
     for size in ((9, 5), (40, 61)):
