@@ -6,10 +6,12 @@ weights stay in host memory, and layers take turns on the device.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
-from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.errors import OutOfMemoryError, UnsupportedModelError
 from qlora_wgpu.families.parts.vision import VisionTower
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
@@ -17,6 +19,7 @@ from qlora_wgpu.gpu.memory import available_bytes, room
 from qlora_wgpu.images.placeholders import ImageTokens
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.vision_encoder import (
     IMAGES_AT_ONCE,
     MOST_PATCHES,
@@ -92,6 +95,29 @@ def place_tower(
         f"image of {smallest.most_patches:,} patches, with its weights in host memory, but "
         f"{limit / MIB:,.0f} MiB are available: raise device.memory, or use smaller images"
     )
+
+
+def planned_bytes(layout: ModelPlan, *, streamed: bool) -> int:
+    """Bytes on the device of the tower of a model, for a full batch of patches.
+
+    0 for a tower that is not supported, since images are refused then.
+    """
+    config = json.dumps(layout.pretrained.config, sort_keys=True)
+    dtype, most = layout.compute_dtype, layout.max_binding
+    try:
+        return _planned_bytes(config, dtype, layout.profile, most, streamed=streamed)
+    except UnsupportedModelError:
+        return 0
+
+
+@lru_cache(maxsize=8)
+def _planned_bytes(
+    config: str, dtype: str, profile: Profile, max_binding: int, *, streamed: bool
+) -> int:
+    plan = TowerPlan(
+        json.loads(config), dtype, profile=profile, max_binding=max_binding, streamed=streamed
+    )
+    return plan.memory([plan.capacity(MOST_PATCHES)]).total()
 
 
 def placed_for(tower: PlacedTower) -> str:

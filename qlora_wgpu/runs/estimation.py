@@ -209,8 +209,8 @@ def estimate(
         base = _with_new_tokens(_base(base_in(settings)), settings.model)
     else:
         base = _shape(str(target), overrides)
-    has_images = image is not None or data is not None
-    workload = TrainingWorkload.of(settings, base, length, images=has_images)
+    images = image or data
+    workload = TrainingWorkload.of(settings, base, length, images=images is not None)
     if samples:
         more = settings.grpo.max_completion_length
         workload = replace(workload, rollouts=RolloutShape(
@@ -267,11 +267,9 @@ def estimate(
         of_worker = worker.memory(step, worker.sized(step).plan)
         of_owner = owner_memory(kept, workload.optim)
         on_cluster = ClusterMemory(of_worker.total(), of_owner.total())
-    tower = None
-    if has_images:
-        limit = None if budget is None and here.is_cpu else room
-        path = base_in(settings) if is_run else str(target)
-        tower = estimate_tower(base, path, workload.compute_dtype, here, limit, image or data)
+    path = base_in(settings) if is_run else str(target)
+    limit = None if budget is None and here.is_cpu else room
+    tower = None if images is None else estimate_tower(workload, path, here, limit, images)
     return Estimate(
         workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster,
         copied_bytes(layout, allowed), tower,

@@ -71,7 +71,13 @@ def fit(
             observer.note(
                 f"{fewer.count} sequences at a time fit into memory, not {workload.count}"
             )
-        placed = _fit_inference(fewer, layout, device, keep)
+        try:
+            placed = _fit_inference(fewer, layout, device, keep)
+        except OutOfMemoryError:
+            if not isinstance(fewer, GenerationWorkload) or fewer.tower != "resident":
+                raise
+            streaming = replace(fewer, tower="streamed")
+            placed = _fit_inference(streaming, layout, device, keep)
     check_binding_limits(placed.layout, placed.plans, device)
     if limit is None and not placed.trains:
         return placed
@@ -153,7 +159,7 @@ def _fit_inference(
     copies = copied_bytes(layout, device.budget) if workload.generates else 0
     if limit is not None:
         memory = reading_memory(workload.plans(layout))
-        limit -= of_other_lengths(memory)
+        limit -= of_other_lengths(memory) + workload.tower_bytes(layout)
         layout = fit_inference_to_budget(layout, workload.plans, limit)
     may_keep = keep is True or device.is_cpu or device.budget is not None
     if workload.measures and may_keep:

@@ -19,6 +19,7 @@ from qlora_wgpu.limits import LONGEST_SIDE
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.tower_memory import Crops, Target, crops_of, place_tower, placed_for
 from qlora_wgpu.model.vision_encoder import MOST_PATCHES, read_tower
+from qlora_wgpu.runs.workload import TrainingWorkload
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class DataImages:
 
 
 def estimate_tower(
-    base: Pretrained, path: str, dtype: str, target: Target, limit: int | None,
+    workload: TrainingWorkload, path: str, target: Target, limit: int | None,
     images: DataImages | tuple[int, int],
 ) -> TowerEstimate:  # fmt: skip
     """Plans the tower for the images of a run, or for one image of a width and a height.
@@ -67,6 +68,7 @@ def estimate_tower(
     ``path`` is the base's, whose folder may have its processor's settings. Without these, an image
     of a given size keeps it, or gets the only one that the tower reads.
     """
+    base, dtype = workload.pretrained, workload.compute_dtype
     if not isinstance(images, DataImages):
         found = _image_of(base, path, *images)
         if not isinstance(found, DataImages):
