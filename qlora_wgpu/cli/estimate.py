@@ -118,6 +118,19 @@ def _plan_in_json(plan: GpuPlan) -> dict[str, Any]:
     }
 
 
+def _tower_in_json(tower: TowerEstimate) -> dict[str, Any]:
+    return {
+        "bytes": dict(tower.memory),
+        "total": tower.total,
+        "host_bytes": tower.host_bytes,
+        "images": tower.images,
+        "tokens": tower.tokens,
+        "feature_bytes": tower.feature_bytes,
+        "how": tower.how,
+        "problem": tower.problem,
+    }
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 _MIN_SHOWN = 2**20 / 20  # bytes of a kind that are not shown as 0.0 MiB
@@ -306,7 +319,7 @@ def _write(path: Path, result: runs.Estimate) -> None:
         "fitted": None if result.fitted is None else _fitted_in_json(result.fitted),
         "cards": [_plan_in_json(plan) for plan in result.cards],
         "text_copies": result.text_copies,
-        "tower": None if result.tower is None else asdict(result.tower),
+        "tower": None if result.tower is None else _tower_in_json(result.tower),
         "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
     write_json_file(path, values)

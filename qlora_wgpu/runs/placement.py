@@ -71,13 +71,7 @@ def fit(
             observer.note(
                 f"{fewer.count} sequences at a time fit into memory, not {workload.count}"
             )
-        try:
-            placed = _fit_inference(fewer, layout, device, keep)
-        except OutOfMemoryError:
-            if not isinstance(fewer, GenerationWorkload) or fewer.tower != "resident":
-                raise
-            streaming = replace(fewer, tower="streamed")
-            placed = _fit_inference(streaming, layout, device, keep)
+        placed = _fit_with_tower(fewer, layout, device, keep)
     check_binding_limits(placed.layout, placed.plans, device)
     if limit is None and not placed.trains:
         return placed
@@ -150,6 +144,22 @@ def _fit_training(
         kept, replace(workload, step=step), plans, workload.memory(kept, plans),
         found.host_memory, found.in_words() if saves else "",
     )  # fmt: skip
+
+
+def _fit_with_tower(
+    workload: Workload, layout: ModelPlan, device: Device, keep: KeepDequantized
+) -> Placement:
+    """Leaves room for a vision tower, or for a streamed one, if there is enough memory.
+
+    Otherwise a tower is placed, or refused, at the first image.
+    """
+    try:
+        return _fit_inference(workload, layout, device, keep)
+    except OutOfMemoryError:
+        if not isinstance(workload, GenerationWorkload) or not workload.tower:
+            raise
+        smaller = replace(workload, tower="streamed" if workload.tower == "resident" else "")
+        return _fit_with_tower(smaller, layout, device, keep)
 
 
 def _fit_inference(
