@@ -208,7 +208,7 @@ def evaluate(
         count = min(generate.batch, len(prompts))
         more = GenerationWorkload.of(
             source.pretrained, longest, generate.max_new_tokens, count,
-            images=bool(dataset.image_sources),
+            images=bool(dataset.image_sources), encoded=True,
         )  # fmt: skip
         parts.append(more)
     features = images_with_own_device(settings, source, dataset.image_sources, observer)
