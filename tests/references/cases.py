@@ -526,6 +526,15 @@ CASES = {
             "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "key_multiplier": 0.6,
         },
     ),
+    "muse_glimmer": (
+        "muse_glimmer",
+        {
+            **WIDE, "num_hidden_layers": 3, "sliding_window": 7, "attention_bias": True,
+            "final_logit_softcapping": 1.5, "output_multiplier": 4.0, "qk_scale_factor": 2.3,
+            "rms_norm_eps": 1e-3, "post_norm_eps": 1e-2, "layer_rope_theta": [10000.0, 0, 77.0],
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),
     "qwen2-nf4": ("qwen2", WHOLE),
     "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),

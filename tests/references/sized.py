@@ -38,9 +38,10 @@ def family_configs():
 
 
 def _recorded_config(path):
-    """The config.json of a case; None where what was recorded is of losses alone."""
+    """The config.json of a case; None for losses alone, and for a text part within a model."""
     with np.load(path) as archive:
-        return json.loads(str(archive["config"])) if "config" in archive else None
+        config = json.loads(str(archive["config"])) if "config" in archive else None
+    return None if config is not None and "text_config" in config else config
 
 
 def _is_scaled(config):
