@@ -136,6 +136,12 @@ OWN = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
 }  # fmt: skip
+MAMBA_KEYS = (
+    "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
+    "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit",
+    "rms_norm_eps", "hidden_act", "attention_bias", "position_embedding_type",
+    "num_local_experts",
+)  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
@@ -350,6 +356,10 @@ def singles(model_type):
     for window, types in itertools.product((5, None), VALUES["layer_types"]):
         yield {"sliding_window": window, "layer_types": types}
         yield {"sliding_window": window, "layer_types": types, "use_sliding_window": True}
+    if model_type == "granitemoehybrid":  # all of whose layers have attention otherwise
+        for key in MAMBA_KEYS:
+            for value in VALUES[key]:
+                yield {"layer_types": ["mamba", "attention", "mamba"], key: value}
     for interval in (1, 2, 9):
         yield {"layer_types": None, "full_attention_interval": interval}
     for rope in ROPES:  # of models that were stretched
