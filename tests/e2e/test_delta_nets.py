@@ -1,4 +1,4 @@
-"""Models of gated delta nets and of Mamba 2: samples apart, names of published files, and generated text."""
+"""Models of delta nets and Mamba 2: samples apart, names of published files, generated text."""
 
 import json
 from pathlib import Path

@@ -164,6 +164,14 @@ CASES = {
             "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": True,
         },
     ),
+    "flex_olmo-experts": (
+        "flex_olmo",
+        {
+            "num_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 44,
+            "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": False,
+            "output_router_logits": True, "router_aux_loss_coef": 0.3,
+        },
+    ),
     "olmoe-limited": (
         "olmoe",
         {

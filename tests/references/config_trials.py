@@ -35,6 +35,7 @@ OWN = {
         "shared_expert_intermediate_size": 12,
     },
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
+    "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 2,
     },

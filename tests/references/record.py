@@ -86,9 +86,7 @@ def make(case):
         keys = {"text_config": keys, "vision_config": TOWERS[model_type]}
         auto = AutoModelForImageTextToText
     config = AutoConfig.for_model(model_type, **keys)
-    model = auto.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with tempfile.TemporaryDirectory() as folder:  # what the files of such a model hold
         model.save_pretrained(folder)
         shapes = {n: list(t.shape) for n, t in load_file(f"{folder}/model.safetensors").items()}

@@ -12,7 +12,7 @@ COMPOSED = (
     "apertus", "arcee", "bamba", "falcon_h1",
     "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
-    "lfm2_moe", "glm4_moe",
+    "flex_olmo", "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
     "gpt_neox", "olmo", "afmoe", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
