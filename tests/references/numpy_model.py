@@ -65,6 +65,9 @@ class NumpyOps(LayerOps):
     def embedding(self, scale=1.0, noise_scale=1.0):
         return scale * self.array(self._architecture.embed_name)[self._ids]
 
+    def normed_embedding(self, eps):
+        return self.plain_rms_norm(self.embedding(), eps)
+
     def linear(self, x, name, residual=None, *, float32=False, multiplier=1.0):
         y = multiplier * (x @ self.array(f"{name}.weight").T)
         if f"{name}.bias" in self._arrays:
