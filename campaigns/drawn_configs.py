@@ -502,6 +502,21 @@ def _cohere(rng: random.Random, c: Config) -> None:
         windowed(rng, c)
 
 
+def _nemotron_h(rng: random.Random, c: Config) -> None:
+    kinds = ("linear_attention", "moe", FULL, "mlp")
+    c["layers_block_type"] = [FULL, *(rng.choice(kinds) for _ in range(c["num_hidden_layers"]))]
+    groups_of_heads, inner = rng.choice((1, 2, 3)), rng.choice((8, 16, 24, 40))
+    c |= {"mamba_num_heads": groups_of_heads * rng.choice((1, 2)), "mamba_head_dim": inner}
+    c |= {"n_groups": groups_of_heads, "ssm_state_size": rng.choice((8, 16, 40, 128))}
+    c |= {"conv_kernel": rng.choice((1, 2, 4, 5)), "time_step_min": rng.choice((0.001, 0.6))}
+    c |= {"use_bias": flag(rng), "mlp_bias": flag(rng), "use_conv_bias": flag(rng)}
+    c |= {"layer_norm_epsilon": 1e-3, "mlp_hidden_act": rng.choice(("relu2", "silu"))}
+    experts(rng, c, "n_routed_experts", "num_experts_per_tok")
+    groups(rng, c, "n_routed_experts")
+    c |= {"moe_shared_expert_intermediate_size": rng.choice((33, 52)), "norm_topk_prob": flag(rng)}
+    c |= {"moe_latent_size": rng.choice((None, 20, 33)), "routed_scaling_factor": 1.7}
+
+
 def _nemotron(rng: random.Random, c: Config) -> None:
     partial(rng, c)
     c |= {"mlp_bias": flag(rng), "norm_eps": 1e-3, "hidden_act": "relu2"}
@@ -553,7 +568,7 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "olmo3": _olmo3, "stablelm": _stablelm, "starcoder2": _starcoder, "cohere": _cohere,
     "cohere2": _cohere, "hunyuan_v1_dense": hunyuan, "hunyuan_v1_moe": hunyuan,
     "bamba": _bamba, "falcon_h1": _falcon,
-    "nemotron": _nemotron, "exaone4": _exaone, "exaone_moe": _exaone, "lfm2": lfm,
+    "nemotron": _nemotron, "nemotron_h": _nemotron_h, "exaone4": _exaone, "exaone_moe": _exaone, "lfm2": lfm,
     "lfm2_moe": lfm, "qwen3_next": delta, "qwen3_5_text": delta, "qwen3_5_moe_text": delta,
     "deepseek_v2": latent, "deepseek_v3": latent, "glm4_moe_lite": latent,
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,

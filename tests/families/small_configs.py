@@ -46,6 +46,10 @@ NEEDED = {
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
     "falcon_h1": {"mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_d_state": 16},
     "bamba": {"mamba_n_heads": 2, "mamba_d_state": 16},
+    "nemotron_h": {
+        "layers_block_type": ["full_attention", "mlp"] * 2, "head_dim": 12, "mamba_num_heads": 2,
+        "n_groups": 1, "ssm_state_size": 16, "n_routed_experts": 4,
+    },
     "qwen3_next": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},
     "qwen3_5_text": {"layer_types": ["linear_attention"] * 4},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},

@@ -11,6 +11,7 @@ from case_parts import (
     LONG,
     MAMBA,
     MIXED,
+    NEMOTRON,
     TWO_SIZES,
     WHOLE,
     WIDE,
@@ -524,6 +525,20 @@ CASES = {
             **MAMBA, "mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_proj_bias": True,
             "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
             "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "key_multiplier": 0.6,
+        },
+    ),
+    "nemotron_h-experts": (
+        "nemotron_h",
+        {
+            **NEMOTRON, **GROUPED, "use_bias": True, "mlp_bias": True, "use_conv_bias": False,
+        },
+    ),
+    "nemotron_h-latent-experts": (  # as Nemotron 3 Super
+        "nemotron_h",
+        {
+            **NEMOTRON, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_latent_size": 28,
+            "layers_block_type": ["moe", "full_attention", "mlp"],
+            "norm_topk_prob": False, "mlp_hidden_act": "silu",
         },
     ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),

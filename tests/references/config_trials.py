@@ -26,6 +26,12 @@ OWN = {
     "falcon_h1": {
         **MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "ssm_multipliers": [1.2] * 5,
     },
+    "nemotron_h": {
+        "head_dim": 8, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 2, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 8,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+        "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 12, "chunk_size": 8,
+    },
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "qwen3_vl_moe_text": {
         "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -209,7 +215,7 @@ ROPES = [
 ]  # fmt: skip
 ALIKE = [  # keys that take the same values
     (
-        "hidden_act hidden_activation",
+        "hidden_act hidden_activation mlp_hidden_act mamba_hidden_act",
         [
             "silu",
             "swish",
@@ -224,7 +230,8 @@ ALIKE = [  # keys that take the same values
             None,
         ],
     ),
-    ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon", [0.3, 0, 1e-5]),
+    ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon"
+     " layer_norm_epsilon", [0.3, 0, 1e-5]),
     ("rope_theta rope_local_base_freq rotary_emb_base", [77.0, None, 1]),
     ("rope_parameters rope_scaling", [*ROPES, None]),
     ("partial_rotary_factor rotary_pct", [0.67, 0.34, 1.0, None]),
@@ -235,7 +242,8 @@ ALIKE = [  # keys that take the same values
         " attention_k_eq_v use_double_wide_mlp enable_moe_block is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
         " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
-        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias",
+        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias"
+        " residual_in_fp32 rescale_prenorm_residual use_conv_bias moe_shared_expert_overlap",
         [True, False, None],
     ),
     (
@@ -299,6 +307,13 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "mamba_proj_bias": [True, None], "attn_layer_indices": [[0, 2], [], None, [-1], [7]],
     "mamba_d_ssm": [48, 64, 1], "mlp_multipliers": [[0.7, 1.3], [1.0], None],
     "ssm_multipliers": [[1.3, 0.7, 1.6, 0.8, 1.2], [1.0] * 3, None],
+    "mamba_num_heads": [6, 3], "mamba_head_dim": [16, 12], "n_groups": [1, 3],
+    "ssm_state_size": [16, 12], "conv_kernel": [1, 2, 5], "expand": [1], "chunk_size": [3],
+    "time_step_min": [0.7, 0], "time_step_max": [0.2], "time_step_floor": [0.7],
+    "mamba_dt_min": [0.7, None], "mamba_dt_limit": [[0.4, 0.6]], "moe_latent_size": [12, None],
+    "layers_block_type": [["moe", "attention"], ["mamba", "attention", "mlp"], ["dense"], [], None],
+    "hybrid_override_pattern": ["*E", "M|*", None], "moe_shared_expert_intermediate_size": [20, 0],
+    "num_nextn_predict_layers": [1], "mtp_layers_block_type": [["moe"]], "use_mamba_kernels": [False],
     "time_step_limit": [[0.0, 0.5], [0.7, 1e9], [0.4, 0.6], [0.5], None],
     "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
     "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],

@@ -227,13 +227,18 @@ class _Experts:
         ids, weights = experts.route_by_scores(scores, bias, top, **rule)
         p = np.zeros((len(x), of.num_experts))
         np.put_along_axis(p, ids, weights, 1)
+        if of.latent is not None:
+            x = ops.linear(x, at + of.latent.before)
+        mixed = 0.0
         for i in range(of.num_experts):
-            gate, up, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
+            *wide, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
             clamped = isinstance(of.activation, ClampedGLU)
-            unit = ops.clamped_glu if clamped else ops.glu
-            inner = unit(ops.linear(x, gate), ops.linear(x, up), of.activation)
-            residual = residual + p[:, i : i + 1] * ops.linear(inner, down)
-        return residual
+            unit = ops.clamped_glu if clamped else ops.glu if len(wide) == 2 else ops.activation
+            inner = unit(*(ops.linear(x, name) for name in wide), of.activation)
+            mixed = mixed + p[:, i : i + 1] * ops.linear(inner, down)
+        return residual + (
+            mixed if of.latent is None else ops.linear(mixed, at + of.latent.after)
+        )
 
 
 class _Beside:

@@ -37,6 +37,7 @@ EXPERTS = {
     "granitemoehybrid": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoe_swa": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
+    "nemotron_h": ("mixer", "", "up_proj", "down_proj"),  # without a gate
 }
 
 
@@ -100,7 +101,7 @@ def make(case):
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     # Routers that are linear layers (Gemma 4, Hunyuan, Trinity) stay frozen.
-    frozen = {"out_proj"} if model.config.model_type == "falcon_h1" else set()
+    frozen = {"out_proj"} if model.config.model_type in ("falcon_h1", "nemotron_h") else set()
     frozen |= {"lm_head", "proj", "wg", "gate"}
     return sorted({n.rsplit(".", 1)[-1] for n in names} - frozen)
 
@@ -136,7 +137,8 @@ def adapted_experts(model, model_type, dtype):
         if not name.endswith(".experts"):
             continue
         layer = name.rsplit(".", 2 if at else 1)[0]
-        for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
+        wide = ("gate_up_proj", (gate, up)) if gate else ("up_proj", (up,))
+        for stack, leaves in (wide, ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
             in_turns = model_type == "gpt_oss"
             if in_turns:

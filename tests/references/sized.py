@@ -16,7 +16,7 @@ COMPOSED = (
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
     "gpt_neox", "olmo", "afmoe", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
-    "olmo_hybrid", "solar_open", "youtu",
+    "nemotron_h", "olmo_hybrid", "solar_open", "youtu",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (
@@ -44,7 +44,7 @@ def _recorded_config(path):
 
 
 def _is_scaled(config):
-    return "factor" in config["rope_parameters"]
+    return "factor" in config.get("rope_parameters", {})
 
 
 def traced_configs():

@@ -56,6 +56,7 @@ from qlora_wgpu.families.parts.mlp import (
     read_activation,
 )
 from qlora_wgpu.families.parts.moe import (
+    LatentExperts,
     MixtureBeside,
     Router,
     Scoring,
@@ -127,6 +128,7 @@ __all__ = [
     "GatedMLP",
     "Growth",
     "Half",
+    "LatentExperts",
     "Layer",
     "LayerNorm",
     "Mamba",
