@@ -9,6 +9,7 @@ import importlib
 import json
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -97,6 +98,12 @@ class LinearSpec:
     in_features: int
     bias: bool = False
     adaptable: bool = True  # False for a layer that PEFT refuses to adapt
+    tied_to: str = ""  # the layer in files whose weight and bias it uses, if not its own
+
+    @property
+    def stored(self) -> str:
+        """The layer's name in files."""
+        return self.tied_to or self.name
 
 
 @dataclass(frozen=True)
@@ -271,6 +278,12 @@ class Architecture(Weights):
     def every_linear(self) -> list[LinearSpec]:
         """All linear layers that can be quantized, including experts."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
+
+    @property
+    def shared_linears(self) -> frozenset[str]:
+        """The layers in files whose weights several layers use."""
+        counts = Counter(spec.stored for spec in self.linears)
+        return frozenset(name for name, count in counts.items() if count > 1)
 
     @property
     def router_shapes(self) -> dict[str, tuple[int, int]]:

@@ -34,6 +34,12 @@ NEMOTRON = {
     "conv_kernel": 3, "chunk_size": 16, "time_step_min": 0.5, "layer_norm_epsilon": 1e-3,
     "moe_intermediate_size": 44, "moe_shared_expert_intermediate_size": 36,
 }  # fmt: skip
+# Narrow, since each hybrid layer multiplies what rounding changes: its block has no residual.
+ZAMBA = {
+    "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 2, "n_mamba_heads": 3,
+    "mamba_ngroups": 3, "mamba_d_state": 8, "mamba_d_conv": 3, "chunk_size": 16,
+    "time_step_min": 0.1, "rms_norm_eps": 1e-3, "adapter_rank": 3, "num_hidden_layers": 3,
+}  # fmt: skip
 GROUPED = {  # as DeepSeek-V3 has them
     "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,

@@ -15,6 +15,7 @@ from case_parts import (
     TWO_SIZES,
     WHOLE,
     WIDE,
+    ZAMBA,
     rope,
 )  # fmt: skip
 from seeded import VOCAB
@@ -539,6 +540,28 @@ CASES = {
             **NEMOTRON, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_latent_size": 28,
             "layers_block_type": ["moe", "full_attention", "mlp"],
             "norm_topk_prob": False, "mlp_hidden_act": "silu",
+        },
+    ),
+    "zamba2": (  # as 1.2B: one block with terms of its attention, too
+        "zamba2",
+        {
+            **ZAMBA, "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True,
+        },
+    ),
+    "zamba2-turns": (  # as 2.7B: two blocks in turns, of which one is used twice
+        "zamba2",
+        {
+            **ZAMBA, "layers_block_type": ["hybrid"] * 3, "num_mem_blocks": 2,
+            "num_key_value_heads": 1, "hidden_act": "silu", "hidden_size": 8, "n_mamba_heads": 2,
+            "mamba_ngroups": 2,
+        },
+    ),
+    "zamba2-untied": (  # whose layers have blocks of their own
+        "zamba2",
+        {
+            **ZAMBA, "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "tie_word_embeddings": False, "use_mem_rope": True,
         },
     ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),

@@ -103,7 +103,16 @@ def targets(model):
     # Routers that are linear layers (Gemma 4, Hunyuan, Trinity) stay frozen.
     frozen = {"out_proj"} if model.config.model_type in ("falcon_h1", "nemotron_h") else set()
     frozen |= {"lm_head", "proj", "wg", "gate"}
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - frozen)
+    terms = {n for n in names if "_adapter_list." in n}  # of Zamba 2, in each copy of a block
+    return sorted({n.rsplit(".", 1)[-1] for n in names - terms} - frozen) + used_terms(model, terms)
+
+
+def used_terms(model, terms):
+    """Those that the layer with this copy of the block uses."""
+    if not terms:
+        return []
+    uses = {layer: str(use) for use, layer in enumerate(model.config.hybrid_layer_ids)}
+    return sorted(n for n in terms if n.split(".")[-2] == uses[int(n.split(".")[2])])
 
 
 def peft_name(name):

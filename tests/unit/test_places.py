@@ -37,6 +37,7 @@ def lacking(places: dict[str, bool]) -> list[str]:
 WITHOUT_GGUF = {
     "afmoe", "bamba", "falcon_h1", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
     "nemotron_h", "olmo_hybrid", "solar_open", "youtu",
+    "zamba2",
 }  # fmt: skip
 
 
