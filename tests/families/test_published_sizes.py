@@ -387,6 +387,22 @@ MODELS = {
         ),
         "26.9",
     ),
+    "Nemotron 3 Nano 30B-A3B": (
+        sizes(
+            "nemotron_h", (2688, 1856, 52, 32, 2, 131072, 128), mamba_num_heads=64,
+            moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712,
+            n_routed_experts=128, num_experts_per_tok=6, routed_scaling_factor=2.5,
+            hybrid_override_pattern=f"{'MEMEM*E' * 5}MEMEMEM*EMEMEMEME",
+        ),
+        "31.6",
+    ),
+    "Nemotron-H 8B": (
+        sizes(
+            "nemotron_h", (4096, 21504, 52, 32, 8, 131072, 128), mamba_num_heads=128,
+            hybrid_override_pattern=f"M-M-M-M*{'-M-M-M-M-M*' * 3}{'-M' * 5}-",
+        ),
+        "8.1",
+    ),
     "GLM-4.7-Flash": (sizes("glm4_moe_lite", (2048, 10240, 47, 20, 20, 154880)), "29.9"),
     "Phi-1.5": (sizes("phi", (2048, 8192, 24, 32, 32, 51200)), "1.418"),
     "Phi-2": (sizes("phi", (2560, 10240, 32, 32, 32, 51200), partial_rotary_factor=0.4), "2.78"),

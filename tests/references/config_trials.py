@@ -26,6 +26,17 @@ OWN = {
     "falcon_h1": {
         **MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "ssm_multipliers": [1.2] * 5,
     },
+    "nemotron_h": {
+        "head_dim": 8, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 2, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 8,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+        "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 12, "chunk_size": 8,
+    },
+    "zamba2": {
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"], "n_mamba_heads": 2,
+        "mamba_ngroups": 2, "mamba_d_state": 8, "num_key_value_heads": 4, "adapter_rank": 6,
+        "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 8,
+    },
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "qwen3_vl_moe_text": {
         "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -223,7 +234,7 @@ ROPES = [
 ]  # fmt: skip
 ALIKE = [  # keys that take the same values
     (
-        "hidden_act hidden_activation",
+        "hidden_act hidden_activation mlp_hidden_act mamba_hidden_act",
         [
             "silu",
             "swish",
@@ -238,7 +249,10 @@ ALIKE = [  # keys that take the same values
             None,
         ],
     ),
-    ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon", [0.3, 0, 1e-5]),
+    (
+        "rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon layer_norm_epsilon",
+        [0.3, 0, 1e-5],
+    ),
     ("rope_theta rope_local_base_freq rotary_emb_base", [77.0, None, 1]),
     ("rope_parameters rope_scaling", [*ROPES, None]),
     ("partial_rotary_factor rotary_pct", [0.67, 0.34, 1.0, None]),
@@ -249,7 +263,9 @@ ALIKE = [  # keys that take the same values
         " attention_k_eq_v use_double_wide_mlp enable_moe_block is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
         " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
-        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias",
+        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias"
+        " add_bias_linear use_shared_attention_adapter use_mem_rope use_long_context"
+        " residual_in_fp32 rescale_prenorm_residual use_conv_bias moe_shared_expert_overlap",
         [True, False, None],
     ),
     (
@@ -313,6 +329,18 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "mamba_proj_bias": [True, None], "attn_layer_indices": [[0, 2], [], None, [-1], [7]],
     "mamba_d_ssm": [48, 64, 1], "mlp_multipliers": [[0.7, 1.3], [1.0], None],
     "ssm_multipliers": [[1.3, 0.7, 1.6, 0.8, 1.2], [1.0] * 3, None],
+    "mamba_num_heads": [6, 3], "mamba_head_dim": [16, 12], "n_groups": [1, 3],
+    "ssm_state_size": [16, 12], "conv_kernel": [1, 2, 5], "expand": [1], "chunk_size": [3],
+    "time_step_min": [0.7, 0], "time_step_max": [0.2], "time_step_floor": [0.7],
+    "mamba_dt_min": [0.7, None], "mamba_dt_limit": [[0.4, 0.6]], "moe_latent_size": [12, None],
+    "layers_block_type": [["moe", "attention"], ["mamba", "attention", "mlp"], ["dense"], [], None,
+        ["mamba", "hybrid"], ["hybrid"] * 3],
+    "hybrid_override_pattern": ["*E", "M|*", None], "moe_shared_expert_intermediate_size": [20, 0],
+    "num_nextn_predict_layers": [1], "mtp_layers_block_type": [["moe"]],
+    "use_mamba_kernels": [False], "n_mamba_heads": [1, 6, 7], "mamba_ngroups": [1],
+    "mamba_headdim": [24, 12], "num_mem_blocks": [2, 3], "adapter_rank": [2],
+    "attention_head_dim": [12, 8], "attention_hidden_size": [48, 24], "kv_channels": [3],
+    "hybrid_layer_ids": [[0, 2], [0]],
     "time_step_limit": [[0.0, 0.5], [0.7, 1e9], [0.4, 0.6], [0.5], None],
     "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
     "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],

@@ -37,6 +37,7 @@ EXPERTS = {
     "granitemoehybrid": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoe_swa": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
+    "nemotron_h": ("mixer", "", "up_proj", "down_proj"),  # without a gate
 }
 # Models with images that have no text part by itself: a small tower, which is not recorded.
 TOWERS = {
@@ -117,9 +118,18 @@ def targets(model):
     if model.config.model_type in TOWERS:
         return [n for n in names if n.startswith(TEXT_MODULES[0])]
     # Routers that are linear layers (Gemma 4, Hunyuan, Trinity) stay frozen.
-    frozen = {"out_proj"} if model.config.model_type == "falcon_h1" else set()
+    frozen = {"out_proj"} if model.config.model_type in ("falcon_h1", "nemotron_h") else set()
     frozen |= {"lm_head", "proj", "wg", "gate"}
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - frozen)
+    terms = {n for n in names if "_adapter_list." in n}  # of Zamba 2, in each copy of a block
+    return sorted({n.rsplit(".", 1)[-1] for n in names - terms} - frozen) + used_terms(model, terms)
+
+
+def used_terms(model, terms):
+    """Those that the layer with this copy of the block uses."""
+    if not terms:
+        return []
+    uses = {layer: str(use) for use, layer in enumerate(model.config.hybrid_layer_ids)}
+    return sorted(n for n in terms if n.split(".")[-2] == uses[int(n.split(".")[2])])
 
 
 def peft_name(name):
@@ -153,7 +163,8 @@ def adapted_experts(model, model_type, dtype):
         if not name.endswith(".experts"):
             continue
         layer = name.rsplit(".", 2 if at else 1)[0]
-        for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
+        wide = ("gate_up_proj", (gate, up)) if gate else ("up_proj", (up,))
+        for stack, leaves in (wide, ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
             in_turns = model_type == "gpt_oss"
             if in_turns:

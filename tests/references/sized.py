@@ -16,7 +16,8 @@ COMPOSED = (
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
     "gpt_neox", "olmo", "afmoe", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
-    "olmo_hybrid", "solar_open", "youtu",
+    "nemotron_h", "olmo_hybrid", "solar_open", "youtu",
+    "zamba2",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (
@@ -45,7 +46,7 @@ def _recorded_config(path):
 
 
 def _is_scaled(config):
-    return "factor" in config["rope_parameters"]
+    return "factor" in config.get("rope_parameters", {})
 
 
 def traced_configs():
@@ -66,6 +67,9 @@ def with_head_dim(config, head_dim):
         return {**config, **own, "num_attention_heads": 4, "hidden_size": 4 * head_dim}
     # Mamba's heads make up twice the hidden size.
     own = {"mamba_n_heads": head_dim // 4, "mamba_d_head": 32} if "mamba_d_head" in config else {}
+    if config["model_type"] == "zamba2":
+        own = {"n_mamba_heads": head_dim // 4, "attention_head_dim": 2 * head_dim}
+        own |= {"mamba_headdim": 32, "attention_hidden_size": 8 * head_dim}
     return {
         **config,
         **own,

@@ -318,6 +318,11 @@ class LayerOps:
     def head_parts(self, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
         return head_parts(self.g, parts, heads, head_dim)
 
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        """The columns of x, then those of y, in float32."""
+        parts = [HeadPart(each, 0, 0, each.columns) for each in (x, y)]
+        return head_parts(self.g, parts, 1, x.columns + y.columns, float32=True)
+
     def operand(self, x: Tensor) -> Tensor:
         return cast(self.g, x)
 
