@@ -245,7 +245,8 @@ _ROWS = (
     GGUFArchitecture(
         "granitehybrid", ("bamba",), "GraniteMoeHybridForCausalLM",
         keys=_GRANITE, fixed={"model_type": "granitemoehybrid"},
-        allowed=by_softmax(normalized=True), default_scale=False, rotated_share="partial_rotary_factor", hybrid=True,
+        allowed=by_softmax(normalized=True), default_scale=False,
+        rotated_share="partial_rotary_factor", hybrid=True,
         read=mamba.read_hybrid, write=(mamba.write_hybrid,), pairs=True, biases=_ALL,
         scalings=_FACTORS,
     ),
