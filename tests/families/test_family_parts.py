@@ -25,7 +25,8 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 
 CONFIGS = traced_configs()
 for image_type, text_type in TEXTS.items():
-    text = CONFIGS.get(text_type) or CONFIGS[text_type.removesuffix("_text")]
+    names = (text_type, text_type.removesuffix("_text"), text_type.split("_")[0])
+    text = next(CONFIGS[name] for name in names if name in CONFIGS)
     CONFIGS[image_type] = {"model_type": image_type, "text_config": text}
 
 
