@@ -72,19 +72,28 @@ class MergedWeights:
         rows = rows_for(architecture, config, tensors)
         self.architecture = architecture = architecture.resized(rows)
         self._linears = {
-            stored_name(folder, architecture, f"{s.name}.weight"): s
+            stored_name(folder, architecture, f"{s.stored}.weight"): s
             for s in architecture.every_linear
         }
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
         self._is_tied = architecture.tied and not has_own_head(folder, architecture)
         self._check_vocabulary(tensors, config)
-        modules = {spec.name: name for name, spec in self._linears.items()}
+        modules = {
+            spec.name: stored_name(folder, architecture, f"{spec.stored}.weight")
+            for spec in architecture.every_linear
+        }
         others = [f"{spec.name}.weight" for spec in architecture.routers]
         for weight in (architecture.embed_name, architecture.head_name, *others):
             modules[weight.removesuffix(".weight")] = stored_name(folder, architecture, weight)
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
+        sources = {spec.name: spec.stored for spec in architecture.linears}
         for layer in adapted_layers(tensors):
+            if (source := sources.get(layer.module)) in architecture.shared_linears:
+                raise UnsupportedModelError(
+                    f"{adapter} adapts {layer.module}, which uses the weight of {source} with "
+                    "other layers, so it cannot be merged: use the adapter with the base"
+                )
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self.untied = self._untied_ends()

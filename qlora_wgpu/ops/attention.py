@@ -134,8 +134,8 @@ def attention(
     """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head; an operand.
 
     k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query attends to
-    ``window`` keys, including its own, or to all earlier ones, and to all keys of its block if the
-    batch has ``blocks``. With a softcap, scores s become
+    ``window`` keys, including its own, or to all earlier ones, and to the later ones of its block
+    if the batch has ``blocks``. With a softcap, scores s become
     softcap · tanh(s / softcap); sinks, float32 (heads), frozen, are a logit of each head without a
     value.
     """

@@ -169,7 +169,7 @@ def check_cached_attention(
 def check_attention_of_sequences(
     run: Runner, head_dim: int, heads: int, window: int | None, has_sinks: bool
 ) -> None:
-    """New tokens of sequences of different lengths, in other places than their rows."""
+    """New tokens of sequences of different lengths, whose places in the cache are mixed."""
     capacity, kv_columns, scale = 19, 2 * head_dim, 1 / np.sqrt(head_dim)
     past, places = [0, 3, 18, 8, 15], [3, 0, 4, 1, 2]
     q = 2 * normal("q", len(past), heads * head_dim)
