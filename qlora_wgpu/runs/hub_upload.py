@@ -159,7 +159,8 @@ def card_text(
     if run is not None:
         facts |= _training_facts(config_of_run(run), run)
     plot = _plot_of(run)
-    head, labels = tensors.get(tensor_name("score", WHOLE)), ()
+    head = tensors.get(tensor_name("score", WHOLE))
+    labels: tuple[str, ...] = ()
     if is_scored_adapter(folder) and head is not None:
         prompt, labels = _SCORED, read_scoring(folder, len(head)).names
     else:
