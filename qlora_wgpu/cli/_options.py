@@ -141,6 +141,11 @@ chat_template_option = click.option(
     help="Chat template to use instead of the run's or the tokenizer's: a .jinja file or a "
     "built-in name.",
 )
+allow_code_option = click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Allow grpo.reward_funcs to run functions of Python files, with your rights.",
+)
 max_new_tokens_option = click.option(
     "--max-new-tokens",
     default=256,

@@ -59,12 +59,13 @@ class FeatureStore:
     def __init__(self, tower: str, tokens: ImageTokens, cache: ImageCache = "disk") -> None:
         """Opens the store of a tower's hash and a model's processor."""
         about = json.dumps([_VERSION, tower, repr(tokens.processor)])
+        self.key = hashlib.sha256(about.encode()).hexdigest()[:32]  # of tower and processor
         self._tokens = tokens
         self._folder: Path | None = None
         self._known: dict[str, ImageFeatures] = {}
         self.problem = ""  # why nothing is written to disk
         if cache == "disk":
-            self._folder = cache_path("images", hashlib.sha256(about.encode()).hexdigest()[:32])
+            self._folder = cache_path("images", self.key)
 
     def __contains__(self, key: str) -> bool:
         return key in self._known or self._read_header(key) is not None

@@ -31,7 +31,7 @@ from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of
 from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.grpo.sampler import MOST_AT_ONCE
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE
 from qlora_wgpu.limits import GIB
 from qlora_wgpu.model.budget import Fit, Search
 from qlora_wgpu.model.memory_plan import copied_bytes, with_kept
@@ -43,6 +43,7 @@ from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.placement import kept_dequantized
 from qlora_wgpu.runs.resolve import base_in
+from qlora_wgpu.runs.rewards import reward_model_bytes
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.tower_estimate import DataImages, TowerEstimate, estimate_tower
 from qlora_wgpu.runs.workload import (
@@ -249,11 +250,17 @@ def estimate(
         own = [kept.step(step).plan]
         both = workload.memory(kept, [*own, *workload.rollout_plans(kept)])
         memory += both - workload.memory(kept, own)
+    of_rewards = reward_model_bytes(settings, here) if samples else 0
+    if of_rewards:
+        memory["reward models"] = of_rewards
     total = totals(layout, step)
-    fits = None if budget is None else _largest_sizes(total, step.seq, budget)
+    fits = None
+    if budget is not None:
+        fits = _largest_sizes(total, step.seq, max(budget - of_rewards, 1))
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
     if room is not None and memory.total() > room:
+        room = max(room - of_rewards, 1)
         remedy = _remedy(total, workload, room)
         if budget is not None or not here.is_cpu:
             search = Search(layout, step, workload.accumulation)

@@ -129,6 +129,7 @@ class TrainingWorkload(Workload):
     optim: OptimConfig = field(default_factory=OptimConfig)
     shapes: RunShapes | None = None  # None if the data is unknown
     rollouts: RolloutShape | None = None  # None unless completions are sampled
+    reward_models: int = 0  # bytes of those that score the completions
 
     @classmethod
     def of(
@@ -218,6 +219,7 @@ class TrainingWorkload(Workload):
             memory["staging"] += layout.moments_passing
             parts = passing_parts(moments.piece_lengths, moments.blocks)
             memory["uniforms"] += ALIGNMENT * (parts - len(moments.piece_lengths))
+        memory["reward models"] = self.reward_models
         return +memory
 
     def launches(self, layout: ModelPlan) -> Iterator[Launch]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,19 +96,28 @@ def prompt_images(
     return max(length, int(places[ends[count] - 1]) + 1), example.images[: count + 1]
 
 
-FeaturesOfBatch = Callable[[Sequence[Sequence[Example]], Any, Any], ImageInputs | None]
-"""The images of a micro-batch's rows, with its ids and mask; rows beyond them are padding."""
+@dataclass(frozen=True, eq=False)
+class BatchImages:
+    """The images of micro-batches, from the features of all images of a run.
 
+    Batches in which no row has any are steps with images, too.
+    """
 
-def without_images(rows: Sequence[Sequence[Example]], ids: Any, mask: Any) -> None:
-    """Those of runs without images."""
+    features: Features
+    of: Architecture
 
+    def __call__(self, rows: Sequence[Sequence[Example]], ids: Any, mask: Any) -> ImageInputs:
+        """The images of a micro-batch's rows, with its ids and mask; others are padding."""
+        found = [[self.features[key] for e in row for key in e.images] for row in rows]
+        return image_inputs(ids, mask, [*found, *[[]] * (len(ids) - len(found))], self.of)
 
-def with_images(features: Features, of: Architecture) -> FeaturesOfBatch:
-    """Those of runs with images; batches in which no row has any are steps with images, too."""
+    @property
+    def placeholder(self) -> int:
+        """The id of the token that a row of features replaces."""
+        assert self.of.images is not None
+        return self.of.images.token_id
 
-    def inputs(rows: Sequence[Sequence[Example]], ids: Any, mask: Any) -> ImageInputs:
-        found = [[features[key] for example in row for key in example.images] for row in rows]
-        return image_inputs(ids, mask, [*found, *[[]] * (len(ids) - len(found))], of)
-
-    return inputs
+    @property
+    def key(self) -> str:
+        """A hash of what the features depend on, in addition to the base and the images."""
+        return self.features.key if isinstance(self.features, FeatureStore) else ""

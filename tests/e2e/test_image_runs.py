@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from support.image_models import folder_of, rgb_of
 
 from e2e.test_images_against_pytorch import folder_with, recorded, row_of
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
+from qlora_wgpu.data import PromptFormat, read_prompt_files
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.pretrained import tensor_shapes
@@ -126,6 +129,59 @@ def test_a_resumed_run_never_encodes_an_image_again(model, rows, tmp_path):
     Trainer(model, config(tmp_path, 3), resume=True).train(rows, rows[:2])
     assert Tower.encoded == 2
     assert len(logged(tmp_path)) == 3
+
+
+def test_rows_of_prompts_have_images(model, rows, tmp_path):
+    """Also more of them than are read at a time, as text, and of one with none."""
+    place = tmp_path / "prompts"
+    place.mkdir()
+    asked = [{key: each[key] for key in ("messages", "images")} for each in rows] * 3
+    for each in asked:
+        each["images"] = [f"../{Path(image).name}" for image in each["images"]]
+    asked.append({"text": "A <image> b", "image": "../1.png"})
+    (place / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    done = run_here(
+        "generate", "--model", tmp_path / "model", "--prompts", place / "rows.jsonl", "--chat",
+        "--scheme", "none", "--max-new-tokens", 4, "--batch", 2, cwd="/",
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    assert Tower.encoded == 2
+    written = [json.loads(line) for line in done.stdout.splitlines()]
+    pretrained = model.layout.pretrained.folder
+    files = image_files(pretrained.path, pretrained.config, model.tokenizer.token)
+    chat = read_prompt_files(pretrained.path)
+    plain, texts = PromptFormat.text(chat.tokenizer), []
+    for row in asked:
+        form, turns = (chat, row["messages"][:1]) if "messages" in row else (plain, [
+            {"role": "user", "content": row["text"]}
+        ])  # fmt: skip
+        own = row.get("images", [row.get("image")])
+        ids, sources = form.encoded(turns, images=files, folder=place, own=own)
+        features = Tower().encode([files.tokens.processor(each.decoded()) for each in sources])
+        made = list(generate(model, ids, max_new_tokens=4, images=features))
+        texts.append(continuation(chat.tokenizer, () if form is chat else ids, made))
+    assert [each["completion"] for each in written] == texts
+    assert len(set(texts)) > 3
+    assert [
+        {key: each[key] for key in row} for each, row in zip(written, asked, strict=True)
+    ] == asked
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_answers_about_images_are_trained_on(model, rows, tmp_path, objective):
+    """The first loss is that of the reference model, and the held-out loss falls."""
+    answers = {"chosen": "So.", "rejected": "Not so."}
+    pairs = [{"prompt": each["messages"][:1], "images": each["images"], **answers} for each in rows]
+    settings = config(tmp_path, 2).model_dump()
+    settings["train"] |= {"objective": objective, "beta": 0.1, "loss_type": None}
+    settings["optim"]["learning_rate"] = 1e-2
+    Trainer(model, Config.model_validate(settings)).train(pairs, pairs)
+    assert Tower.encoded == 2
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    held_out = [row["eval_loss"] for row in map(json.loads, lines) if "eval_loss" in row]
+    first = np.log(2) if objective == "dpo" else 0.5
+    assert logged(tmp_path)[0] == pytest.approx(first, abs=1e-5)
+    assert held_out[0] == pytest.approx(first, abs=1e-5) and held_out[-1] < first - 1e-3
 
 
 # ---- runs from the outside, with a real tower ----------------------------------------------------
