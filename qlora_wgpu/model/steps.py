@@ -237,7 +237,7 @@ def trace_step(
     policy, routers = options.objective.policy, batch.routers
     head = head_of(of, modules, 1.0 if policy is None else policy.temperature)
     if options.kind in ("sums", "divergence", "logps"):
-        losses = label_losses(graph, hidden, head, batch)
+        losses = label_losses(graph, hidden, head, batch, options.objective)
         if options.kind == "logps":
             losses.storage = Storage("losses of label rows", "activations", losses.nbytes)
             return PlannedStep(batch, compile_plan(graph), losses)

@@ -30,6 +30,7 @@ from qlora_wgpu.runs.opening import (
 )
 from qlora_wgpu.runs.prompts import tokenizer_for
 from qlora_wgpu.runs.resolve import base_in
+from qlora_wgpu.runs.reward_evaluation import evaluate_rewards
 from qlora_wgpu.runs.settings import AnyConfig, as_config, named_init_from
 from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload, Workload
 from qlora_wgpu.training import Observer, training_options
@@ -53,13 +54,13 @@ class HeldOutLoss:
     """The loss over a data set.
 
     Attributes:
-        loss: Mean per label token, in nats; per pair, answer or sequence
-            with other objectives.
-        tokens: Number of label tokens, pairs, answers or sequences.
-        token_accuracy: Share of the label tokens whose logit is the largest; None with DPO, ORPO
-            and KTO.
-        metrics: Further metrics of DPO, ORPO and KTO, reward models and classifiers, by TRL's
-            names.
+        loss: Mean per label token, in nats; per pair, answer or sequence with other objectives; of
+            GRPO and RLOO the negative mean reward.
+        tokens: Number of label tokens, pairs, answers, sequences or completions.
+        token_accuracy: Share of the label tokens whose logit is the largest; None with other
+            objectives.
+        metrics: Further metrics of DPO, ORPO and KTO, GRPO and RLOO, reward models and classifiers,
+            by TRL's names.
         labels: Names of a classifier's labels.
         confusion_matrix: How often a classifier predicted each label for each label: a row per true
             label; for several labels per row, such a matrix (2 by 2) for each label.
@@ -129,8 +130,10 @@ def evaluate(
     data: str | None = None,
     overrides: Sequence[str] = (),
     generate: GenerationEval | bool | None = None,
+    reward_funcs: Sequence[Callable[..., Any]] = (),
+    allow_code: bool = False,
 ) -> Evaluation:
-    """Measures loss and perplexity on held-out data, of the base and with an adapter.
+    """Measures loss and perplexity, or rewards, on held-out data, of the base and with an adapter.
 
     An adapter that belongs to a run is opened with the settings in that run's config.yaml.
 
@@ -143,12 +146,17 @@ def evaluate(
         overrides: Strings such as ``"data.eval=other.jsonl"``, for a YAML file; they take
             precedence over the adapter's run.
         generate: Whether to generate the rows' first answers, too, and compare them.
+        reward_funcs: Reward functions of GRPO and RLOO with TRL's signature, in addition to those
+            of ``grpo.reward_funcs``.
+        allow_code: Whether ``grpo.reward_funcs`` may name functions in files, which run with your
+            rights.
 
     Raises:
         ConfigError: If the configuration is invalid or names no held-out data.
         CheckpointError: If model or adapter are missing, damaged or do not match.
         DataError: If the data cannot be read or does not fit the model.
         DeviceError: If there is no usable GPU.
+        RewardError: If a reward function failed.
     """
     if observer is not None and not isinstance(observer, Observer):
         raise ConfigError(f"observer must be an Observer, got {brief(observer)}")
@@ -166,11 +174,6 @@ def evaluate(
     if adapter is not None:
         note_differences(named, settings, adapter, observer)
     preference, loaded = preference_of(settings.train), adapter
-    if settings.train.objective in POLICY_OBJECTIVES:
-        raise ConfigError(
-            f"eval is not supported with train.objective: {settings.train.objective}, whose rows "
-            "have no answers: the held-out rewards are in the run's metrics.jsonl"
-        )
     if adapter is None and preference is not None and preference.has_reference:
         loaded = settings.lora.init_from  # the reference of a run that has not started
     source = OpenedModel.open(base_in(settings), settings.model).for_adapter(loaded)
@@ -190,6 +193,14 @@ def evaluate(
             f"{option('generate')} is not supported with train.objective: "
             f"{settings.train.objective}, whose rows have no single reference answer: leave it out"
         )
+    if settings.train.objective in POLICY_OBJECTIVES:
+        count, *found = evaluate_rewards(
+            settings, source, adapter, dataset, reward_funcs, observer, allow_code=allow_code
+        )
+        base, adapted = (
+            None if row is None else HeldOutLoss(-row["reward"], count, None, row) for row in found
+        )
+        return Evaluation(path, adapter, base, adapted)
     prompts = [] if generate is None else eval_prompts(dataset, source.images)
     parts: list[Workload] = [LossWorkload.of(settings, dataset)]
     if generate is not None:
@@ -197,7 +208,7 @@ def evaluate(
         count = min(generate.batch, len(prompts))
         more = GenerationWorkload.of(
             source.pretrained, longest, generate.max_new_tokens, count,
-            images=bool(dataset.image_sources),
+            images=bool(dataset.image_sources), encoded=True,
         )  # fmt: skip
         parts.append(more)
     features = images_with_own_device(settings, source, dataset.image_sources, observer)

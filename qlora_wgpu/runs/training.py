@@ -17,8 +17,9 @@ from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE
 from qlora_wgpu.grpo.reward_set import RewardSet
-from qlora_wgpu.grpo.sampler import MOST_AT_ONCE, RolloutSampler
+from qlora_wgpu.grpo.sampler import RolloutSampler
 from qlora_wgpu.images.thumbnails import thumbnail
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
@@ -38,7 +39,7 @@ from qlora_wgpu.runs.prompts import (
 )
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.rewards import reward_models
+from qlora_wgpu.runs.rewards import reward_model_bytes, reward_models
 from qlora_wgpu.runs.settings import (
     AnyConfig,
     as_config,
@@ -48,7 +49,7 @@ from qlora_wgpu.runs.settings import (
     require_init_from,
     require_own_peers,
 )
-from qlora_wgpu.runs.workload import RolloutShape, RunShapes, TrainingWorkload
+from qlora_wgpu.runs.workload import DeviceSpec, RolloutShape, RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.batching import BatchSampler, sorted_by_length
 from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
@@ -161,9 +162,16 @@ def _train(
         images=features is not None,
     )
     workload = with_fitting_rollouts(workload, device)
+    if rewards is not None and rewards.models:
+        nbytes = reward_model_bytes(settings, DeviceSpec.of(device))
+        workload = replace(workload, reward_models=nbytes)
     opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
+        if rewards is not None and rewards.models:
+            events.activity("loading reward models")
+            rewards.open()
+            events.activity("")
         # Answers to prompts of the configuration, and completions, end with the turn
         own = bool(settings.eval.sample_prompts) or rewards is not None
         texts = SampleTexts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,12 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.model.feature_store import FeatureStore, ImageCache, described
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.feature_store import FeatureStore, ImageCache, described, opened_tower
 from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs, image_inputs
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.vision_encoder import VisionEncoder
+from qlora_wgpu.model.tower_memory import placed_for
+from qlora_wgpu.model.vision_encoder import PlacedTower, VisionEncoder
 from qlora_wgpu.training.observers import Observer
 
 Features = Mapping[str, ImageFeatures] | FeatureStore
@@ -34,7 +37,7 @@ def encoded_images(
 ) -> FeatureStore | None:
     """The features of images, which the tower computes if they are not cached; None without images.
 
-    The tower is on the device only meanwhile.
+    The tower is on the device only meanwhile. The observer gets a note of its memory plan.
     """
     if not images:
         return None
@@ -47,9 +50,12 @@ def encoded_images(
     def progress(done: int, total: int) -> None:
         observer.activity(f"encoding images: {done:,} of {total:,}")
 
-    def opened() -> VisionEncoder:
+    def placed(tower: PlacedTower) -> None:
+        observer.note(planned_tower(tower.memory, placed_for(tower)))
         observer.activity("loading the vision tower")
-        return VisionEncoder(folder, base.config, device, dtype)
+
+    def opened(missing: Sequence[ImageSource]) -> VisionEncoder:
+        return opened_tower(base, files.tokens, device, dtype, missing, placed)
 
     computed = store.fill(images, opened, width, progress)
     observer.activity("")
@@ -57,6 +63,15 @@ def encoded_images(
     if store.problem:
         observer.warning(store.problem)
     return store
+
+
+def planned_tower(memory: Counter[str], how: str) -> str:
+    """A sentence on a vision tower's memory, which is freed once the images are encoded."""
+    kinds = ", ".join(f"{kind} {nbytes / MIB:,.1f}" for kind, nbytes in memory.most_common(3))
+    return (
+        f"planned device memory of the vision tower {memory.total() / MIB:,.1f} MiB, freed once "
+        f"the images are encoded: {kinds}" + (how and f"; {how}")
+    )
 
 
 def images_of(*datasets: Dataset | None) -> dict[str, ImageSource]:

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from support.commands import run_here
 from support.image_models import folder_of, rgb_of
 
+from e2e.test_images_against_pytorch import folder_with, recorded, row_of
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
 from qlora_wgpu.data import PromptFormat, read_prompt_files
 from qlora_wgpu.data.dataset import encode_rows
@@ -21,6 +22,7 @@ from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.pretrained import tensor_shapes
+from qlora_wgpu.model.vision_encoder import VisionEncoder
 from qlora_wgpu.training import images as training_images
 from qlora_wgpu.training.data import preparation
 
@@ -52,7 +54,7 @@ class Tower:
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(training_images, "VisionEncoder", Tower)
+    monkeypatch.setattr(training_images, "opened_tower", Tower)
     monkeypatch.setattr(Tower, "encoded", 0)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -180,3 +182,64 @@ def test_answers_about_images_are_trained_on(model, rows, tmp_path, objective):
     first = np.log(2) if objective == "dpo" else 0.5
     assert logged(tmp_path)[0] == pytest.approx(first, abs=1e-5)
     assert held_out[0] == pytest.approx(first, abs=1e-5) and held_out[-1] < first - 1e-3
+
+
+# ---- runs from the outside, with a real tower ----------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a model, its rows with three pictures, and a run's configuration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder_with("qwen3_vl", recorded("qwen3_vl"), tmp_path / "model")
+    for name, numbers in (("train", (0, 1, 2, 0)), ("eval", (2,))):
+        lines = [json.dumps(row_of(number, tmp_path)) for number in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: model}\n"
+        "data: {train: train.jsonl, eval: eval.jsonl, max_seq_length: 128}\n"
+        "train: {num_train_epochs: 2, per_device_train_batch_size: 2}\n"
+        "eval: {eval_steps: 1, sample_max_new_tokens: 1}\n"
+        "output: {dir: out, save_steps: 1}\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The numbers of images that a tower has encoded, call by call."""
+    counts, encode = [], VisionEncoder.encode
+
+    def counted(encoder, images):
+        counts.append(len(images))
+        return encode(encoder, images)
+
+    monkeypatch.setattr(VisionEncoder, "encode", counted)
+    return counts
+
+
+def test_a_tower_runs_once_for_all_epochs_evaluations_and_resumes(place, encoded):
+    first = run_here("train", "run.yaml", cwd=place)
+    assert first.returncode == 0, first.stderr
+    assert encoded == [3] and "3 images: 3 encoded, 0 cached" in first.stdout + first.stderr
+    more = run_here("train", "run.yaml", "--resume", "train.num_train_epochs=3", cwd=place)
+    assert more.returncode == 0, more.stderr
+    held_out = run_here("eval", "out", cwd=place)
+    for done in (more, held_out):
+        assert "3 images: features are cached" in done.stdout + done.stderr or done is held_out
+        assert "vision tower" not in done.stdout + done.stderr
+    assert "2 images: features are cached" in held_out.stdout + held_out.stderr
+    assert encoded == [3]
+    next(iter((place / "cache").rglob("images/*/*/*.bin"))).unlink()
+    run_here("train", "run.yaml", "--overwrite", cwd=place)
+    assert encoded == [3, 1]
+
+
+def test_the_planned_tower_is_what_the_run_takes(place, encoded):
+    """``estimate`` and ``train`` print one plan, made of the sizes of all pictures."""
+    planned = run_here("estimate", "run.yaml", cwd=place).stdout
+    (line,) = (row for row in planned.splitlines() if "vision tower" in row)
+    assert "3 images of at most 10 tokens" in planned
+    done = run_here("train", "run.yaml", "train.max_steps=1", "device.memory=4MiB", cwd=place)
+    assert line in done.stdout + done.stderr
+    assert encoded == [3]
