@@ -141,8 +141,9 @@ def _complete_file(
     images = {image.key: image for _, own in found for image in own}
     longest = max(len(prompt.ids) for prompt, _ in found)
     texts = GenerationWorkload.of(
-        source.pretrained, longest, count, min(batch, len(found)), images=bool(images)
-    )
+        source.pretrained, longest, count, min(batch, len(found)), images=bool(images),
+        encoded=True,
+    )  # fmt: skip
     with Display(Terminal(stderr=True)) as display:
         settings = opening.settings(display)
         features = images_with_own_device(settings, source, images, display)
