@@ -149,7 +149,7 @@ def _complete_file(
         features = images_with_own_device(settings, source, images, display)
         model = load_adapted(source, opening.adapter, settings, display, texts)
     prompts = [
-        replace(prompt, images=ImagesOfPrompt(features, [image.key for image in own]))
+        replace(prompt, images=ImagesOfPrompt(features or {}, [image.key for image in own]))
         for prompt, own in found
     ]
     made = complete(

@@ -48,7 +48,7 @@ def images_with_own_device(
 class ImagesOfPrompt(Sequence[ImageFeatures]):
     """The features of a prompt's images, which are read from the store on each access."""
 
-    def __init__(self, features: Features | None, keys: Sequence[str]) -> None:
+    def __init__(self, features: Features, keys: Sequence[str]) -> None:
         self._features = features
         self._keys = keys
 
@@ -60,7 +60,6 @@ class ImagesOfPrompt(Sequence[ImageFeatures]):
     @overload
     def __getitem__(self, index: slice) -> list[ImageFeatures]: ...
     def __getitem__(self, index: int | slice) -> ImageFeatures | list[ImageFeatures]:
-        assert self._features is not None  # prompts have some
         if isinstance(index, slice):
             return [self._features[key] for key in self._keys[index]]
         return self._features[self._keys[index]]
