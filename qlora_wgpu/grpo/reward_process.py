@@ -24,9 +24,8 @@ from typing import IO, Any
 
 from qlora_wgpu.errors import ConfigError, RewardError
 from qlora_wgpu.files import is_file
-from qlora_wgpu.grpo.time_limit import RewardTimeoutError
+from qlora_wgpu.grpo.reward_failures import RewardTimeoutError, text_of_error
 from qlora_wgpu.supervision.processes import signal_name
-from qlora_wgpu.visible import one_line
 
 _START = 60.0  # seconds for a file to be imported
 _ENDS = 5.0  # seconds for a process to end that has closed its pipe
@@ -252,7 +251,7 @@ def _as_json(reward: Any) -> Any:
 
 
 def _described(err: BaseException) -> str:
-    return f"{type(err).__name__}: {one_line(str(err)[:300])}"
+    return f"{type(err).__name__}: {text_of_error(err)}"
 
 
 if __name__ == "__main__":
