@@ -80,7 +80,7 @@ SCENES: dict[str, dict[str, dict[str, Any]]] = {
             "top_entropy_quantile": 0.5,
             "log_completions": True,
         },
-    },  # fmt: skip
+    },
     "tensorboard": {"log": {"report_to": ["tensorboard"]}, "output": {"save_total_limit": 2}},
 }
 

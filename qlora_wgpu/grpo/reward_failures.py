@@ -23,12 +23,13 @@ class _Interrupt(BaseException):
     """Raised within a function; no Exception, since functions may handle those."""
 
 
-def text_of_error(err: BaseException) -> str:
-    """The message of a function's exception, on one line."""
+def described(err: BaseException) -> str:
+    """The kind and the message of a function's exception, on one line."""
     try:
-        return one_line(str(err)[:200])
+        text = one_line(str(err)[:200])
     except Exception:  # its own __str__ fails
-        return "no message"
+        text = ""
+    return f"{type(err).__name__}: {text}" if text else type(err).__name__
 
 
 def limited(function: Callable[..., Any], name: str, seconds: float) -> Callable[..., list[Any]]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from qlora_wgpu.errors import ConfigError, RewardError, brief, require_extra
 from qlora_wgpu.grpo.advantages import Array
-from qlora_wgpu.grpo.reward_failures import RewardTimeoutError, text_of_error
+from qlora_wgpu.grpo.reward_failures import RewardTimeoutError, described
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -345,7 +345,7 @@ def rewards_of(
         except RewardTimeoutError:
             raise
         except Exception as err:
-            what = f"reward function {shown} failed: {type(err).__name__}: {text_of_error(err)}"
+            what = f"reward function {shown} failed: {described(err)}"
             if isinstance(err, RewardError):
                 what = str(err)
             raise RewardError(f"{what}{_on_which(function, batch)}") from err
