@@ -23,7 +23,9 @@ from qlora_wgpu import Config, LoraConfig, QLoRAModel, Trainer, errors
 FILES: dict[str, tuple[str, str]] = {
     # what it does: the function's body, and what the message must contain
     "raises": ("raise ValueError('no such\\nthing')", r"ValueError: no such\nthing (on the compl"),
-    "raises what has no text": ("raise type('E', (Exception,), {'__str__': None})", "score: E (on the completion"),
+    "raises what has no text": (
+        "raise type('E', (Exception,), {'__str__': None})", "score: E (on the completion",
+    ),
     "loops": ("while True: pass", "no rewards within 5 s"),
     "sleeps": ("time.sleep(99)", "no rewards within 5 s"),
     "stops itself": ("os.kill(os.getpid(), signal.SIGSTOP)", "no rewards within 5 s"),
