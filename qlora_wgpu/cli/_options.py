@@ -15,6 +15,7 @@ from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.config.values import parse_bytes
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.files import exists, is_dir
+from qlora_wgpu.limits import LONGEST_SIDE
 
 # ---- types ---------------------------------------------------------------------------------------
 
@@ -77,6 +78,15 @@ def read_bytes(option: str, text: str) -> int:
     if not size:
         raise ConfigError(f"{option} must be a size such as 8GiB or 500MiB, got {text!r}")
     return size
+
+
+def read_size(option: str, text: str) -> tuple[int, int]:
+    """A width and a height in pixels: ``1024x768``."""
+    width, times, height = text.lower().partition("x")
+    if not times:
+        raise ConfigError(f"{option} must be a width and a height such as 1024x768, got {text!r}")
+    most = LONGEST_SIDE
+    return positive_integer(option, width, most), positive_integer(option, height, most)
 
 
 def output_file(option: str, name: str) -> Path:

@@ -95,7 +95,7 @@ class RolloutSampler:
             MicroBatch(
                 each.ids, each.targets, each.mask,
                 self._plan.dropout_key(step, n) if self._model.is_random else None,
-                each.tokens, policy=each.policy,
+                each.tokens, samples=each.policy,
             )
             for n, each in enumerate(made)
         ]  # fmt: skip

@@ -21,7 +21,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import data_path, warn_of_cache
-from qlora_wgpu.runs.images import images_with_own_device
+from qlora_wgpu.runs.images import ImagesOfPrompt, images_with_own_device
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -37,7 +37,7 @@ from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.data import DataReader, check_ids, warn_of_other_split
 from qlora_wgpu.training.evaluation import answer_sums, held_out_loss
 from qlora_wgpu.training.executor import LocalExecutor
-from qlora_wgpu.training.images import Features, prompt_images, with_images, without_images
+from qlora_wgpu.training.images import BatchImages, Features, prompt_images
 from qlora_wgpu.training.observers import Unwatched
 from qlora_wgpu.training.preferences import PreferenceData, preference_of, scoring_of
 from qlora_wgpu.training.references import ReferenceModel
@@ -208,17 +208,19 @@ def evaluate(
         count = min(generate.batch, len(prompts))
         more = GenerationWorkload.of(
             source.pretrained, longest, generate.max_new_tokens, count,
-            images=bool(dataset.image_sources),
+            images=bool(dataset.image_sources), encoded=True,
         )  # fmt: skip
         parts.append(more)
     features = images_with_own_device(settings, source, dataset.image_sources, observer)
     model = load_adapted(source, loaded, settings, observer, CombinedWorkload(parts))
     if scoring is not None:
         return Evaluation(path, adapter, None, _scored(model, dataset, settings, observer))
-    inputs = without_images if features is None else with_images(features, source.architecture)
+    inputs = None if features is None else BatchImages(features, source.architecture)
     evaluate_answers = None
     if preference is not None:
-        evaluate_answers = preference_evaluator(model, dataset, settings, preference, observer)
+        evaluate_answers = preference_evaluator(
+            model, dataset, settings, preference, observer, inputs
+        )
 
     def measured(what: str) -> tuple[HeldOutLoss, Sequence[Prediction]]:
         def progress(done: int, rows: int) -> None:
@@ -284,7 +286,7 @@ def _predictions(
     stops = tokenizer.eos_token_ids | special  # including those of the template's turns
     completions = complete(
         model, tokenizer,
-        [Prompt(row.ids, stops, images=[features[key] for key in row.images]) for row in rows],
+        [Prompt(row.ids, stops, images=ImagesOfPrompt(features, row.images)) for row in rows],
         max_new_tokens=settings.max_new_tokens, batch=settings.batch, max_length=model.max_length,
     )  # fmt: skip
     found = []
@@ -336,17 +338,17 @@ def _scored(
 
 def preference_evaluator(
     model: QLoRAModel, dataset: Dataset, settings: Config, preference: Preference,
-    observer: Observer,
+    observer: Observer, images: BatchImages | None = None,
 ) -> Callable[[Callable[[int, int], None]], HeldOutLoss]:  # fmt: skip
     """Computes the reference model's log probabilities; each call evaluates the current model."""
-    executor, rows = LocalExecutor(model), settings.rows_at_once
+    executor, rows = LocalExecutor(model, images=images is not None), settings.rows_at_once
     model.options = training_options(settings.train)
     longest = max(settings.data.max_seq_length, dataset.longest)
     init_from = settings.lora.init_from if preference.has_reference else None
     with model.adapter_off() if init_from is None else _active_adapter(model, init_from):
-        reference = ReferenceModel(model, executor, dataset, preference, rows, longest)
+        reference = ReferenceModel(model, executor, dataset, preference, rows, longest, images)
         references = reference.logps(keep=settings.data.cache, progress=observer.activity)
-    answers = PreferenceData(dataset, preference, references, longest)
+    answers = PreferenceData(dataset, preference, references, longest, images)
 
     def measured(progress: Callable[[int, int], None]) -> HeldOutLoss:
         loss, count, *sums = answer_sums(model, executor, answers, dataset, rows, progress)

@@ -20,6 +20,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.grpo.completer import MOST_AT_ONCE
 from qlora_wgpu.grpo.reward_set import RewardSet
 from qlora_wgpu.grpo.sampler import RolloutSampler
+from qlora_wgpu.images.thumbnails import thumbnail
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
@@ -181,7 +182,7 @@ def _train(
         if data.prompts:
             events.activity("generating samples before training")
             samples = texts.before()
-            _report_samples(samples, page, events)
+            _report_samples(samples, page, events, data)
         output, dumped = Path(settings.output.dir), settings.model_dump()
         for service in services(settings.log.report_to, output, dumped, resume=resume):
             events.subscribe(service, on_error="drop")
@@ -203,7 +204,7 @@ def _train(
         if samples and not result.interrupted:
             events.activity("generating samples after training")
             samples = _after(texts, samples, result, events)
-            _report_samples(samples, page, events)
+            _report_samples(samples, page, events, data)
     result = replace(result, sample=next(iter(samples), None), samples=samples)
     reports = page.ended(result)
     events.reported(reports)
@@ -213,9 +214,18 @@ def _train(
     return result
 
 
-def _report_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
+_PICTURES = 4  # of a prompt in the report
+
+
+def _report_samples(
+    samples: tuple[Sample, ...], page: Reporter, events: Events, data: RunData
+) -> None:
     events.activity("")
-    page.take_samples(samples)
+    images = data.images
+    pictures = [
+        [thumbnail(images[key]) for key in prompt.images[:_PICTURES]] for prompt in data.prompts
+    ]
+    page.take_samples(samples, [[*filter(None, own)] for own in pictures])
     events.sampled(samples[0])
 
 

@@ -25,7 +25,8 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 
 CONFIGS = traced_configs()
 for image_type, text_type in TEXTS.items():
-    text = CONFIGS.get(text_type) or CONFIGS[text_type.split("_")[0]]
+    names = (text_type, text_type.removesuffix("_text"), text_type.split("_")[0])
+    text = next(CONFIGS[name] for name in names if name in CONFIGS)
     CONFIGS[image_type] = {"model_type": image_type, "text_config": text}
 
 
@@ -197,7 +198,7 @@ PADDED = {
     "hunyuan_v1_moe": 0, "lfm2": 0, "lfm2_moe": 0,
     "ministral3": 11, "nanochat": 1, "olmo_hybrid": 100_277, "olmo": 1, "olmo2": 1, "olmo3": 1,
     "olmoe": 1, "phi3": 32_000, "seed_oss": 1,
-    "smollm3": 128_004,
+    "smollm3": 128_004, "zamba2": 0,
 }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def check_policy(
     )
     if is_on_policy:  # those given are ignored
         old = logps
-    batch = run.batch(mask, targets=targets, policy=given)
+    batch = run.batch(mask, targets=targets, samples=given)
     losses = np.zeros((mask.size, 2))
     losses[: len(rows)] = np.stack([-logps, entropies], axis=1)
     is_summed = loss_type == "rloo"
