@@ -299,7 +299,8 @@ def staged(*, quick: bool = False) -> Iterator[Stage]:
 
 
 def _without_timings(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if "second" not in k and "time" not in k}
+    timings = ("second", "time", "generation_share")
+    return {k: v for k, v in row.items() if not any(name in k for name in timings)}
 
 
 def _stable(name: str) -> str:
