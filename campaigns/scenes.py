@@ -96,7 +96,7 @@ class Scene:
         rows: metrics.jsonl without timings.
         files: All files' names, below the trial's folder.
         operations: Of a run with nothing prepared.
-        samples: samples.jsonl.
+        completions: Those of samples.jsonl.
         seconds: How long it takes.
     """
 
@@ -106,7 +106,7 @@ class Scene:
     rows: list[dict[str, Any]] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
     operations: int = 0
-    samples: bytes = b""
+    completions: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -149,10 +149,12 @@ class Trial:
         except (OSError, ValueError) as err:
             return [{"unreadable": str(err)}]
 
-    def samples(self) -> bytes:
+    def completions(self) -> list[str]:
+        """The lines of samples.jsonl that are completions with their rewards."""
         with contextlib.suppress(OSError):
-            return (self.out / "samples.jsonl").read_bytes()
-        return b""
+            lines = (self.out / "samples.jsonl").read_text().splitlines()
+            return [line for line in lines if '"rewards"' in line]
+        return []
 
     def files(self) -> set[str]:
         names = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*")}
@@ -165,8 +167,8 @@ class Trial:
             losses.append("another adapter" if self.adapter() else "no adapter")
         if self.rows() != self.scene.rows:
             losses.append("other rows in metrics.jsonl")
-        if self.samples() != self.scene.samples:
-            losses.append("other texts in samples.jsonl")
+        if self.completions() != self.scene.completions:
+            losses.append("other completions in samples.jsonl")
         if extra := sorted(self.files() - self.scene.files):
             losses.append(f"left behind: {extra[0]}")
         if missing := sorted(self.scene.files - self.files()):
@@ -222,7 +224,7 @@ class Stage:
                 assert outcome.code == 0, outcome.text
                 scene.seconds = time.monotonic() - began
                 scene.adapter, scene.rows = trial.adapter(), trial.rows()
-                scene.samples = trial.samples()
+                scene.completions = trial.completions()
                 scene.files, scene.operations = trial.files(), outcome.operations
         return self.scenes[name]
 
