@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.config.sections.grpo import GRPOConfig
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.grpo.advantages import Scores
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
 
 MOST_AT_ONCE = 64  # completions that are sampled at once, if memory allows
+Complete = Callable[..., list[Completion] | None]
+"""``sample_completions`` without its engine."""
 _EVALUATION = 1 << 40  # numbers of evaluations' seeds are beyond those of generations
 
 
@@ -44,29 +47,28 @@ class RolloutSampler:
 
     def __init__(
         self, run: Run, rewards: RewardSet, tokenizer: Tokenizer, stop_ids: frozenset[int],
-        at_once: int = MOST_AT_ONCE,
+        at_once: int = MOST_AT_ONCE, complete: Complete | None = None,
     ) -> None:  # fmt: skip
-        """Samples nothing yet."""
+        """Samples nothing yet.
+
+        Completions are sampled by ``complete``, or with an engine, at most ``at_once``.
+        """
         assert isinstance(run.plan, RolloutPlan)
-        if not isinstance(run.model, QLoRAModel):
-            raise ConfigError(
-                f"train.objective: {run.config.train.objective} is not supported on a cluster: "
-                "remove cluster.scheduler"
-            )
         policy = policy_of(run.config)
         assert policy is not None
         self._run, self._model, self._plan, self._policy = run, run.model, run.plan, policy
         self._rewards, self._tokenizer, self._stop_ids = rewards, tokenizer, stop_ids
         self._sampling = sampling_of(run.config.grpo)
-        self._at_once = at_once
-        self._engine: Engine | None = None
+        self._at_once, self._complete = at_once, complete
         self._generation = -1  # the one that the batches are of
         self._batches: RolloutBatches | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
         self._seconds = 0.0
-        self._start: npt.NDArray[np.float32] | None = None
-        if run.config.lora.init_from is not None:  # it is part of the reference model
-            self._start = run.model.read_flat(run.model.adapter.parameters).copy()
+        self._reference: npt.NDArray[np.float32] | None = None
+        if policy.has_reference and run.config.lora.init_from is not None:
+            self._reference = run.model.read_flat(run.model.adapter.parameters).copy()
+        elif policy.has_reference:
+            self._reference = run.executor.neutral()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -196,8 +198,8 @@ class RolloutSampler:
             "max_completion_length": self._plan.max_completion_length,
         }
         if flats is None:
-            return RolloutBatches(self._model, rollout, self._policy, start=self._start, **given)
-        return RolloutBatches(self._model, rollout, self._policy, known=flats, **given)
+            given["reference"] = self._reference
+        return RolloutBatches(self._run.executor, rollout, self._policy, known=flats, **given)
 
     def _sampled(
         self, prompts: Sequence[Prompt], seeds: Sequence[int], what: str, size: int, *,
@@ -206,8 +208,8 @@ class RolloutSampler:
         """Scored completions of prompts, or None if the run was stopped meanwhile."""
         run, given = self._run, self._run.config.grpo
         activity = run.events.activity
-        completions = sample_completions(
-            self._opened_engine(),
+        complete = self._complete or self._with_engine
+        completions = complete(
             prompts,
             self._sampling,
             seeds,
@@ -229,16 +231,17 @@ class RolloutSampler:
         activity("")
         return rollout
 
-    def _opened_engine(self) -> Engine:
-        if self._engine is None:
-            rows = [self._run.rows, *filter(None, [self._run.held_out])]
-            longest = max(each.longest for each in rows)
-            completions = self._plan.num_prompts * self._plan.num_generations
-            self._engine = Engine(
-                self._model, min(self._at_once, completions),
-                longest + self._plan.max_completion_length, packs_weights=False,
-            )  # fmt: skip
-        return self._engine
+    @cached_property
+    def _with_engine(self) -> Complete:
+        rows = [self._run.rows, *filter(None, [self._run.held_out])]
+        longest = max(each.longest for each in rows)
+        completions = self._plan.num_prompts * self._plan.num_generations
+        assert isinstance(self._model, QLoRAModel)
+        engine = Engine(
+            self._model, min(self._at_once, completions),
+            longest + self._plan.max_completion_length, packs_weights=False,
+        )  # fmt: skip
+        return partial(sample_completions, engine)
 
     def _log(self, step: int, rollout: Rollout, size: int) -> None:
         """Writes completions with their rewards to ``samples.jsonl``."""
