@@ -316,9 +316,9 @@ class WorkerSpec:
     version: str  # the owner's version of the package
     # What the run computes, as plain data: memory is planned from it
     shapes: dict[str, Any]
+    gpu: str | None = None  # None if the worker chooses
     rollouts: dict[str, Any] | None = None  # its generation of completions, the same way
     images: bool = False  # whether its rows have images
-    gpu: str | None = None  # None if the worker chooses
 
 
 WorkerClass = Callable[[WorkerSpec], Any]

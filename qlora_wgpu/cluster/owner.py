@@ -372,8 +372,8 @@ async def _ended(engine: Engine, connection: Connection) -> None:
 # step or an evaluation, and images' features are sent with each call. So workers may join and leave
 # at any time.
 
-_AT_ONCE = 256  # maximum number of micro-batches that are in memory in an evaluation,
-_BYTES = 512 * MIB  # and beyond one, of their images' features
+_AT_ONCE = 256  # maximum number of an evaluation's micro-batches that are in memory
+_BYTES = 512 * MIB  # maximum size of their images' features, unless one has more
 
 
 def _in_groups(batches: Iterable[_T], nbytes: Callable[[_T], int]) -> Iterator[list[_T]]:

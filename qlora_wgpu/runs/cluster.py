@@ -192,14 +192,15 @@ class Worker:
         """A completion of each prompt, sampled with its seed."""
         self._require(request.version)
         assert self._rollouts is not None  # the run samples completions
-        if self._engine is None:
-            self._engine = Engine(
-                self._model, self._rollouts.count, self._rollouts.capacity, packs_weights=False
-            )
+        engine = self._engine or Engine(
+            self._model, self._rollouts.count, self._rollouts.capacity, packs_weights=False
+        )
+        self._engine = None  # after an error, its requests are dropped with it
         completions = sample_completions(
-            self._engine, [Prompt(ids, "") for ids in given.prompts], given.sampling, given.seeds,
+            engine, [Prompt(ids, "") for ids in given.prompts], given.sampling, given.seeds,
             max_completion_length=given.max_completion_length, stop_ids=given.stop_ids,
         )  # fmt: skip
+        self._engine = engine
         assert completions is not None  # it was not stopped
         ids = np.array([token for each in completions for token in each.ids], np.int32)
         lengths = np.array([len(each.ids) for each in completions], np.int32)
@@ -323,7 +324,7 @@ def opened_cluster(
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
         length, has_images = workload.step.seq, workload.step.image_rows > 0
         return WorkerSpec(
-            settings.model_dump(), length, __version__, shapes_of_run, rollouts, has_images, own
+            settings.model_dump(), length, __version__, shapes_of_run, own, rollouts, has_images
         )
 
     def check(identity: WorkerInfo) -> str | None:
