@@ -16,7 +16,7 @@ from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -197,8 +197,8 @@ def expected(
     if method == "divergence":
         return Expected(0.0, has_metrics=True)
     gradient = length if method == "gradient" else None
-    if batch.policy is not None:
-        return Expected(float(batch.policy.shares.sum()), True, gradient, has_metrics=True)
+    if isinstance(batch.samples, PolicyInputs):
+        return Expected(float(batch.samples.shares.sum()), True, gradient, has_metrics=True)
     if batch.samples is not None and preference is not None:
         count = len(answers_of(batch).references) / (2 if preference.is_paired else 1)
         return Expected(count, gradient=gradient, has_metrics=True)

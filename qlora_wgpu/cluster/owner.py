@@ -54,8 +54,8 @@ from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, QLoRAError
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.graph.sharded_vector import ShardedVector
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE
 from qlora_wgpu.grpo.rollouts import Completion, Prompt
-from qlora_wgpu.grpo.sampler import MOST_AT_ONCE
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel

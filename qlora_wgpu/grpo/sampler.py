@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config.sections.grpo import GRPOConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.generation.engine import Engine
-from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.grpo.advantages import Scores
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE, Completer, SampleCompletions, prompt_of
 from qlora_wgpu.grpo.reward_set import RewardSet
 from qlora_wgpu.grpo.rollouts import (
     Completion,
-    Prompt,
     Rollout,
     RolloutBatches,
-    evaluate_completions,
     sample_completions,
     seed_of,
 )
@@ -33,13 +29,7 @@ from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.policies import RolloutPlan, policy_of
 
 if TYPE_CHECKING:
-    from qlora_wgpu.data import Dataset
     from qlora_wgpu.training.run import Run
-
-MOST_AT_ONCE = 64  # completions that are sampled at once, if memory allows
-Complete = Callable[..., list[Completion] | None]
-"""``sample_completions`` without its engine."""
-_EVALUATION = 1 << 40  # numbers of evaluations' seeds are beyond those of generations
 
 
 class RolloutSampler:
@@ -47,19 +37,18 @@ class RolloutSampler:
 
     def __init__(
         self, run: Run, rewards: RewardSet, tokenizer: Tokenizer, stop_ids: frozenset[int],
-        at_once: int = MOST_AT_ONCE, complete: Complete | None = None,
+        at_once: int = MOST_AT_ONCE, sample: SampleCompletions | None = None,
     ) -> None:  # fmt: skip
         """Samples nothing yet.
 
-        Completions are sampled by ``complete``, or with an engine, at most ``at_once``.
+        Completions are sampled by ``sample``, or with an engine, at most ``at_once``.
         """
         assert isinstance(run.plan, RolloutPlan)
         policy = policy_of(run.config)
         assert policy is not None
         self._run, self._model, self._plan, self._policy = run, run.model, run.plan, policy
         self._rewards, self._tokenizer, self._stop_ids = rewards, tokenizer, stop_ids
-        self._sampling = sampling_of(run.config.grpo)
-        self._at_once, self._complete = at_once, complete
+        self._at_once, self._sample = at_once, sample
         self._generation = -1  # the one that the batches are of
         self._batches: RolloutBatches | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
@@ -87,7 +76,9 @@ class RolloutSampler:
         numbers = [n for n in self._plan.prompts_of(generation) for _ in range(size)]
         prompts = [prompt_of(self._run.rows, number) for number in numbers]
         seeds = [seed_of(self._plan.seed, generation, n) for n in range(len(prompts))]
-        rollout = self._sampled(prompts, seeds, "sampling completions", size)
+        rollout = self._completer.complete(
+            prompts, seeds, "sampling completions", size, lambda: self._run.stop.requested
+        )
         self._seconds += time.perf_counter() - began
         if rollout is None:
             return False
@@ -110,7 +101,7 @@ class RolloutSampler:
             MicroBatch(
                 each.ids, each.targets, each.mask,
                 self._plan.dropout_key(step, n) if self._model.is_random else None,
-                each.tokens, policy=each.policy,
+                each.tokens, samples=each.policy,
             )
             for n, each in enumerate(made)
         ]  # fmt: skip
@@ -127,14 +118,11 @@ class RolloutSampler:
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """TRL's metrics of completions of the held-out prompts, with the same seeds each time."""
-        run, given = self._run, self._run.config.grpo
+        run = self._run
         assert run.held_out is not None
-        size = given.num_generations_eval or self._plan.num_generations
-        chosen = [n for n in range(len(run.held_out)) for _ in range(size)]
-        prompts = [prompt_of(run.held_out, number) for number in chosen]
-        seeds = [seed_of(self._plan.seed, _EVALUATION, n) for n in range(len(prompts))]
-        rollout = self._sampled(prompts, seeds, "evaluating by reward", size, stops=False)
-        assert rollout is not None
+        rollout = self._completer.evaluate(
+            run.held_out, run.config.train.objective, self._plan.seed, "evaluating by reward"
+        )
         return rollout.metrics(list(self._rewards.functions))
 
     # -- checkpoints within a generation -----------------------------------------------------------
@@ -201,47 +189,22 @@ class RolloutSampler:
             given["reference"] = self._reference
         return RolloutBatches(self._run.executor, rollout, self._policy, known=flats, **given)
 
-    def _sampled(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], what: str, size: int, *,
-        stops: bool = True,
-    ) -> Rollout | None:  # fmt: skip
-        """Scored completions of prompts, or None if the run was stopped meanwhile."""
-        run, given = self._run, self._run.config.grpo
-        activity = run.events.activity
-        complete = self._complete or self._with_engine
-        completions = complete(
-            prompts,
-            self._sampling,
-            seeds,
-            max_completion_length=given.max_completion_length,
-            stop_ids=self._stop_ids,
-            is_stopped=lambda: stops and run.stop.requested,
-            progress=lambda done: activity(f"{what}: {done:,} of {len(prompts):,}"),
-        )
-        activity("")
-        if completions is None:
-            return None
-        texts = [self._tokenizer.decode(completion.ids) for completion in completions]
-        activity("scoring completions")
-        config = replace(self._rewards.advantages, num_generations=size)
-        rollout = evaluate_completions(
-            prompts, completions, texts, self._rewards.functions, self._rewards.weights, config,
-            mask_truncated_completions=given.mask_truncated_completions,
-        )  # fmt: skip
-        activity("")
-        return rollout
-
     @cached_property
-    def _with_engine(self) -> Complete:
-        rows = [self._run.rows, *filter(None, [self._run.held_out])]
-        longest = max(each.longest for each in rows)
-        completions = self._plan.num_prompts * self._plan.num_generations
-        assert isinstance(self._model, QLoRAModel)
-        engine = Engine(
-            self._model, min(self._at_once, completions),
-            longest + self._plan.max_completion_length, packs_weights=False,
+    def _completer(self) -> Completer:
+        run, sample = self._run, self._sample
+        if sample is None:
+            assert isinstance(self._model, QLoRAModel)
+            completions = self._plan.num_prompts * self._plan.num_generations
+            longest = max(each.longest for each in [run.rows, *filter(None, [run.held_out])])
+            engine = Engine(
+                self._model, min(self._at_once, completions),
+                longest + self._plan.max_completion_length, packs_weights=False,
+            )  # fmt: skip
+            sample = partial(sample_completions, engine)
+        return Completer(
+            sample, self._tokenizer, self._rewards, run.config.grpo, self._stop_ids,
+            run.events.activity,
         )  # fmt: skip
-        return partial(sample_completions, engine)
 
     def _log(self, step: int, rollout: Rollout, size: int) -> None:
         """Writes completions with their rewards to ``samples.jsonl``."""
@@ -263,17 +226,3 @@ class RolloutSampler:
                 },
                 "advantage": float(rollout.scores.advantages[number]),
             })  # fmt: skip
-
-
-def prompt_of(rows: Dataset, number: int) -> Prompt:
-    """A prompt of the data."""
-    row = rows.prompt_row(number)
-    return Prompt(rows[number].input_ids.tolist(), row.prompt, row.columns)
-
-
-def sampling_of(given: GRPOConfig) -> Sampling:
-    """Sampling parameters of the section ``grpo``; seeds are set per completion."""
-    return Sampling(
-        given.temperature, given.top_k, given.top_p, 0, given.min_p or 0.0,
-        given.repetition_penalty,
-    )  # fmt: skip

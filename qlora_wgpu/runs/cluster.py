@@ -149,7 +149,6 @@ class Worker:
             model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
                 weights=batch.weights, samples=batch.samples, images=batch.images,
-                policy=batch.policy,
             )  # fmt: skip
             return self._sums(request, began, "train", model.read_flat(model.adapter.gradient))
 
@@ -360,6 +359,7 @@ def _owner_layout(
 
     layout = workload.layout(device)
     memory = owner_memory(layout, workload.optim)
+    memory += Counter({"reward models": workload.reward_models})
     observer.planned(memory)
     _require_room(memory, device)
     layout = verified_layout(
@@ -374,10 +374,10 @@ def _require_room(memory: Counter[str], device: Device) -> None:
     limit, needed = limit_of(device), memory.total()
     if limit is not None and needed > limit:
         raise OutOfMemoryError(
-            f"the owner of this run (adapter, gradients, moments) needs {needed / MIB:,.1f} MiB of "
-            f"device memory, {(needed - limit) / MIB:,.1f} MiB more than the "
-            f"{limit / MIB:,.1f} MiB available: lower lora.r, set optim.name to adamw_8bit, or "
-            "raise device.memory"
+            "the owner of this run (adapter, gradients, moments, reward models) needs "
+            f"{needed / MIB:,.1f} MiB of device memory, {(needed - limit) / MIB:,.1f} MiB more "
+            f"than the {limit / MIB:,.1f} MiB available: lower lora.r, set optim.name to "
+            "adamw_8bit, or raise device.memory"
         )
 
 

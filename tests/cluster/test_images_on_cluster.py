@@ -71,7 +71,7 @@ def traces(place, name):
 
 @pytest.mark.slow
 def test_a_run_has_the_bits_of_one_device(device, tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "VisionEncoder", Tower)
+    monkeypatch.setattr(images, "opened_tower", Tower)
     monkeypatch.setattr(results, "check_launches", lambda *given: [])
     monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
     monkeypatch.setattr("qlora_wgpu.runs.cluster.device_of", lambda settings: device)
