@@ -34,21 +34,25 @@ def write_run(folder):
         Image.fromarray(rgb_of(*size)).save(folder / f"{number}.png")
     first, second = str(folder / "0.png"), str(folder / "1.png")
     rows = [row(0, [first]), row(1, [second, first]), row(2, []), row(3, [second])]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    answers = {"chosen": "So.", "rejected": "Not so."}
+    pairs = [{"prompt": each["messages"][:1], "images": each["images"], **answers} for each in rows]
+    (folder / "sft.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
 
 
-def settings_of(place, name, workers):
+def settings_of(place, name, workers, objective):
+    rows = str(place / ("sft.jsonl" if objective == "sft" else "pairs.jsonl"))
     given = {
         "model": {"path": str(place / "model")},
         "lora": {"r": 2, "target_modules": ["q_proj", "down_proj"]},
         "quant": {"scheme": "none"},
         "data": {
-            "train": str(place / "rows.jsonl"), "eval": str(place / "rows.jsonl"),
-            "max_seq_length": 128, "image_cache": "memory",
+            "train": rows, "eval": rows, "max_seq_length": 128, "image_cache": "memory",
+            "cache": False,
         },
         "train": {
-            "max_steps": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4,
-            "compute_dtype": "float32",
+            "objective": objective, "max_steps": 1, "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 4, "compute_dtype": "float32",
         },
         "optim": {"learning_rate": 1e-2, "warmup_ratio": 0.0},
         "eval": {"eval_steps": 1, "sample_max_new_tokens": 4},
@@ -70,7 +74,9 @@ def traces(place, name):
 
 
 @pytest.mark.slow
-def test_a_run_has_the_bits_of_one_device(device, tmp_path, monkeypatch):
+@pytest.mark.cover(objective=["sft"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto"])
+def test_a_run_has_the_bits_of_one_device(device, tmp_path, monkeypatch, objective):
     monkeypatch.setattr(images, "opened_tower", Tower)
     monkeypatch.setattr(results, "check_launches", lambda *given: [])
     monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
@@ -91,7 +97,7 @@ def test_a_run_has_the_bits_of_one_device(device, tmp_path, monkeypatch):
     monkeypatch.setattr("qlora_wgpu.runs.cluster.Worker", Seeing)
     write_run(tmp_path)
     for count in (0, 2):
-        train(settings_of(tmp_path, f"run-{count}", count))
+        train(settings_of(tmp_path, f"run-{count}", count, objective))
     alone, shared = (traces(tmp_path, f"run-{count}") for count in (0, 2))
     assert shared == alone
     assert ImageFeatures in seen and any(isinstance(each, int) and each > 0 for each in seen)
