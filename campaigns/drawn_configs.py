@@ -589,6 +589,7 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "deepseek_v2": latent, "deepseek_v3": latent, "glm4_moe_lite": latent,
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,
     "qwen2_moe": mixture, "qwen3_moe": mixture, "olmoe": mixture, "ernie4_5": _ernie,
+    "flex_olmo": mixture,
     "ernie4_5_moe": ernie_moe, "gpt_oss": gpt_oss, "seed_oss": _seed,
     "nanochat": _nanochat, "ministral": _ministral_8b, "youtu": _youtu, "solar_open": _solar,
     "afmoe": _afmoe, "granite_swa": _granite_windows, "granitemoe_swa": _granite_windows,

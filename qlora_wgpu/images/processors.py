@@ -7,7 +7,7 @@ that the tokens of a row are known without decoding its images.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -71,6 +71,9 @@ class ImageProcessor(Protocol):
     def layout(self, height: int, width: int) -> Layout:
         """How an image of this size is divided."""
 
+    def crop_sizes(self, height: int, width: int) -> Sequence[tuple[int, int]]:
+        """Height and width of what the tower reads of an image of this size, crop by crop."""
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The pixels that the tower reads of an image."""
 
@@ -116,6 +119,10 @@ class Idefics3ImageProcessor:
         if max(height, width) <= self.tile:
             return Tiles()
         return Tiles(height // self.tile, width // self.tile)
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """All crops have the size of a tile."""
+        return [(self.tile, self.tile)] * self.layout(height, width).count
 
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The tiles row by row, then the whole image; the latter alone where it is not divided."""
@@ -182,6 +189,10 @@ class _InPatches:
         if self.do_resize:
             height, width = self._resized(height, width)
         return Grid(height // self.patch_size, width // self.patch_size)
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the whole image after resizing."""
+        return [self._resized(height, width) if self.do_resize else (height, width)]
 
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """One crop, the whole image."""
@@ -282,6 +293,10 @@ class Gemma3ImageProcessor:
         """Height and width of what the tower reads of an image of this size."""
         return (self.height, self.width) if self.do_resize else (height, width)
 
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the only crop."""
+        return [self.output_size(height, width)]
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The whole image."""
         if self.do_resize:
@@ -334,6 +349,10 @@ class ClipImageProcessor:
         if self.do_pad:
             height = width = max(height, width)
         return self._resized(height, width) if self.do_resize else (height, width)
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the only crop."""
+        return [self.output_size(height, width)]
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """The size whose shorter side is ``shortest_edge``."""
@@ -414,6 +433,12 @@ class LlavaNextImageProcessor:
         """The tiles of an image of this size."""
         tall, wide = self._best(height, width)
         return Tiles(-(-tall // self.tile), -(-wide // self.tile), (height, width))
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """Those of the tiles, then of the whole image."""
+        tiles = self.layout(height, width).count - 1
+        tile = self.finish.output_size(self.tile, self.tile)
+        return [*[tile] * tiles, self.finish.output_size(*self.size)]
 
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The tiles row by row, then the whole image."""

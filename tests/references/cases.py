@@ -166,6 +166,14 @@ CASES = {
             "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": True,
         },
     ),
+    "flex_olmo-experts": (
+        "flex_olmo",
+        {
+            "num_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 44,
+            "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": False,
+            "output_router_logits": True, "router_aux_loss_coef": 0.3,
+        },
+    ),
     "olmoe-limited": (
         "olmoe",
         {
@@ -526,6 +534,15 @@ CASES = {
             **MAMBA, "mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_proj_bias": True,
             "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
             "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "key_multiplier": 0.6,
+        },
+    ),
+    "muse_glimmer": (
+        "muse_glimmer",
+        {
+            **WIDE, "num_hidden_layers": 3, "sliding_window": 7, "attention_bias": True,
+            "final_logit_softcapping": 1.5, "output_multiplier": 4.0, "qk_scale_factor": 2.3,
+            "rms_norm_eps": 1e-3, "post_norm_eps": 1e-2, "layer_rope_theta": [10000.0, 0, 77.0],
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
     "nemotron_h-experts": (

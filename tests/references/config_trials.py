@@ -46,6 +46,7 @@ OWN = {
         "shared_expert_intermediate_size": 12,
     },
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
+    "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 2,
     },
@@ -136,12 +137,23 @@ OWN = {
         "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 12,
         "sliding_window": 5,
     },
+    "muse_glimmer_text": {
+        "head_dim": 6, "sliding_window": 5, "layer_rope_theta": [10000.0, 10000.0, 0],
+        "final_logit_softcapping": 1.5, "output_multiplier": 4.0, "qk_scale_factor": 2.3,
+        "post_norm_eps": 1e-2,
+    },
     "gemma4_unified_text": {
         "head_dim": 6, "global_head_dim": 10, "sliding_window": 5, "num_kv_shared_layers": 1,
         "attention_k_eq_v": True,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
 }  # fmt: skip
+MAMBA_KEYS = (
+    "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
+    "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit",
+    "rms_norm_eps", "hidden_act", "attention_bias", "position_embedding_type",
+    "num_local_experts",
+)  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
@@ -150,6 +162,7 @@ TEXTS = {
     "idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "llava_next": "qwen2",
     "lfm2_vl": "lfm2", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "exaone4_5": "exaone4",
+    "muse_glimmer": "muse_glimmer_text",
 }  # fmt: skip
 # Small image towers of those that transformers makes with one alone.
 _TOWER = {
@@ -166,6 +179,7 @@ TOWERS = {
     "qwen3_vl": {**_QWEN, "num_position_embeddings": 16},
     "exaone4_5": {**_QWEN, "num_key_value_heads": 1, "fullatt_block_indexes": [0]},
     "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
+    "muse_glimmer": {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 RENAMED = (
@@ -333,6 +347,7 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "layer_rope_theta": [[77.0, 0, 10000.0], [0, 0, 0], [77.0], [77.0, -1, 3], None],
     "global_attn_every_n_layers": [1, 2, 9, None], "num_shared_experts": [1, 3],
     "linear_allow_neg_eigval": [True, False, None], "route_scale": [0.5],
+    "qk_scale_factor": [0.7], "output_multiplier": [0.5], "post_norm_eps": [0.3],
     "mup_enabled": [True, False, None],
     "linear_key_head_dim": [12, 24], "linear_value_head_dim": [3, 16], "mrope_section": [[1, 1, 1]],
 }  # fmt: skip
@@ -370,6 +385,10 @@ def singles(model_type):
     for window, types in itertools.product((5, None), VALUES["layer_types"]):
         yield {"sliding_window": window, "layer_types": types}
         yield {"sliding_window": window, "layer_types": types, "use_sliding_window": True}
+    if model_type == "granitemoehybrid":  # all of whose layers have attention otherwise
+        for key in MAMBA_KEYS:
+            for value in VALUES[key]:
+                yield {"layer_types": ["mamba", "attention", "mamba"], key: value}
     for interval in (1, 2, 9):
         yield {"layer_types": None, "full_attention_interval": interval}
     for rope in ROPES:  # of models that were stretched

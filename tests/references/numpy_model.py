@@ -66,6 +66,9 @@ class NumpyOps(LayerOps):
     def embedding(self, scale=1.0, noise_scale=1.0):
         return scale * self.array(self._architecture.embed_name)[self._ids]
 
+    def normed_embedding(self, eps):
+        return self.plain_rms_norm(self.embedding(), eps)
+
     def linear(self, x, name, residual=None, *, float32=False, multiplier=1.0):
         name = self._stored.get(name, name)
         y = multiplier * (x @ self.array(f"{name}.weight").T)
@@ -218,6 +221,7 @@ class _Experts:
 
     def trace(self, ops, x, at, residual, scale):
         of, layer, at = self._experts, at, f"{at}{self._experts.name}."
+        residual = 0.0 if residual is None and self._experts.shared is None else residual
         if of.shared is not None:
             residual = of.shared.trace(ops, x, layer, residual, scale)
         router = of.choice or softmax_router(normalized=of.norm_topk_prob)

@@ -12,7 +12,7 @@ COMPOSED = (
     "apertus", "arcee", "bamba", "falcon_h1",
     "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
-    "lfm2_moe", "glm4_moe",
+    "flex_olmo", "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
     "gpt_neox", "olmo", "afmoe", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
@@ -39,9 +39,20 @@ def family_configs():
 
 
 def _recorded_config(path):
-    """The config.json of a case; None where what was recorded is of losses alone."""
+    """The config.json of a case; None for losses alone, and for a text part within a model."""
+    config = _any_config(path)
+    return None if "text_config" in (config or ()) else config
+
+
+def _any_config(path):
     with np.load(path) as archive:
         return json.loads(str(archive["config"])) if "config" in archive else None
+
+
+def nested_configs():
+    """The recorded config.json of each model_type whose text part is none by itself."""
+    recorded = filter(None, map(_any_config, FOLDER.glob("*.npz")))
+    return {config["model_type"]: config for config in recorded if "text_config" in config}
 
 
 def _is_scaled(config):

@@ -86,6 +86,7 @@ class Layer:
     mlp: Half | None
     order: ResidualOrder = PRE_NORM  # the places of the norms
     residual_scale: float = 1.0  # factor of each half's output
+    post_norm: Norm | None = None  # the norm of each half's output, if it differs from ``norm``
 
     def weights(self, at: str, hidden_size: int) -> Weights:
         weights = Weights()
@@ -124,7 +125,8 @@ class Layer:
         return ops.operand(h) if name is None else self.norm.trace(ops, h, at + name)
 
     def _after(self, ops: LayerOps, made: Tensor, h: Tensor, at: str, name: str | None) -> Tensor:
-        return made if name is None else self.norm.trace(ops, made, at + name, residual=h)
+        norm = self.post_norm or self.norm
+        return made if name is None else norm.trace(ops, made, at + name, residual=h)
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Decoder:
     embedding_scale: float = 1.0  # factor of the embedding
     # The epsilon of a norm of the embedding, without a weight; None without a norm.
     embedding_norm: float | None = None
+    # Whether that norm is a part of the embedding's module, before what NEFTune and adapters add.
+    norms_within: bool = False
     # Factor of NEFTune's noise, which Hugging Face adds to the embedding module's output: a factor
     # that the model applies later also applies to the noise.
     noise_scale: float = 1.0
@@ -203,6 +207,8 @@ class Decoder:
         return {**state, STREAM: ops.with_features(state[STREAM], i + 1)}
 
     def embedded(self, ops: LayerOps) -> State:
+        if self.norms_within and self.embedding_norm is not None:
+            return {STREAM: ops.normed_embedding(self.embedding_norm)}
         h = ops.embedding(self.embedding_scale, self.noise_scale)
         if self.embedding_norm is not None:
             h = ops.plain_rms_norm(h, self.embedding_norm, float32=True)
