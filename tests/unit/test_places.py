@@ -35,7 +35,7 @@ def lacking(places: dict[str, bool]) -> list[str]:
 
 # Families whose export to GGUF is refused by name.
 WITHOUT_GGUF = {
-    "falcon_h1", "flex_olmo", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
+    "flex_olmo", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
     "olmo_hybrid", "solar_open", "youtu",
 }  # fmt: skip
 
