@@ -34,6 +34,7 @@ NEEDED = {
     "llava": {"text_config": {**SIZES, "model_type": "mistral"}},
     "llava_next": {"text_config": {**SIZES, "model_type": "qwen2"}},
     "exaone4_5": {"text_config": {**SIZES, "model_type": "exaone4"}},
+    "muse_glimmer": {"text_config": {**SIZES, "head_dim": 12}},
     "youtu": LATENT,
     "olmo_hybrid": {
         "num_hidden_layers": 3,

@@ -221,6 +221,7 @@ class _Experts:
 
     def trace(self, ops, x, at, residual, scale):
         of, layer, at = self._experts, at, f"{at}{self._experts.name}."
+        residual = 0.0 if residual is None and self._experts.shared is None else residual
         if of.shared is not None:
             residual = of.shared.trace(ops, x, layer, residual, scale)
         router = of.choice or softmax_router(normalized=of.norm_topk_prob)

@@ -40,9 +40,19 @@ def family_configs():
 
 def _recorded_config(path):
     """The config.json of a case; None for losses alone, and for a text part within a model."""
+    config = _any_config(path)
+    return None if "text_config" in (config or ()) else config
+
+
+def _any_config(path):
     with np.load(path) as archive:
-        config = json.loads(str(archive["config"])) if "config" in archive else None
-    return None if config is not None and "text_config" in config else config
+        return json.loads(str(archive["config"])) if "config" in archive else None
+
+
+def nested_configs():
+    """The recorded config.json of each model_type whose text part is none by itself."""
+    recorded = filter(None, map(_any_config, FOLDER.glob("*.npz")))
+    return {config["model_type"]: config for config in recorded if "text_config" in config}
 
 
 def _is_scaled(config):
