@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import overload
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.model.feature_store import FeatureStore
@@ -14,14 +13,6 @@ from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.runs.opening import OpenedModel, device_of
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.images import Features, encoded_images
-
-
-def check_images(settings: Config, images: Mapping[str, ImageSource]) -> None:
-    """Refuses a run with images that is not supported."""
-    if images and settings.cluster.scheduler is not None:
-        raise ConfigError(
-            "cluster.scheduler does not support rows with images: remove it to train on one GPU"
-        )
 
 
 def features_of(
