@@ -157,12 +157,8 @@ TOWERS = {
     "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
-RENAMED = (
-    "gemma3",
-    "gemma4",
-    "gemma4_unified",
-    "mistral3",
-)  # whose text part is called otherwise by itself
+# Those whose text part is called otherwise by itself.
+RENAMED = "gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
