@@ -271,3 +271,48 @@ class PixtralImageProcessor(_InPatches):
             height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
         rows, columns = (-(-side // self.patch_size) for side in (height, width))
         return rows * self.patch_size, columns * self.patch_size
+
+
+@dataclass(frozen=True)
+class Gemma4ImageProcessor(_InPatches):
+    """Images with as many averaged patches as a maximum allows."""
+
+    max_soft_tokens: int = 280  # of averaged patches
+    patch_size: int = 16
+    pooling_kernel_size: int = 3  # patches of a side that are averaged
+    do_resize: bool = True
+    resample: int = BICUBIC
+    scaling: PixelScaling = field(default_factory=PixelScaling)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Reads preprocessor_config.json."""
+        tokens = integer(config, "max_soft_tokens", 280)
+        if tokens not in _SOFT_TOKENS:
+            raise UnsupportedModelError(
+                "preprocessor_config.json: max_soft_tokens must be one of "
+                f"{', '.join(map(str, _SOFT_TOKENS))}, got {tokens}"
+            )
+        normalizes = {**config, "do_normalize": flag(config, "do_normalize", False)}
+        return cls(
+            tokens,
+            integer(config, "patch_size", 16),
+            integer(config, "pooling_kernel_size", 3),
+            flag(config, "do_resize", True),
+            integer(config, "resample", BICUBIC),
+            PixelScaling.read(normalizes, ((0.0,) * 3, (1.0,) * 3)),
+        )
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """The largest size of whole averaged patches with about the image's aspect ratio."""
+        unit, most = self.pooling_kernel_size * self.patch_size, self.max_soft_tokens
+        factor = math.sqrt(most * unit**2 / (height * width))
+        rows, columns = (math.floor(factor * side / unit) for side in (height, width))
+        if not rows:
+            columns = min(width // height, most)
+        elif not columns:
+            rows = min(height // width, most)
+        return max(rows, 1) * unit, max(columns, 1) * unit
+
+
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)

@@ -23,6 +23,7 @@ from qlora_wgpu.images.layouts import ImageProcessor, Tiles
 from qlora_wgpu.images.one_crop import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
+    Gemma4ImageProcessor,
     PixtralImageProcessor,
     Qwen2VLImageProcessor,
 )
@@ -315,6 +316,19 @@ def _gemma3(files: _Files) -> ImageTokens:
     return files.image_tokens(262_144, lambda *_: pieces, begin)
 
 
+def _gemma4(files: _Files) -> ImageTokens:
+    processor = files.processor
+    if not isinstance(processor, Gemma4ImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of Gemma 4's")
+    begin, end = files.token("boi_token", 255_999), files.token("eoi_token", 258_882)
+
+    def expand(height: int, width: int) -> Pieces:
+        layout = processor.layout(height, width)
+        return [begin, layout.rows * layout.columns // processor.pooling_kernel_size**2, end]
+
+    return files.image_tokens(258_880, expand)
+
+
 def _qwen_vl(files: _Files, ids: tuple[int, int, int] = (151_655, 151_652, 151_653)) -> ImageTokens:
     """``ids`` are the default ids of the placeholder and of what comes before and after it."""
     processor = files.processor
@@ -340,6 +354,7 @@ _FAMILIES: Mapping[str, Callable[[_Files], ImageTokens]] = {
     "llava": _llava,
     "llava_next": _llava_next,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "lfm2_vl": _lfm2_vl,
     "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,

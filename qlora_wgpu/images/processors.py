@@ -14,6 +14,7 @@ from qlora_wgpu.images.layouts import ImageProcessor
 from qlora_wgpu.images.one_crop import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
+    Gemma4ImageProcessor,
     PixtralImageProcessor,
     Qwen2VLImageProcessor,
 )
@@ -35,6 +36,7 @@ PROCESSORS: Mapping[str, Callable[[Mapping[str, Any]], ImageProcessor]] = {
     "SmolVLMImageProcessor": Idefics3ImageProcessor.read,
     "Qwen2VLImageProcessor": Qwen2VLImageProcessor.read,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.read,
+    "Gemma4ImageProcessor": Gemma4ImageProcessor.read,
     "SiglipImageProcessor": _siglip,
     "CLIPImageProcessor": ClipImageProcessor.read,
     "LlavaImageProcessor": ClipImageProcessor.read,
