@@ -8,6 +8,7 @@ from references.projections import distance, projections
 from support.image_models import FAMILIES, RESIZED, SIZES, bytes_of, rgb_of
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.images.layouts import Tiles
 from qlora_wgpu.images.pixels import BICUBIC, BILINEAR, resize_in_torch
 from qlora_wgpu.images.processors import read_image_processor
 
@@ -64,3 +65,10 @@ def test_an_image_that_is_not_divided_has_no_copy_of_itself():
         for changes in ({"use_thumbnail": False}, {"do_image_splitting": False}, {})
     )
     assert (tiles + 1, alone) == (whole, 1)
+
+
+def test_tiles_of_one_aspect_ratio_are_more_for_larger_images():
+    """As transformers computes for these sizes."""
+    processor = read_image_processor({**FAMILIES["lfm2_vl"]["images"], "max_tiles": 8})
+    assert processor.layout(80, 160) == Tiles(1, 2)
+    assert processor.layout(200, 400) == Tiles(2, 4)

@@ -27,7 +27,7 @@ QWEN3 = {
 GEMMA4 = {
     "hidden_size": 24, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 12, "patch_size": 5, "pooling_kernel_size": 2,
-    "position_embedding_size": 11,
+    "position_embedding_size": 11, "rms_norm_eps": 0.02,
 }  # fmt: skip
 GEMMA4_TEXT = {
     **TEXT, "head_dim": 20, "global_head_dim": 20, "pad_token_id": 3,
