@@ -10,14 +10,16 @@ from typing import Any, Self
 import numpy as np
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.images.layouts import Grid, ProcessedImage, Tiles
 from qlora_wgpu.images.pixels import (
     BICUBIC,
     BILINEAR,
     CLIP,
     HALF,
     RGB,
+    Grid,
     PixelScaling,
+    ProcessedImage,
+    Tiles,
     flag,
     integer,
     resize,

@@ -1,11 +1,11 @@
-"""Pixels of images: how a processor resizes, rescales and normalizes them, by its settings."""
+"""What image processors share: what they make of an image, its pixels, and settings of both."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,51 @@ BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Means and standard deviations that families use by default."""
+
+
+# ---- an image for a tower ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How an image is divided: rows and columns of tiles, 0 where it stays whole."""
+
+    rows: int = 0
+    columns: int = 0
+    # Height and width of the image itself, where its tiles have padding (LLaVA-NeXT).
+    size: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many patches an image has."""
+
+    rows: int
+    columns: int
+
+
+Layout = Tiles | Grid
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessedImage:
+    """What a vision tower reads of one image."""
+
+    crops: tuple[Pixels, ...]  # tiles first, the whole image last; one for each image of Qwen's
+    layout: Layout
+
+
+class ImageProcessor(Protocol):
+    """A processor of images."""
+
+    def layout(self, height: int, width: int) -> Layout:
+        """How an image of this size is divided."""
+
+    def __call__(self, rgb: RGB) -> ProcessedImage:
+        """The pixels that the tower reads of an image."""
+
+
+# ---- pixels --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -115,6 +160,9 @@ def _filter_weights(
         weights = np.maximum(1 - away, 0.0)
     weights *= pixels < end[:, None]
     return first, weights / weights.sum(axis=1, keepdims=True)
+
+
+# ---- settings ------------------------------------------------------------------------------------
 
 
 def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:

@@ -19,7 +19,6 @@ import numpy as np
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import DataError, UnsupportedModelError, brief
 from qlora_wgpu.files import is_there
-from qlora_wgpu.images.layouts import ImageProcessor, Tiles
 from qlora_wgpu.images.one_crop import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
@@ -27,6 +26,7 @@ from qlora_wgpu.images.one_crop import (
     PixtralImageProcessor,
     Qwen2VLImageProcessor,
 )
+from qlora_wgpu.images.pixels import ImageProcessor, Tiles
 from qlora_wgpu.images.processors import read_image_processor
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.images.tiles import Lfm2VlImageProcessor, LlavaNextImageProcessor

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.images.layouts import ImageProcessor
 from qlora_wgpu.images.one_crop import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
@@ -18,7 +17,7 @@ from qlora_wgpu.images.one_crop import (
     PixtralImageProcessor,
     Qwen2VLImageProcessor,
 )
-from qlora_wgpu.images.pixels import BICUBIC
+from qlora_wgpu.images.pixels import BICUBIC, ImageProcessor
 from qlora_wgpu.images.tiles import (
     Idefics3ImageProcessor,
     Lfm2VlImageProcessor,

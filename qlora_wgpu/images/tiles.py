@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.images.layouts import ProcessedImage, Tiles
 from qlora_wgpu.images.one_crop import ClipImageProcessor
 from qlora_wgpu.images.pixels import (
     BICUBIC,
@@ -19,6 +18,8 @@ from qlora_wgpu.images.pixels import (
     LANCZOS,
     RGB,
     PixelScaling,
+    ProcessedImage,
+    Tiles,
     flag,
     integer,
     resize,

@@ -24,7 +24,7 @@ from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes, is_dir, open_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import available_bytes
-from qlora_wgpu.images.layouts import ProcessedImage
+from qlora_wgpu.images.pixels import ProcessedImage
 from qlora_wgpu.images.placeholders import ImageFiles, ImageTokens, counted
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import GIB, MIB

@@ -34,7 +34,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, row, stored_bits, vector
-from qlora_wgpu.images.layouts import ProcessedImage
+from qlora_wgpu.images.pixels import ProcessedImage
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.checkpoint_reader import CheckpointReader, bits_of
 from qlora_wgpu.model.image_inputs import FloatArray, ImageFeatures

@@ -8,8 +8,7 @@ from references.projections import distance, projections
 from support.image_models import FAMILIES, RESIZED, SIZES, bytes_of, rgb_of
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.images.layouts import Tiles
-from qlora_wgpu.images.pixels import BICUBIC, BILINEAR, resize_in_torch
+from qlora_wgpu.images.pixels import BICUBIC, BILINEAR, Tiles, resize_in_torch
 from qlora_wgpu.images.processors import read_image_processor
 
 RECORDED = np.load(Path(__file__).parents[1] / "references/image_pixels.npz")

@@ -15,7 +15,7 @@ from qlora_wgpu.errors import CheckpointError, ShapeError, UnsupportedModelError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.images.layouts import ProcessedImage, Tiles
+from qlora_wgpu.images.pixels import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
 from qlora_wgpu.quant import quantize_nf4
 
