@@ -117,7 +117,8 @@ class StandardizedProjector:
         if self.statistics is None:
             eps /= self.factor**2  # the same without the factor
         else:
-            x = standardized(ops.g, x, *map(ops.small, self.statistics), self.factor)
+            bias, scale = map(ops.small, self.statistics)
+            x = standardized(ops.g, x, bias, scale, self.factor)
         return [ops.linear(ops.plain_rms_norm(x, eps), self.layer.name, float32=True)]
 
 
