@@ -1,4 +1,4 @@
-"""Gemma 4 with images: its text part and its tower; sound is not supported."""
+"""Gemma 4 with images: its text part and its tower, without audio."""
 
 from dataclasses import replace
 

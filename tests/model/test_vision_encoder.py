@@ -123,7 +123,7 @@ def test_clamped_values_are_reported_once(device, tmp_path):
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE], ids=["buffers", "as on GPUs"])
 def test_features_by_other_kernels(device, tmp_path, profile, monkeypatch):
     monkeypatch.setattr(device, "profile", profile)
-    for case in ("qwen2_5_vl", "gemma3"):
+    for case in ("qwen2_5_vl", "gemma3", "gemma4"):
         own = tmp_path / case
         own.mkdir()
         folder, config = saved(case, own)

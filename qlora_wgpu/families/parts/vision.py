@@ -21,6 +21,7 @@ from qlora_wgpu.families.family import LinearSpec, Weights
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.mlp import GatedMLP, PlainMLP
 from qlora_wgpu.families.parts.norm import Norm
+from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.tensor import clamped
@@ -114,27 +115,33 @@ class TowerInputs:
 
 
 class TowerOps(LayerOps):
-    """Ops of a tower, some of whose layers clamp what they read and what they compute."""
+    """Ops of a tower, some of whose layers clamp what they read and what they compute.
+
+    Its weights are never quantized, so ``group`` computes none of them before ``linear``.
+    """
 
     def linear(
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
     ) -> Tensor:
-        bounds = [f"{name.removesuffix('.linear')}.{leaf}" for leaf in CLAMPED]
+        bounds = _bounds(name)
         if bounds[0] not in self._modules.norms:
             return super().linear(x, name, residual, **options)
+        if residual is not None:
+            raise GraphError(f"{name} clamps its output, which must not have a residual")
         lowest, highest, *of_output = map(self.small, bounds)
         x = clamped(self.g, x, lowest, highest)
         return clamped(self.g, super().linear(x, name, **options), *of_output)
 
 
-CLAMPED = ("input_min", "input_max", "output_min", "output_max")
-"""The numbers of a layer ``NAME.linear`` that clamps, by their names below ``NAME``."""
+def _bounds(name: str) -> list[str]:
+    """The numbers of a layer ``….linear`` that clamps."""
+    leaves = ("input_min", "input_max", "output_min", "output_max")
+    return [f"{name.removesuffix('linear')}{leaf}" for leaf in leaves]
 
 
-def with_bounds(weights: TowerWeights) -> TowerWeights:
+def _with_bounds(weights: TowerWeights) -> TowerWeights:
     """Weights of layers that clamp, with their numbers."""
-    modules = (matrix.name.removesuffix(".linear") for matrix in weights.matrices)
-    bounds = (f"{module}.{leaf}" for module in modules for leaf in CLAMPED)
+    bounds = (bound for matrix in weights.matrices for bound in _bounds(matrix.name))
     return weights + TowerWeights(rows=dict.fromkeys(bounds, TowerRow((), make=_finite)))
 
 
@@ -232,7 +239,7 @@ class TowerLayer:
     def weights(self, at: str) -> TowerWeights:
         weights = self.attention.weights(at) + TowerWeights.of(self.mlp.weights(at))
         if self.clamps:
-            weights = with_bounds(weights)
+            weights = _with_bounds(weights)
         for name in self.norms + (self.post_norms or ()):
             weights += TowerWeights.of_norm(self.norm, at + name, self.attention.hidden_size)
         return weights

@@ -320,10 +320,8 @@ def qwen_merger(at: str, of: QwenNames, merge: int, *, merged: bool = False) -> 
 def read_gemma4_tower(read: ConfigReader, vision: ConfigReader) -> VisionTower:
     """The tower of Gemma 4, for images of any size: norms before and after, and of heads."""
     size, heads = vision.integer("hidden_size", 768), vision.integer("num_attention_heads", 12)
-    layers, inner = (
-        vision.integer("num_hidden_layers", 16),
-        vision.integer("intermediate_size", 3072),
-    )
+    layers = vision.integer("num_hidden_layers", 16)
+    inner = vision.integer("intermediate_size", 3072)
     head_dim = head_size(size, heads, 4)
     vision.choice("head_dim", (head_dim,), 64)
     vision.choice("num_key_value_heads", (heads,), 12)
