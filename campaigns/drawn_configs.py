@@ -502,6 +502,36 @@ def _cohere(rng: random.Random, c: Config) -> None:
         windowed(rng, c)
 
 
+def _nemotron_h(rng: random.Random, c: Config) -> None:
+    kinds = ("linear_attention", "moe", FULL, "mlp")
+    c["layers_block_type"] = [FULL, *(rng.choice(kinds) for _ in range(c["num_hidden_layers"]))]
+    groups_of_heads, inner = rng.choice((1, 2, 3)), rng.choice((8, 16, 24, 40))
+    c |= {"mamba_num_heads": groups_of_heads * rng.choice((1, 2)), "mamba_head_dim": inner}
+    c |= {"n_groups": groups_of_heads, "ssm_state_size": rng.choice((8, 16, 40, 128))}
+    c |= {"conv_kernel": rng.choice((1, 2, 4, 5)), "time_step_min": rng.choice((0.001, 0.6))}
+    c |= {"use_bias": flag(rng), "mlp_bias": flag(rng), "use_conv_bias": flag(rng)}
+    c |= {"layer_norm_epsilon": 1e-3, "mlp_hidden_act": rng.choice(("relu2", "silu"))}
+    experts(rng, c, "n_routed_experts", "num_experts_per_tok")
+    groups(rng, c, "n_routed_experts")
+    c |= {"moe_shared_expert_intermediate_size": rng.choice((33, 52)), "norm_topk_prob": flag(rng)}
+    c |= {"moe_latent_size": rng.choice((None, 20, 33)), "routed_scaling_factor": 1.7}
+
+
+def _zamba(rng: random.Random, c: Config) -> None:
+    mamba(rng, c)
+    c |= {"n_mamba_heads": c.pop("mamba_n_heads"), "mamba_ngroups": c.pop("mamba_n_groups")}
+    for key in ("head_dim", "mamba_d_head", "mamba_conv_bias", "time_step_limit"):
+        c.pop(key)
+    c["layers_block_type"] = [
+        rng.choice(("linear_attention", "hybrid", "hybrid")) for _ in range(c["num_hidden_layers"])
+    ]
+    c |= {"num_attention_heads": 4, "num_key_value_heads": 4, "num_mem_blocks": rng.choice((1, 2))}
+    c |= {"use_shared_attention_adapter": flag(rng), "add_bias_linear": flag(rng)}
+    c |= {"adapter_rank": rng.choice((2, 5, 8)), "time_step_min": rng.choice((0.001, 0.4))}
+    c["use_mem_rope"] = flag(rng)
+    c |= rope(rng, c["hidden_size"] // 2, "default linear")
+
+
 def _nemotron(rng: random.Random, c: Config) -> None:
     partial(rng, c)
     c |= {"mlp_bias": flag(rng), "norm_eps": 1e-3, "hidden_act": "relu2"}
@@ -553,11 +583,13 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "olmo3": _olmo3, "stablelm": _stablelm, "starcoder2": _starcoder, "cohere": _cohere,
     "cohere2": _cohere, "hunyuan_v1_dense": hunyuan, "hunyuan_v1_moe": hunyuan,
     "bamba": _bamba, "falcon_h1": _falcon,
-    "nemotron": _nemotron, "exaone4": _exaone, "exaone_moe": _exaone, "lfm2": lfm,
+    "nemotron": _nemotron, "nemotron_h": _nemotron_h, "zamba2": _zamba,
+    "exaone4": _exaone, "exaone_moe": _exaone, "lfm2": lfm,
     "lfm2_moe": lfm, "qwen3_next": delta, "qwen3_5_text": delta, "qwen3_5_moe_text": delta,
     "deepseek_v2": latent, "deepseek_v3": latent, "glm4_moe_lite": latent,
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,
     "qwen2_moe": mixture, "qwen3_moe": mixture, "olmoe": mixture, "ernie4_5": _ernie,
+    "flex_olmo": mixture,
     "ernie4_5_moe": ernie_moe, "gpt_oss": gpt_oss, "seed_oss": _seed,
     "nanochat": _nanochat, "ministral": _ministral_8b, "youtu": _youtu, "solar_open": _solar,
     "afmoe": _afmoe, "granite_swa": _granite_windows, "granitemoe_swa": _granite_windows,

@@ -23,6 +23,7 @@ COUNTS = (1, 2, 7, 31, 64, 65, 128)
 # Families whose heads, or whose rotation, are counted from hidden_size by a division.
 DIVIDED = (
     "bamba",
+    "zamba2",
     "falcon_h1",
     "granitemoehybrid",
     "stablelm",

@@ -18,6 +18,7 @@ from campaigns import (
     gpu_limits,
     io_faults,
     kills,
+    pictures,
     rows,
     yaml_files,
 )
@@ -67,6 +68,12 @@ def test_yaml_files() -> None:
 
 def test_rows() -> None:
     assert rows.run(count=3, seed=1, seconds=30) == 0
+
+
+def test_pictures() -> None:
+    tally = Tally(seconds=6)
+    pictures.run(40, 7, tally)
+    assert tally.failures == [] and tally.outcomes["decoded"]
 
 
 @pytest.mark.parametrize("name", ["templates", "tokenizers", "patterns"])

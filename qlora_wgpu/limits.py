@@ -76,6 +76,7 @@ MAX_QUOTED = 80  # characters of the data that a message quotes
 IMAGE_BYTES = 32 * MIB  # the file
 IMAGE_PIXELS = 50_000_000  # pixels, those of photographs of the largest phones
 IMAGES_OF_A_ROW = 256  # images of a row
+LONGEST_SIDE = 1 << 14  # width and height of an image whose memory is estimated
 
 # A request to serve
 REQUEST_BYTES = 16 * MIB  # the request

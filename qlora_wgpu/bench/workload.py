@@ -56,7 +56,7 @@ class RandomFolder(ModelFolder):
             architecture = find_family(config).read(config)
         self._norms = set(architecture.stored_norms)
         self._form = quant if quant is not None and quant.scheme == "nf4" else None
-        self._linears = {f"{spec.name}.weight" for spec in architecture.every_linear}
+        self._linears = {f"{spec.stored}.weight" for spec in architecture.every_linear}
         self._shapes = tensor_shapes(architecture)
 
     @property

@@ -15,6 +15,7 @@ from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.config.values import parse_bytes
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.files import exists, is_dir
+from qlora_wgpu.limits import LONGEST_SIDE
 
 # ---- types ---------------------------------------------------------------------------------------
 
@@ -79,6 +80,15 @@ def read_bytes(option: str, text: str) -> int:
     return size
 
 
+def read_size(option: str, text: str) -> tuple[int, int]:
+    """A width and a height in pixels: ``1024x768``."""
+    width, times, height = text.lower().partition("x")
+    if not times:
+        raise ConfigError(f"{option} must be a width and a height such as 1024x768, got {text!r}")
+    most = LONGEST_SIDE
+    return positive_integer(option, width, most), positive_integer(option, height, most)
+
+
 def output_file(option: str, name: str) -> Path:
     """The path of a file to write; the target of a link, so that the link is kept."""
     path = Path(name).expanduser()
@@ -130,6 +140,11 @@ chat_template_option = click.option(
     type=FILE_OR_FOLDER,
     help="Chat template to use instead of the run's or the tokenizer's: a .jinja file or a "
     "built-in name.",
+)
+allow_code_option = click.option(
+    "--allow-code",
+    is_flag=True,
+    help="Allow grpo.reward_funcs to run functions of Python files, with your rights.",
 )
 max_new_tokens_option = click.option(
     "--max-new-tokens",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
+from pathlib import Path
 
 import click
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -21,9 +24,12 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.row_source import ANSWER_NAMES
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.images.placeholders import ImageFiles, image_files
 from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.images.thumbnails import thumbnail
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.report import DataSample, write_samples
 from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import as_config
@@ -51,8 +57,16 @@ _TRAINED_ON = "bold green"
     help="Print a JSON object per sample instead: text, input_ids, labels, and answer (such as "
     "chosen) where rows have several, or targets of scored rows.",
 )
+@click.option(
+    "--html", type=click.Path(), help="Also write the preview, with images, to this HTML file."
+)
 def data(
-    config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool
+    config: str,
+    overrides: tuple[str, ...],
+    samples: int,
+    held_out: bool,
+    as_json: bool,
+    html: str | None,
 ) -> None:
     """Preview the training examples of CONFIG and their loss mask.
 
@@ -61,6 +75,8 @@ def data(
     folder only needs its tokenizer.
     """
     settings = as_config(config, overrides)
+    if as_json and html is not None:
+        raise ConfigError("--json and --html are mutually exclusive")
     if as_json:
         _write_json(settings, held_out=held_out)
         return
@@ -68,16 +84,44 @@ def data(
     with Display(console) as display:
         prepared = runs.prepare(settings, display, held_out=held_out)
     dataset = prepared.dataset
-    for title, example in islice(_titled(settings, dataset), samples):
+    shown = list(islice(_titled(settings, dataset), samples))
+    for title, example in shown:
         _show_sample(console, colored(example, prepared.tokenizer), title)
         for key in example.images:
             console.print(_image_line(dataset.image_sources[key], prepared.images))
     if samples:
-        shown = "tokens in {+ +}" if _is_colorless(console) else "green tokens"
-        console.print(f"{shown} are trained on", style="dim")
+        marked = "tokens in {+ +}" if _is_colorless(console) else "green tokens"
+        console.print(f"{marked} are trained on", style="dim")
     bars = _BLOCKS if console.has_characters(_BLOCKS) else "#-"
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length, bars))
-    console.print(_statistics(settings, prepared, held_out=held_out))
+    statistics = _statistics(settings, prepared, held_out=held_out)
+    console.print(statistics)
+    if html is not None:
+        about = Console(file=io.StringIO(), width=100, record=True)
+        about.print(_histogram(dataset.lengths, settings.data.max_seq_length, _BLOCKS), statistics)
+        write_samples(Path(html), prepared.path, _samples_of(shown, prepared), about.export_text())
+        console.print(f"{html} written")
+
+
+_PICTURES = 200  # of a page
+
+
+def _samples_of(
+    shown: Sequence[tuple[str, Example]], prepared: runs.PreparedData
+) -> list[DataSample]:
+    """Samples for a page, with small copies of their images."""
+    found, left = [], _PICTURES
+    for title, example in shown:
+        text = colored(example, prepared.tokenizer)
+        parts = [(text.plain[s.start : s.end], s.style == _TRAINED_ON) for s in text.spans]
+        images = []
+        for key in example.images:
+            image = prepared.dataset.image_sources[key]
+            picture = thumbnail(image) if left > 0 else ""
+            images.append((picture, _image_line(image, prepared.images)))
+            left -= 1
+        found.append(DataSample(title, parts, images))
+    return found
 
 
 def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:

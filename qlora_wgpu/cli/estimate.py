@@ -19,12 +19,14 @@ from qlora_wgpu.cli._options import (
     one_of,
     overrides_argument,
     read_bytes,
+    read_size,
     write_json_file,
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import cards
+from qlora_wgpu.images.placeholders import counted
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
 from qlora_wgpu.runs.estimation import (
@@ -35,6 +37,8 @@ from qlora_wgpu.runs.estimation import (
     several_gpus_hint,
 )
 from qlora_wgpu.runs.settings import as_config
+from qlora_wgpu.runs.tower_estimate import TowerEstimate
+from qlora_wgpu.training.images import planned_tower
 
 # ---- sizes of GPUs -------------------------------------------------------------------------------
 
@@ -114,6 +118,19 @@ def _plan_in_json(plan: GpuPlan) -> dict[str, Any]:
     }
 
 
+def _tower_in_json(tower: TowerEstimate) -> dict[str, Any]:
+    return {
+        "bytes": dict(tower.memory),
+        "total": tower.total,
+        "host_bytes": tower.host_bytes,
+        "images": tower.images,
+        "tokens": tower.tokens,
+        "feature_bytes": tower.feature_bytes,
+        "how": tower.how,
+        "problem": tower.problem,
+    }
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 _MIN_SHOWN = 2**20 / 20  # bytes of a kind that are not shown as 0.0 MiB
@@ -149,6 +166,12 @@ _NOTE = (
     type=DTYPE,
     show_default="the run's, or bfloat16",
     help="Type of matmul operands.",
+)
+@click.option(
+    "--image",
+    type=ParsedType("WIDTHxHEIGHT", read_size),
+    help="Size in pixels of the image of a row.",
+    show_default="the data's",
 )
 @click.option(
     "--budget",
@@ -204,6 +227,8 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
     table.add_row("total", f"{result.total / 2**20:,.1f}", style="bold")
     console.print(table)
     console.print(_NOTE, style="dim", soft_wrap=True)
+    if result.tower is not None:
+        _show_tower(console, result.tower, workload.step.seq)
     if result.budget is not None and result.fits is not None:
         console.print(_verdict(result, result.budget, result.fits))
     elif result.device_memory is not None:
@@ -228,6 +253,23 @@ def _show(console: Terminal, target: str, result: runs.Estimate) -> None:
         console.print(cards_table(result.cards, workload.step.batch, workload.step.seq))
     if result.remedy is not None:
         console.print(_remedy(result.remedy), style="yellow", soft_wrap=True)
+
+
+def _show_tower(console: Terminal, tower: TowerEstimate, seq: int) -> None:
+    console.print(planned_tower(tower.memory, tower.how), soft_wrap=True)
+    size = f"{'' if tower.images == 1 else 'at most '}{tower.tokens:,} tokens"
+    console.print(
+        f"{counted(tower.images)} of {size}: {_size(tower.feature_bytes)} of features are kept in "
+        "the cache folder (data.image_cache: disk) or in host memory",
+        soft_wrap=True,
+    )
+    if tower.problem:
+        console.print(tower.problem, style="yellow", soft_wrap=True)
+    if tower.tokens >= seq:
+        text = (
+            f"an image of {tower.tokens:,} tokens does not fit into a row of {seq:,}: raise --seq"
+        )
+        console.print(text, style="yellow", soft_wrap=True)
 
 
 def _gpus() -> list[str]:
@@ -277,6 +319,7 @@ def _write(path: Path, result: runs.Estimate) -> None:
         "fitted": None if result.fitted is None else _fitted_in_json(result.fitted),
         "cards": [_plan_in_json(plan) for plan in result.cards],
         "text_copies": result.text_copies,
+        "tower": None if result.tower is None else _tower_in_json(result.tower),
         "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
     write_json_file(path, values)

@@ -14,6 +14,7 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._options import (
     FILE_OR_FOLDER,
     OutputFile,
+    allow_code_option,
     batch_option,
     max_new_tokens_option,
     overrides_argument,
@@ -54,6 +55,7 @@ _SHOWN_LABELS = 20  # of a confusion matrix in the terminal
 )
 @max_new_tokens_option
 @batch_option("Number of answers to generate at a time.")
+@allow_code_option
 @click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
 def evaluate(
     config: str,
@@ -64,9 +66,10 @@ def evaluate(
     file: Path | None,
     max_new_tokens: int,
     batch: int,
+    allow_code: bool,
     as_json: bool,
 ) -> None:
-    """Measure held-out loss and perplexity of base and adapter.
+    """Measure held-out loss and perplexity of base and adapter, or rewards of GRPO and RLOO.
 
     CONFIG is a run's YAML or its folder, such as runs/first. The adapter in its output.dir is
     evaluated on its held-out data (data.eval or data.eval_split). An adapter in its run's folder is
@@ -76,7 +79,8 @@ def evaluate(
     with Display(console) as display:
         result = runs.evaluate(
             config, display, adapter=adapter, data=data_path, overrides=overrides,
-            generate=GenerationEval(max_new_tokens, batch) if answers or file is not None else None
+            generate=GenerationEval(max_new_tokens, batch) if answers or file is not None else None,
+            allow_code=allow_code,
         )  # fmt: skip
     _show(console, result, as_json=as_json)
     if file is not None:  # last, so that an error here loses nothing that is shown
@@ -93,8 +97,7 @@ def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
         metrics: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
             if row.metrics:
-                count = "answers" if result.base is not None else "rows"
-                metrics[name] = {"loss": row.loss, count: row.tokens, **row.metrics}
+                metrics[name] = {"loss": row.loss, _counted(result): row.tokens, **row.metrics}
                 if row.confusion_matrix is not None:
                     metrics[name]["labels"] = list(row.labels)
                     metrics[name]["confusion_matrix"] = row.confusion_matrix
@@ -109,7 +112,8 @@ def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
         write_json(metrics)
         return
     if result.base is None or result.base.metrics:
-        _print_metrics(console, losses, "answers or pairs" if result.base is not None else "rows")
+        counted = _counted(result)
+        _print_metrics(console, losses, "answers or pairs" if counted == "answers" else counted)
         return
     table = Table(box=None)
     columns = ["", "loss", "perplexity", "token accuracy", "tokens"]
@@ -120,6 +124,13 @@ def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
         values = [f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}"]
         table.add_row(name, *values, *([f"{matches[name]:.1%}"] if matches else []))
     console.print(table)
+
+
+def _counted(result: Evaluation) -> str:
+    """What an evaluation with metrics counts."""
+    if result.base is None:
+        return "rows"
+    return "completions" if "reward" in result.base.metrics else "answers"
 
 
 def _matches(result: Evaluation) -> dict[str, float]:

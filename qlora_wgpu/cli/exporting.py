@@ -23,6 +23,7 @@ from qlora_wgpu.exporting import merge as merge_adapter
 from qlora_wgpu.exporting import quantize_folder
 from qlora_wgpu.exporting.gguf_tensors import FILE_TYPES
 from qlora_wgpu.exporting.merge import Base
+from qlora_wgpu.lora.scoring_files import is_scored_adapter
 from qlora_wgpu.quant import BLOCKSIZES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.exporting import export_adapter, export_model, merge_drift, modelfile_of
@@ -47,7 +48,7 @@ _base_option = click.option(
 @click.option(
     "--check/--no-check",
     default=True,
-    help="Compare the merged model's logits with those of base and adapter.",
+    help="Compare a merged language model's logits with those of base and adapter.",
 )
 def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> None:
     """Merge an adapter into its base model.
@@ -68,7 +69,7 @@ def merge(opening: ModelOptions, out: str | None, base: Base, check: bool) -> No
             opening.model, opening.adapter, out, base=base, quant=settings.quant, progress=progress
         )
     console.print(f"merged into {out}")
-    if check:
+    if check and not is_scored_adapter(opening.adapter):
         console.print(_drift(console, opening, settings, out))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._opening import (
     ModelOptions,
     features_of_prompt,
@@ -26,6 +28,8 @@ from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.generation.generate import complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.images import ImagesOfPrompt, images_with_own_device
+from qlora_wgpu.runs.opening import load_adapted
 from qlora_wgpu.runs.prompts import prompts_of, read_prompts
 from qlora_wgpu.runs.workload import GenerationWorkload
 
@@ -51,7 +55,7 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
     "file",
     type=click.Path(),
     help="File of prompts instead, with rows of prompt, messages or text. Each row is printed as "
-    "JSON, with its completion and finish_reason.",
+    "JSON, with its completion and finish_reason. Rows may have images as training data has.",
 )
 @batch_option("Number of prompts to compute at a time; completions do not depend on it.")
 @click.option(
@@ -91,7 +95,10 @@ def generate(
     answered = (is_trained and written.template is not None) if chat is None else chat
     answered = answered or (bool(images) and chat is None)
     if images and (prompt is None or not answered):
-        raise ConfigError("--image requires --prompt and the chat template: remove --no-chat")
+        raise ConfigError(
+            "--image requires --prompt and the chat template: remove --no-chat; rows of --prompts "
+            "have images of their own"
+        )
     if prompt is None:
         assert file is not None
         _complete_file(source, opening, written, file, batch, sampling, answered=answered)
@@ -128,10 +135,22 @@ def _complete_file(
     if answered:
         require_template(written)
     rows, count = read_prompts(file), sampling.pop("max_new_tokens")
-    prompts = prompts_of(rows, written, answered=answered)
-    longest = max(len(prompt.ids) for prompt in prompts)
-    texts = GenerationWorkload.of(source.pretrained, longest, count, min(batch, len(prompts)))
-    model = opening.load(Terminal(stderr=True), source, texts)
+    files = source.images
+    given = rows if files is None else read_prompts(file, with_bytes=True)
+    found = prompts_of(given, written, answered=answered, images=files, folder=Path(file).parent)
+    images = {image.key: image for _, own in found for image in own}
+    longest = max(len(prompt.ids) for prompt, _ in found)
+    texts = GenerationWorkload.of(
+        source.pretrained, longest, count, min(batch, len(found)), images=bool(images)
+    )
+    with Display(Terminal(stderr=True)) as display:
+        settings = opening.settings(display)
+        features = images_with_own_device(settings, source, images, display)
+        model = load_adapted(source, opening.adapter, settings, display, texts)
+    prompts = [
+        replace(prompt, images=ImagesOfPrompt(features, [image.key for image in own]))
+        for prompt, own in found
+    ]
     made = complete(
         model, written.tokenizer, prompts, max_new_tokens=count, batch=batch,
         sampling=Sampling(**sampling), max_length=model.max_length,

@@ -13,7 +13,7 @@ import click
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
-from qlora_wgpu.cli._options import overrides_argument
+from qlora_wgpu.cli._options import allow_code_option, overrides_argument
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.values import REWARD
@@ -44,11 +44,7 @@ from qlora_wgpu.visible import without_empty_lines
     is_flag=True,
     help="Print a JSON object per event instead, and the result at the end.",
 )
-@click.option(
-    "--allow-code",
-    is_flag=True,
-    help="Allow grpo.reward_funcs to run functions of Python files, with your rights.",
-)
+@allow_code_option
 @click.option("--quiet", is_flag=True, help="Print only warnings and errors, on stderr.")
 @click.pass_obj
 def train(

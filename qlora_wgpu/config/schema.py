@@ -145,13 +145,14 @@ class Config(Section):
 
     def fixed_settings(self) -> dict[str, Any]:
         """The settings that must not change when a run is resumed, by dotted key."""
-        return {
+        fixed = {
             f"{section}.{key}": getattr(values, key)
             for section, values in self
             if not _is_free(type(self).model_fields[section])
             for key, field in type(values).model_fields.items()
             if not _is_free(field)
         }
+        return {**fixed, "grpo.reward_funcs": self.grpo.functions_by_name}
 
     def to_yaml(self) -> str:
         """The configuration as YAML, which ``load_config`` reads back unchanged."""

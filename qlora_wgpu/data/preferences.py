@@ -19,6 +19,7 @@ from qlora_wgpu.data.messages import (
     kind_of,
     with_system,
 )
+from qlora_wgpu.data.row_images import COLUMNS as IMAGE_COLUMNS
 from qlora_wgpu.errors import DataError
 
 PAIRED, UNPAIRED = "chosen/rejected", "prompt/completion/label"
@@ -53,10 +54,10 @@ def format_of(row: Mapping[str, Any], objective: str) -> str:
     )
 
 
-def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
-    """The chosen and the rejected answer."""
-    chosen, rejected = side_of(row, "chosen"), side_of(row, "rejected")
-    prompt = prompt_of(row, chosen, rejected)
+def pair_of(row: Mapping[str, Any], *, images: bool = False) -> tuple[Answer, Answer]:
+    """The chosen and the rejected answer; with ``images``, messages may have some."""
+    chosen, rejected = (side_of(row, key, images=images) for key in ("chosen", "rejected"))
+    prompt = prompt_of(row, chosen, rejected, images=images)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError("'chosen' and 'rejected' must both be text or both be messages")
     if isinstance(chosen, str) and isinstance(rejected, str):
@@ -74,16 +75,16 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
     return _with_prompt(row, before, chosen[-1:]), _with_prompt(row, before, rejected[-1:])
 
 
-def unpaired_preference(row: Mapping[str, Any]) -> tuple[Answer, bool]:
-    """An answer, and whether it is desirable."""
+def unpaired_preference(row: Mapping[str, Any], *, images: bool = False) -> tuple[Answer, bool]:
+    """An answer, and whether it is desirable; with ``images``, messages may have some."""
     label = row["label"]
     if label is None:
         raise EmptyRow("'label' is missing")
     is_desirable = as_label(label)
     if is_desirable is None:
         raise DataError(f"'label' must be true or false, got {kind_of(label)}")
-    completion = side_of(row, "completion")
-    prompt = prompt_of(row, completion)
+    completion = side_of(row, "completion", images=images)
+    prompt = prompt_of(row, completion, images=images)
     if prompt is None:  # a whole conversation needs none
         if isinstance(completion, str) or len(completion) < 2:
             raise DataError("a row with 'completion' and 'label' must have a 'prompt'")
@@ -116,7 +117,8 @@ def _with_prompt(
         if not answer.strip():
             raise EmptyRow("an answer has only white space")
         if isinstance(prompt, str):
-            return Answer({"prompt": prompt, "completion": answer}, "prompt/completion")
+            text = {"prompt": prompt, "completion": answer, **_images(row)}
+            return Answer(text, "prompt/completion")
         answer = [{"role": "assistant", "content": answer}]
     if answer[-1]["role"] != "assistant":
         raise DataError(
@@ -127,20 +129,26 @@ def _with_prompt(
     if len(messages) < 2:
         raise DataError("an answer has no prompt: put a message of the user before it")
     options = {key: row.get(key) for key in ("tools", "chat_template_kwargs")}
-    return Answer({"messages": messages, **options}, "messages")
+    return Answer({"messages": messages, **options, **_images(row)}, "messages")
 
 
-def prompt_of(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list[Message] | None:
+def _images(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: row.get(key) for key in IMAGE_COLUMNS}
+
+
+def prompt_of(
+    row: Mapping[str, Any], *answers: str | list[Message], images: bool = False
+) -> str | list[Message] | None:
     """The prompt, unless it is a conversation that ``data.columns`` maps to an answer."""
     for key in _PROMPT_KEYS:
         if row.get(key) is not None:
-            side = side_of(row, key)
+            side = side_of(row, key, images=images)
             if isinstance(side, str) or len(side) == 1 or side not in answers:
                 return side
     return None
 
 
-def side_of(row: Mapping[str, Any], key: str) -> str | list[Message]:
+def side_of(row: Mapping[str, Any], key: str, *, images: bool = False) -> str | list[Message]:
     """The text or the messages of a column."""
     value = from_json(row[key])
     if value is None:
@@ -152,7 +160,7 @@ def side_of(row: Mapping[str, Any], key: str) -> str | list[Message]:
         raise DataError(f"'{key}' must be text or messages, got {kind_of(value)}")
     if first_holds(turns, "from"):
         return from_sharegpt(turns)
-    return checked_messages(turns, key)
+    return checked_messages(turns, key, images=images)
 
 
 def _shared_text(chosen: str, rejected: str) -> tuple[str, str, str]:

@@ -34,7 +34,7 @@ from qlora_wgpu.data.chat_template import (
 from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.examples import size_of
 from qlora_wgpu.data.messages import canonical_options, canonical_tools, checked_messages
-from qlora_wgpu.data.row_images import measured_images, with_image_parts
+from qlora_wgpu.data.row_images import MARK, check_marks, measured_images, with_image_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, DataError, brief
 from qlora_wgpu.files import is_there
@@ -91,16 +91,21 @@ class PromptFormat:
         *,
         images: ImageFiles | None = None,
         folder: Path | None = None,
+        own: Sequence[Any] = (),
     ) -> tuple[list[int], list[ImageSource]]:
         """The same with the conversation's images, in the order of their placeholders.
 
         Without ``images`` messages must not have any. Paths are relative to ``folder``; without
-        one they are refused.
+        one they are refused. ``own`` are images of placeholders without one, as in a row's column.
         """
         if self.template is None:
-            return self._as_rows(str(messages[-1]["content"])), []
+            text = str(messages[-1]["content"])
+            if not own or images is None:
+                return self._as_rows(text), []
+            check_marks(text, len(own))
+            return self._expanded(text.replace(MARK, images.tokens.mark), own, images, folder)
         messages = checked_messages(messages, "messages", images=images is not None)
-        messages, values = with_image_parts(messages, ())
+        messages, values = with_image_parts(messages, own)
         _check_size(*(part for message in messages for part in message.values()))
         if values and self.kind == "alpaca":
             raise DataError("Alpaca's prompt cannot have images: leave them out")
@@ -111,9 +116,18 @@ class PromptFormat:
         text = self.template.render(messages, True, *given).text
         if not values or images is None:
             return self._before_an_answer(text, add_special_tokens=False), []
+        return self._expanded(text, values, images, folder)
+
+    def _expanded(
+        self, text: str, values: Sequence[Any], images: ImageFiles, folder: Path | None
+    ) -> tuple[list[int], list[ImageSource]]:
+        """Token ids of a text whose markers stand for images."""
         sources = measured_images(values, folder)
         expanded = images.tokens.expanded(text, sources)
-        ids = self._before_an_answer(expanded.text, add_special_tokens=False)
+        if self.template is None:
+            ids = self._as_rows(expanded.text)
+        else:
+            ids = self._before_an_answer(expanded.text, add_special_tokens=False)
         counts = images.tokens.repeats(ids, expanded.runs)
         return np.repeat(ids, counts).tolist(), sources
 

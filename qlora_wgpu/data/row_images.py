@@ -13,14 +13,14 @@ from typing import Any
 from qlora_wgpu.data.messages import IMAGE_PARTS, from_json
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.images.placeholders import counted
-from qlora_wgpu.images.sources import ImageSource, image_source, is_remote
+from qlora_wgpu.images.sources import ImageSource, home_expanded, image_source, is_remote
 from qlora_wgpu.limits import IMAGES_OF_A_ROW
 
 MARK = "<image>"
 """What LLaVA and LLaMA-Factory write for an image in text."""
 
 COLUMNS = ("images", "image")
-_MESSAGES = ("messages", "conversations", "prompt", "completion")
+_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 _PATHS = ("path", "url", "image", "image_url")  # keys of an object that may refer to a file
 _SOURCES = (*_PATHS, "bytes", "base64")
 
@@ -69,7 +69,7 @@ def _located(value: Any, folder: Path) -> Any:
         return {**value, **paths}
     if not isinstance(value, str) or not value or is_remote(value):
         return value
-    return str(folder / Path(value).expanduser())
+    return str(folder / home_expanded(value))
 
 
 # ---- images of a row -----------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from qlora_wgpu.data.sources import read_rows
 from qlora_wgpu.data.splits import SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError
+from qlora_wgpu.labels import IGNORE_INDEX
 
 # ---- supervised rows -----------------------------------------------------------------------------
 
@@ -59,6 +60,7 @@ def _without_gaps(row: dict[Any, Any]) -> dict[str, Any]:
 _REPORTED_EVERY = 256  # rows between two reports of progress
 _OTHER_MEDIA = frozenset({"video", "videos", "audio", "audios"})  # TRL's columns
 _MEDIA = _OTHER_MEDIA | set(IMAGE_COLUMNS)
+_READS_IMAGES = ("sft", "dpo", "orpo", "kto")  # objectives
 _AT_ONCE = 64  # rows that are rendered and encoded together
 Placed = tuple[str, dict[str, Any]]  # a row's location, and the row
 Row = tuple[str, dict[str, Any], str]  # ... and its format
@@ -312,10 +314,12 @@ class RowSource:
             yield where, row, row_format
 
     def _refuse_images(self, row: dict[str, Any]) -> None:
-        if self.how.objective != "sft" and self.how.images is not None and has_images(row):
+        if self.how.objective in _READS_IMAGES or self.how.images is None:
+            return
+        if has_images(row):
             raise DataError(
                 f"train.objective: {self.how.objective} does not support rows with images "
-                "(supported: sft)"
+                f"(supported: {', '.join(_READS_IMAGES)})"
             )
 
     def _format_of(self, row: dict[str, Any]) -> str:
@@ -384,7 +388,9 @@ class AnswerSource(RowSource):
                     yield self._finished(row, side, name)
 
     def _encoder(self) -> RowEncoder:
-        return RowEncoder(self.tokenizer, self.template, "last_turn", use_flags=False)
+        return RowEncoder(
+            self.tokenizer, self.template, "last_turn", use_flags=False, images=self.how.images
+        )
 
     def _finished(
         self, row: Mapping[str, Any], side: TokenizedExample, name: str
@@ -401,9 +407,10 @@ class AnswerSource(RowSource):
         try:
             if not row_format:
                 return EmptyRow("the row has no value")
+            reads = self.how.images is not None
             if row_format != UNPAIRED:
-                return pair_of(row)
-            answer, is_desirable = unpaired_preference(row)
+                return pair_of(row, images=reads)
+            answer, is_desirable = unpaired_preference(row, images=reads)
             return (answer, None) if is_desirable else (None, answer)
         except DataError as err:
             return err
@@ -426,6 +433,8 @@ class AnswerSource(RowSource):
         if not given:
             self._tally.count("empty", where)
             return []
+        if any(_has_answer_image(side) for side in given):
+            raise DataError(f"{where}: an answer has an image: put images into the prompt")
         left_out = {what for side in whole for what in side.left_out}
         self._tally.left_out(where, sorted(left_out))
         for answer, side in zip(answers, whole, strict=True):
@@ -447,3 +456,8 @@ class AnswerSource(RowSource):
         if self.how.objective == "kto" and len(given) == 2:
             return [kept[0], _NOTHING, _NOTHING, kept[1]]
         return kept
+
+
+def _has_answer_image(side: TokenizedExample) -> bool:
+    first = next((i for i, label in enumerate(side.labels) if label != IGNORE_INDEX), 0)
+    return bool(side.images) and side.image_span[1] > first > 0

@@ -208,7 +208,7 @@ def quantize_folder(
     architecture = find_family(folder.config).read(folder.config)
     check_stored_shapes(folder, architecture)
     specs = architecture.every_linear if experts else architecture.linears
-    linears = {stored_name(folder, architecture, f"{s.name}.weight") for s in specs}
+    linears = {stored_name(folder, architecture, f"{s.stored}.weight") for s in specs}
     parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
 
     def quantized(name: str) -> dict[str, npt.NDArray[Any]]:

@@ -28,7 +28,8 @@ from qlora_wgpu.exporting.gguf_tensors import (
     refuse_untied,
     type_of_matrix,
 )
-from qlora_wgpu.exporting.merge import MergedWeights, refuse_scored
+from qlora_wgpu.exporting.merge import MergedWeights
+from qlora_wgpu.exporting.scored import refuse_scored
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.gguf.architecture import GGUFArchitecture

@@ -193,10 +193,11 @@ class _Tensors:
         architecture = self._architecture
         for name, shape in architecture.norm_shapes.items():
             if _IN_KEYS not in name:
-                change, offset = self._layout.small(name).of, architecture.offset_of(name)
-                parts = [part for part, _ in stored_parts(name, shape)]
-                reads = [self._reader(part, change=change, offset=offset) for part in parts]
-                yield _file_tensor(self._named(name), _squeezed(shape), F32, reads)
+                part, offset = self._layout.small(name), architecture.offset_of(name)
+                rows = [row for row, _ in stored_parts(name, shape)]
+                reads = [self._reader(row, change=part.of, offset=offset) for row in rows]
+                own = part.own_shape or _squeezed(shape)
+                yield _file_tensor(self._named(name), own, F32, reads)
         for name, router in architecture.router_shapes.items():
             yield _file_tensor(self._named(name), router, F32, [self._reader(name)])
         for spec in architecture.linears:

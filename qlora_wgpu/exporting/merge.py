@@ -13,38 +13,28 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS, Entry
-from qlora_wgpu.checkpoint.stored_weight import ExpertStack
+from qlora_wgpu.checkpoint.stored_weight import ExpertStack, StoredWeight
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.loading import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.exporting.folders import Tensors, as_dtype, without_keys, write_folder
+from qlora_wgpu.exporting.scored import ScoredHead
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.lora.peft_files import stored_rows
 from qlora_wgpu.lora.peft_names import WHOLE, adapted_layers, of_kind, split_biases
-from qlora_wgpu.lora.scoring_files import is_scored_adapter
 from qlora_wgpu.lora.targets import saved_modules
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
-from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head, stored_classes
+from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]
 FloatArray = npt.NDArray[np.float32]
 Change = TypeVar("Change")
-
-
-def refuse_scored(adapter: str | PathLike[str], folder: ModelFolder) -> None:
-    """Refuses reward models and classifiers, whose head a language model lacks."""
-    if is_scored_adapter(adapter) or stored_classes(folder.config):
-        raise ConfigError(
-            f"{adapter} is a reward model or classifier, which can only be merged with PEFT "
-            "(merge_and_unload on transformers' AutoModelForSequenceClassification): use it with "
-            "qlora-wgpu classify or serve"
-        )
 
 
 class MergedWeights:
@@ -55,10 +45,13 @@ class MergedWeights:
         architecture: The model in its config.json, with the adapter's new tokens.
         untied: The stored tensors of embedding and head by their new names, if they were tied and
             the adapter has a pair on either; otherwise empty.
+        scored: The head of a reward model or classifier, which replaces ``lm_head``, if the adapter
+            has one.
     """
 
     folder: ModelFolder
     architecture: Architecture
+    scored: ScoredHead | None
 
     def __init__(
         self,
@@ -72,24 +65,35 @@ class MergedWeights:
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
-        refuse_scored(adapter, folder)
         tensors, config = load_adapter(adapter, biases=True, stacking=architecture.stacking)
+        self.scored = ScoredHead.of(adapter, folder, architecture, tensors)
+        if self.scored is not None:
+            self.architecture = architecture = self.scored.architecture
         rows = rows_for(architecture, config, tensors)
         self.architecture = architecture = architecture.resized(rows)
         self._linears = {
-            stored_name(folder, architecture, f"{s.name}.weight"): s
+            stored_name(folder, architecture, f"{s.stored}.weight"): s
             for s in architecture.every_linear
         }
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
         self._is_tied = architecture.tied and not has_own_head(folder, architecture)
         self._check_vocabulary(tensors, config)
-        modules = {spec.name: name for name, spec in self._linears.items()}
+        modules = {
+            spec.name: stored_name(folder, architecture, f"{spec.stored}.weight")
+            for spec in architecture.every_linear
+        }
         others = [f"{spec.name}.weight" for spec in architecture.routers]
         for weight in (architecture.embed_name, architecture.head_name, *others):
             modules[weight.removesuffix(".weight")] = stored_name(folder, architecture, weight)
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
+        sources = {spec.name: spec.stored for spec in architecture.linears}
         for layer in adapted_layers(tensors):
+            if (source := sources.get(layer.module)) in architecture.shared_linears:
+                raise UnsupportedModelError(
+                    f"{adapter} adapts {layer.module}, which uses the weight of {source} with "
+                    "other layers, so it cannot be merged: use the adapter with the base"
+                )
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self.untied = self._untied_ends()
@@ -188,7 +192,7 @@ class MergedWeights:
             config |= size if "vocab_size" in config or "text_config" not in config else {}
         if isinstance(inner, dict):
             config["text_config"] = {**inner, **changes}
-        return config
+        return config if self.scored is None else self.scored.config(config)
 
     def _was_requantized(self, name: str) -> bool:
         return self._base == "dequantized" and self.folder[name].must_requantize
@@ -284,6 +288,13 @@ def merge(
         if weight is None:
             return {}
         name, dtype = weight.name, weight.dtype
+        if merged.scored is not None and name in merged.scored.replaced:
+            return {}
+        if merged.scored is not None and name == merged.scored.follows:
+            return unscored(name, dtype, weight) | merged.scored.tensors()
+        return unscored(name, dtype, weight)
+
+    def unscored(name: str, dtype: str, weight: StoredWeight) -> Tensors:
         if others := merged.untied_from(name):
             return {each: floats(each, dtype) for each in (name, *others)}
         if merged.is_as_stored(name):

@@ -9,6 +9,7 @@ import importlib
 import json
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -25,14 +26,27 @@ from qlora_wgpu.ops.modules import ExpertLinear, HostEmbedding, Linear, Matrix
 class Stacking:
     """How transformers stacks experts in the parameters ``gate_up_proj`` and ``down_proj``.
 
-    PEFT adapts each of these parameters as one (``target_parameters``).
+    PEFT adapts each of these parameters as one (``target_parameters``). Experts without a gate have
+    ``up_proj`` instead of the first.
     """
 
-    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # an expert's, in files
+    # An expert's layers in files: gate, up and down, or up and down.
+    leaves: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     named: str = "experts"  # suffix of the experts' module in files
     held: str = "experts"  # and in transformers
     in_turns: bool = False  # whether rows of gate and up alternate; else gate comes first
     router: tuple[str, str] = ("", "")  # suffixes of its module in files and in transformers
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What each of ``leaves`` is."""
+        return ("gate", "up", "down")[-len(self.leaves) :]
+
+    @property
+    def parameters(self) -> dict[str, tuple[str, ...]]:
+        """The kinds that each of transformers' parameters holds, in its order."""
+        *first, down = self.kinds
+        return {f"{'_'.join(first)}_proj": tuple(first), f"{down}_proj": (down,)}
 
     def in_files(self, at: str) -> str:
         return at.removesuffix(self.held) + self.named if at.endswith(self.held) else at
@@ -58,11 +72,14 @@ class Stacking:
     def from_json(cls, text: str) -> Stacking:
         try:
             told = json.loads(text)
-            gate, up, down = map(str, told["leaves"])
+            leaves = tuple(map(str, told["leaves"]))
             ends = str(told["named"]), str(told["held"])
-            return cls((gate, up, down), *ends, bool(told["in_turns"]))
+            made = cls(leaves, *ends, bool(told["in_turns"]))
         except (TypeError, KeyError) as err:
             raise ValueError(f"invalid stacking of experts: {err}") from err
+        if len(leaves) not in (2, 3):
+            raise ValueError(f"invalid stacking of experts: {len(leaves)} layers")
+        return made
 
 
 PLAIN = Stacking()
@@ -81,6 +98,12 @@ class LinearSpec:
     in_features: int
     bias: bool = False
     adaptable: bool = True  # False for a layer that PEFT refuses to adapt
+    tied_to: str = ""  # the layer in files whose weight and bias it uses, if not its own
+
+    @property
+    def stored(self) -> str:
+        """The layer's name in files."""
+        return self.tied_to or self.name
 
 
 @dataclass(frozen=True)
@@ -255,6 +278,12 @@ class Architecture(Weights):
     def every_linear(self) -> list[LinearSpec]:
         """All linear layers that can be quantized, including experts."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
+
+    @property
+    def shared_linears(self) -> frozenset[str]:
+        """The layers in files whose weights several layers use."""
+        counts = Counter(spec.stored for spec in self.linears)
+        return frozenset(name for name, count in counts.items() if count > 1)
 
     @property
     def router_shapes(self) -> dict[str, tuple[int, int]]:

@@ -111,15 +111,10 @@ class Engine:
         so that many answers of one do not delay the others. ``images`` are those of the prompt's
         image tokens, in order.
         """
-        ids = [int(token) for token in prompt_ids]
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)
-        if not ids:
-            raise DataError("the prompt is empty: at least one token is required")
-        self.check_room(len(ids), max_new_tokens)
-        vocab = self._model.architecture.vocab_size
-        batch_encoding.checked_ids([ids], vocab)
+        ids = self.checked(prompt_ids, max_new_tokens)
         sampling = sampling or Sampling()
-        sampling.check_tokens(vocab)
+        sampling.check_tokens(self._model.architecture.vocab_size)
         count = min(max_new_tokens, self.capacity - len(ids))
         delta = self._rope_delta(ids, images) if images else 0
         text = Request(self.step, ids, sampling, count, stop_ids, logprobs, images, delta)
@@ -127,6 +122,15 @@ class Engine:
             text.turn = self._turn + 1 + number
             insort(self._waiting, text, key=lambda each: each.turn)
         return text
+
+    def checked(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The token ids of a prompt that leaves room for new tokens."""
+        ids = [int(token) for token in prompt_ids]
+        if not ids:
+            raise DataError("the prompt is empty: at least one token is required")
+        self.check_room(len(ids), max_new_tokens)
+        batch_encoding.checked_ids([ids], self._model.architecture.vocab_size)
+        return ids
 
     def _rope_delta(self, ids: list[int], images: Sequence[ImageFeatures]) -> int:
         row = np.array([ids])

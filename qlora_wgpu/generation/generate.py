@@ -102,6 +102,9 @@ class Prompt:
     images: Sequence[ImageFeatures] = ()  # of its image tokens, in order
 
 
+_QUEUED = 4  # requests per sequence of a batch that ``complete`` adds at a time
+
+
 @dataclass(frozen=True)
 class Completion:
     """The completion of a prompt."""
@@ -121,32 +124,43 @@ def complete(
     sampling: Sampling | None = None,
     max_length: int | None = None,
 ) -> Iterator[Completion]:
-    """Yields completions in the order of the prompts, bit-identical to unbatched ones."""
+    """Yields completions in the order of the prompts, bit-identical to unbatched ones.
+
+    Images of a prompt are read shortly before it is prefilled.
+    """
     if not prompts:
         return
     longest = max(len(prompt.ids) for prompt in prompts)
     capacity = min(longest + max_new_tokens, max_length or longest + max_new_tokens)
     engine = Engine(model, min(batch, len(prompts)), capacity)
     settings = sampling or Sampling()
-    active: deque[tuple[Request, TextStream]] = deque()
-    for number, prompt in enumerate(prompts):
-        own = settings
-        if settings.seed is not None:
-            own = replace(settings, seed=settings.seed + number)
+    for number, prompt in enumerate(prompts, 1):
         try:
+            engine.checked(prompt.ids, max_new_tokens)
+        except DataError as err:
+            raise DataError(f"prompt {number}: {err}") from err
+    left = enumerate(prompts)
+    active: deque[tuple[Request, TextStream]] = deque()
+    streams: dict[int, TextStream] = {}  # by the id of their request
+    while True:
+        while len(streams) < _QUEUED * engine.texts and (following := next(left, None)):
+            number, prompt = following
+            own = settings
+            if settings.seed is not None:
+                own = replace(settings, seed=settings.seed + number)
             text = engine.add(
                 prompt.ids, own, max_new_tokens=max_new_tokens, stop_ids=prompt.stop_ids,
-                images=prompt.images,
+                images=list(prompt.images),
             )  # fmt: skip
-        except DataError as err:
-            raise DataError(f"prompt {number + 1}: {err}") from err
-        context = prompt.ids if prompt.is_text else ()
-        active.append((text, TextStream(tokenizer, prompt.stop, context)))
-    streams = {id(text): stream for text, stream in active}
-    while active:
+            context = prompt.ids if prompt.is_text else ()
+            active.append((text, TextStream(tokenizer, prompt.stop, context)))
+            streams[id(text)] = active[-1][1]
+        if not active:
+            return
         text, stream = active[0]
         if text.finish_reason is not None:
             active.popleft()
+            del streams[id(text)]
             yield Completion(stream.text, text.finish_reason, tuple(text.ids))
             continue
         for each in engine.step():

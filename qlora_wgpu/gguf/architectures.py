@@ -11,9 +11,10 @@ import numpy as np
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.families.parts.mamba import Mamba
-from qlora_wgpu.gguf import families, mixers, mixtures
+from qlora_wgpu.gguf import families, mamba, mixers, mixtures
 from qlora_wgpu.gguf.architecture import (
     BIAS,
+    SIGMOID,
     XIELU,
     GGUFArchitecture,
     Keys,
@@ -240,6 +241,29 @@ _ROWS = (
         flags={"attention_bias": BIAS}, allowed={"expert_count": (0,)}, default_scale=False,
         write=(families.check_granite,), pairs=True, biases=_ALL, scalings=_FACTORS,
     ),
+    # Granite 4 with Mamba, too: ``architecture_of``
+    GGUFArchitecture(
+        "granitehybrid", ("bamba",), "GraniteMoeHybridForCausalLM",
+        keys=_GRANITE, fixed={"model_type": "granitemoehybrid"},
+        allowed=by_softmax(normalized=True), default_scale=False,
+        rotated_share="partial_rotary_factor", hybrid=True,
+        read=mamba.read_hybrid, write=(mamba.write_hybrid,), pairs=True, biases=_ALL,
+        scalings=_FACTORS,
+    ),
+    GGUFArchitecture(
+        "afmoe", ("afmoe",), "AfmoeForCausalLM",
+        keys=(
+            *COUNTS, _WINDOW, Pair("leading_dense_block_count", "num_dense_layers", 0),
+            Pair("expert_shared_count", "num_shared_experts", 0), Pair("expert_gating_func"),
+            Pair("expert_weights_norm"), Pair("expert_weights_scale", "route_scale", 1.0),
+        ),
+        fixed={"attention_bias": False, "mup_enabled": True, "global_attn_every_n_layers": 4},
+        allowed={
+            "expert_gating_func": (0, SIGMOID), "expert_weights_norm": (True,),
+            "attention.sliding_window_pattern": (4,),
+        },
+        write=(mixtures.check_afmoe, mixtures.check_after_dense), biases=(), windows="periodic",
+    ),
     # Its config.json has no epsilon
     GGUFArchitecture(
         "olmo", ("olmo",), "OlmoForCausalLM",
@@ -402,15 +426,18 @@ def find_architecture(keys: Keys) -> GGUFArchitecture:
 
 def architecture_for(config: Mapping[str, Any], whole: Architecture, what: str) -> GGUFArchitecture:
     """llama.cpp's architecture for a model."""
-    if any(isinstance(layer.attention, Mamba) for layer in whole.config.layers):
-        raise UnsupportedModelError(
-            f"GGUF export of {what} with Mamba layers is not supported: use qlora-wgpu merge"
-        )
-    return architecture_of(model_type_of(config), what, has_experts=bool(whole.experts))
+    has_mamba = any(isinstance(layer.attention, Mamba) for layer in whole.config.layers)
+    return architecture_of(
+        model_type_of(config), what, has_experts=bool(whole.experts), has_mamba=has_mamba
+    )
 
 
-def architecture_of(model_type: str, what: str, *, has_experts: bool) -> GGUFArchitecture:
+def architecture_of(
+    model_type: str, what: str, *, has_experts: bool, has_mamba: bool = False
+) -> GGUFArchitecture:
     """llama.cpp's architecture for a model type."""
+    if model_type == "granitemoehybrid" and has_mamba:
+        return ARCHITECTURES["granitehybrid"]
     if model_type == "granitemoehybrid" and has_experts:
         return ARCHITECTURES["granitemoe"]
     found = BY_MODEL_TYPE.get(model_type)

@@ -17,6 +17,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import Architecture, ExpertSpec
 from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.latent_attention import LatentAttention
+from qlora_wgpu.families.parts.mamba import Mamba, MambaSizes, ParallelMixers
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet
 from qlora_wgpu.gguf.architecture import GGUFArchitecture
 
@@ -94,12 +95,15 @@ class TensorSlice:
     heads: int = 0  # the number of matrices that the rows are split into; 0 for a single matrix
     transposed: bool = False  # whether each of these is transposed
     decays: bool = False  # whether -exp of the values is stored
+    own_shape: tuple[int, ...] | None = None  # the file's, if it is not the model's
 
     def of(self, array: FloatArray) -> FloatArray:
         """The file's tensor, from the model's."""
         taken = self.by_columns(array if self.rows is None else array[self.rows])
         if self.decays:
             taken = -np.exp(taken)
+        if self.own_shape is not None:
+            taken = taken.reshape(self.own_shape)
         if self.heads:
             taken = taken.reshape(self.heads, -1, taken.shape[1])
         return np.ascontiguousarray(taken.swapaxes(1, 2)) if self.transposed else taken
@@ -158,7 +162,7 @@ _FACTORS = {
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
-_CORRECTION, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert_bias"
+_CORRECTION, _BIAS_OF_EXPERTS = "e_score_correction_bias", ".expert_bias"
 _SINKS = "self_attn.sinks"  # a parameter without a module
 
 
@@ -178,6 +182,9 @@ class Layout:
         fused = next((m.fused for m in mixers if isinstance(m, Attention) and m.fused), None)
         self.by_head = fused.name if fused is not None and fused.by_head else None
         self.latent = next((mixer for mixer in mixers if isinstance(mixer, LatentAttention)), None)
+        each = (mixer.mamba if isinstance(mixer, ParallelMixers) else mixer for mixer in mixers)
+        self._mamba = next((mixer.sizes for mixer in each if isinstance(mixer, Mamba)), None)
+        self._rotated = next((m.rope.rotary_dim for m in mixers if _is_rotated(m)), None)
         self._delta = next((m.heads for m in mixers if isinstance(m, GatedDeltaNet)), None)
 
     def find(self, name: str) -> str | None:
@@ -188,7 +195,7 @@ class Layout:
         plain = LAYER.sub(".layers.0.", name, count=1)
         plain = plain.replace(".language_model.", ".").replace(".text_model.", ".")
         plain = plain.replace(".norms.*", "")
-        if plain.endswith("linear_attn.dt_bias"):
+        if plain.endswith(("linear_attn.dt_bias", "mamba.dt_bias")):
             plain = plain.replace("dt_bias", "dt_proj.bias")
         if plain.endswith(_CORRECTION):  # a bias to llama.cpp
             plain = f"{plain.removesuffix('_bias')}.bias"
@@ -227,6 +234,8 @@ class Layout:
 
     def small(self, name: str) -> TensorSlice:
         """The file's tensor for a small one that is stored in float32."""
+        if self._mamba is not None and ".mamba." in name:
+            return _of_mamba(name, self._mamba)
         if self._delta is None or ".linear_attn." not in name:
             return TensorSlice(name)
         of_head = tiled_order(self._delta, 1) if self._llama_cpp.tiled else None
@@ -261,7 +270,12 @@ class Layout:
         if leaf == self.by_head:
             return by_kind(self._sizes.num_attention_heads, rows)
         heads = self.paired_heads(leaf)
-        return to_pairs(np.arange(rows), heads) if heads else None
+        if not heads:
+            return None
+        of_heads = np.arange(rows).reshape(heads, -1)
+        rotated, rest = np.split(of_heads, [self._rotated or of_heads.shape[1]], axis=1)
+        pairs = to_pairs(rotated.reshape(-1), heads).reshape(heads, -1)
+        return np.concatenate([pairs, rest], axis=1).reshape(-1)
 
     def _of_delta_net(self, at: str, leaf: str, heads: DeltaHeads) -> list[TensorSlice]:
         module = f"{at}.{leaf}"
@@ -279,6 +293,19 @@ class Layout:
             "in_proj_a": tiled_order(heads, 1),
         }
         return [TensorSlice(module, orders[leaf])]
+
+
+def _is_rotated(mixer: Any) -> bool:
+    return isinstance(mixer, Attention) and mixer.rope is not None
+
+
+def _of_mamba(name: str, sizes: MambaSizes) -> TensorSlice:
+    """Mamba's numbers of each head, which are columns of one in the file, and its norm by group."""
+    if name.endswith(("A_log", ".D")):
+        return TensorSlice(name, decays=name.endswith("A_log"), own_shape=(sizes.heads, 1))
+    if name.endswith("norm.weight"):
+        return TensorSlice(name, own_shape=(sizes.groups, sizes.inner_size // sizes.groups))
+    return TensorSlice(name)
 
 
 def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[TensorSlice]:

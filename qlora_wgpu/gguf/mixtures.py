@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -196,6 +197,13 @@ def check_router(keys: ModelKeys, *, sigmoid: bool) -> None:
     assert keys.experts.choice is not None
     if keys.experts.choice.correction is None:
         raise keys.unsupported("experts that are chosen without a correction bias")
+
+
+def check_afmoe(keys: ModelKeys) -> None:
+    """Trinity, where every fourth layer has full attention and embeddings are always scaled."""
+    check_scales(keys, embedding_scale=math.sqrt(keys.decoder.dimensions.hidden_size))
+    if any((a.window is None) != ((i + 1) % 4 == 0) for i, a in enumerate(keys.attentions)):
+        raise keys.unsupported("full attention in other layers than every fourth")
 
 
 EVERY_LAYER = (check_scales, check_every_layer)

@@ -204,6 +204,8 @@ class _TensorMap:
             part, offset = (parts or (TensorSlice(name),))[0], 0.0
         else:
             part, offset = self._layout.small(name), self._architecture.offset_of(small[0])
+            if part.own_shape is not None:
+                return self._reshaped(stored, part, shape, small[1])
             if len(small[1]) == len(shape) + 1:  # the file lacks an axis of size one
                 shape = (1, *shape) if small[1][0] == 1 else (shape[0], 1, *shape[1:])
         order = None if part.rows is None else np.argsort(part.rows, kind="stable")
@@ -215,6 +217,17 @@ class _TensorMap:
             return _computed((TensorMapping(stored, shape),), (part,), shape, order)
         columns = None if columns is None else columns.inverse
         return TensorMapping(stored, shape, offset=offset, order=order, columns=columns)
+
+    def _reshaped(
+        self, stored: str, part: TensorSlice, shape: tuple[int, ...], own: tuple[int, ...]
+    ) -> TensorMapping:
+        """A small tensor of another shape in the model."""
+        if shape != part.own_shape:
+            raise CheckpointError(
+                f"{self._file.path}: {stored} has shape {shape}, but the keys of Mamba need "
+                f"{part.own_shape}"
+            )
+        return _computed((TensorMapping(stored, shape),), (part,), own, None)
 
     def _parts(self, module: str, stored: str, shape: tuple[int, ...]) -> Sequence[TensorSlice]:
         """The layout of a linear layer's rows, whose number the file determines."""

@@ -122,12 +122,17 @@ def _shortest(values: FloatArray) -> list[float]:
 
 _WITHOUT_ROPE = {"smollm3": 4}  # llama.cpp does not rotate every n-th layer
 # llama.cpp rotates only layers with a window, if there are any.
-_ROTATES_SLIDING = ("cohere2", "exaone4", "exaone-moe")
+_ROTATES_SLIDING = ("afmoe", "cohere2", "exaone4", "exaone-moe")
+_MAY_LACK_ROPE = ("granitehybrid",)  # where a key says so
 _SCALES_QUERIES = "mistral3"  # by their position
 
 
 def rope_keys(keys: ModelKeys) -> None:
     """Adds the base, the number of rotated elements, and how frequencies are scaled."""
+    has_rope = any(attention.rope is not None for attention in keys.attentions)
+    if keys.architecture.name in _MAY_LACK_ROPE and not has_rope:
+        keys.values["rope.dimension_count"] = keys.decoder.dimensions.head_dim
+        return
     _check_layers(keys)
     full, sliding = _ropes(keys)
     keys.values["rope.dimension_count"] = full.rotary_dim

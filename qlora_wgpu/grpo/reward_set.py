@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, QLoRAError, brief, command
 from qlora_wgpu.grpo.advantages import AdvantageConfig
 from qlora_wgpu.grpo.reward_process import RewardProcess
 from qlora_wgpu.grpo.rewards import RewardFunction, built_in
+from qlora_wgpu.grpo.time_limit import limited
+
+
+class RewardModel(Protocol):
+    """A trained reward model as a reward function."""
+
+    def open(self) -> None:
+        """Loads it, before it is called."""
+
+    def __call__(self, **batch: Any) -> Sequence[float | None]:
+        """The rewards of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +32,7 @@ class RewardSet:
     functions: Mapping[str, RewardFunction]
     weights: Sequence[float]
     advantages: AdvantageConfig
+    models: Sequence[RewardModel] = ()  # the trained reward models among them
 
     @classmethod
     def of(
@@ -29,7 +41,7 @@ class RewardSet:
         functions: Sequence[Callable[..., Any]] = (),
         *,
         allow_code: bool,
-        reward_model: Callable[..., RewardFunction] | None = None,
+        reward_model: Callable[..., RewardModel] | None = None,
     ) -> RewardSet:
         """The functions of ``grpo.reward_funcs``, then the caller's.
 
@@ -37,7 +49,7 @@ class RewardSet:
             config: The settings.
             functions: The caller's own functions, with TRL's signature.
             allow_code: Whether functions of files may run, with the user's rights.
-            reward_model: Opens a reward model, with the options of its entry; None if the caller
+            reward_model: Finds a reward model, by the options of its entry; None if the caller
                 cannot.
 
         Raises:
@@ -45,10 +57,12 @@ class RewardSet:
                 is none.
         """
         named: dict[str, RewardFunction] = {}
+        models: list[RewardModel] = []
         try:
             for given in config.grpo.reward_funcs:
                 if isinstance(given, Mapping) and "reward_model" in given:
-                    name, function = _opened_model(given["reward_model"], reward_model)
+                    name, function = _found_model(given["reward_model"], reward_model)
+                    models.append(function)
                 else:
                     timeout = config.grpo.reward_timeout
                     name, function = _opened(given, timeout, allow_code=allow_code)
@@ -57,7 +71,8 @@ class RewardSet:
             _close(named)
             raise
         for function in functions:
-            named[_unique(_name_of(function), named)] = function
+            name = _unique(_name_of(function), named)
+            named[name] = limited(function, name, config.grpo.reward_timeout)
         if not named:
             raise ConfigError(
                 f"train.objective: {config.train.objective} requires reward functions: set "
@@ -70,7 +85,12 @@ class RewardSet:
                 f"grpo.reward_weights has {len(weights)} weights for {len(named)} reward functions "
                 f"({', '.join(named)})"
             )
-        return cls(named, weights, _advantages(config))
+        return cls(named, weights, _advantages(config), models)
+
+    def open(self) -> None:
+        """Loads the reward models."""
+        for model in self.models:
+            model.open()
 
     def close(self) -> None:
         """Ends the processes of functions in files."""
@@ -93,17 +113,15 @@ def _opened(given: Any, timeout: float, *, allow_code: bool) -> tuple[str, Rewar
     return function, RewardProcess(path, function, timeout)
 
 
-def _opened_model(
-    options: Any, opened: Callable[..., RewardFunction] | None
-) -> tuple[str, RewardFunction]:
+def _found_model(options: Any, found: Callable[..., RewardModel] | None) -> tuple[str, RewardModel]:
     """A reward model as a function, whose name is that of its folder, as in TRL."""
-    if opened is None:
+    if found is None:
         raise ConfigError(
             "grpo.reward_funcs: reward_model is not supported by Trainer: use qlora_wgpu.train, or "
             "pass a function to reward_funcs"
         )
-    function = built_in("reward_model", options, {"reward_model": opened})
-    return Path(options["path"]).resolve().name, function
+    model: Any = built_in("reward_model", options, {"reward_model": found})
+    return Path(options["path"]).resolve().name, model
 
 
 def _advantages(config: Config) -> AdvantageConfig:

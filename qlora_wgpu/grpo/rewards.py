@@ -7,10 +7,12 @@ each column of the rows, lists of one length. They return a list of numbers, or 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,11 +20,14 @@ import numpy as np
 
 from qlora_wgpu.errors import ConfigError, RewardError, brief, require_extra
 from qlora_wgpu.grpo.advantages import Array
+from qlora_wgpu.grpo.time_limit import RewardTimeoutError
+from qlora_wgpu.visible import one_line
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
 _MOST_TRIED = 256  # completions of a batch on which a function has failed
+_MOST_SECONDS = 30.0  # for trying them
 _LONGEST = 100_000  # characters of a completion that patterns are tried on
 
 
@@ -306,13 +311,16 @@ def _column(columns: Mapping[str, Any], name: str, function: str) -> Sequence[An
 
 def _on_which(function: RewardFunction, batch: Mapping[str, Sequence[Any]]) -> str:
     """The first completion that a function fails on by itself, in words; may be empty."""
-    if not getattr(function, "is_running", True):
-        return ""
+    end = time.monotonic() + _MOST_SECONDS
     for number, completion in enumerate(batch["completions"][:_MOST_TRIED]):
         try:
             function(**{key: [values[number]] for key, values in batch.items()})
+        except RewardTimeoutError:
+            return ""
         except Exception:
             return f" (on the completion {brief(text_of(completion))})"
+        if time.monotonic() > end:
+            break
     return ""
 
 
@@ -332,26 +340,47 @@ def rewards_of(
     count = len(batch["completions"])
     rewards = np.full((count, len(functions)), np.nan)
     for place, (name, function) in enumerate(functions.items()):
+        shown = getattr(function, "where", name)
         try:
-            made = list(function(**batch))
+            made = list(itertools.islice(function(**batch), count + 1))
+        except RewardTimeoutError:
+            raise
         except Exception as err:
-            what = f"reward function {name} failed: {type(err).__name__}: {str(err)[:200]}"
+            what = f"reward function {shown} failed: {type(err).__name__}: {_text(err)}"
             if isinstance(err, RewardError):
                 what = str(err)
             raise RewardError(f"{what}{_on_which(function, batch)}") from err
         if len(made) != count:
+            returned = f"more than {count}" if len(made) > count else str(len(made))
             raise RewardError(
-                f"reward function {name} returned {len(made)} rewards for {count} completions"
+                f"reward function {shown} returned {returned} rewards for {count} completions"
             )
         for number, reward in enumerate(made):
             if reward is None:
                 continue
-            is_number = isinstance(reward, int | float | np.number) and math.isfinite(reward)
-            if not is_number:
+            if (value := _finite(reward)) is None:
                 text = brief(text_of(batch["completions"][number]))
                 raise RewardError(
-                    f"reward function {name} returned {brief(reward)}, not a finite number or "
+                    f"reward function {shown} returned {brief(reward)}, not a finite number or "
                     f"None, for the completion {text}"
                 )
-            rewards[number, place] = float(reward)
+            rewards[number, place] = value
     return rewards
+
+
+def _text(err: Exception) -> str:
+    try:
+        return one_line(str(err)[:200])
+    except Exception:  # an exception of the user's that has no text
+        return "without a message"
+
+
+def _finite(reward: Any) -> float | None:
+    """The value of a finite number; None of anything else."""
+    if not isinstance(reward, int | float | np.number):
+        return None
+    try:
+        value = float(reward)
+    except (OverflowError, TypeError):  # an integer that is too large, a complex number
+        return None
+    return value if math.isfinite(value) else None

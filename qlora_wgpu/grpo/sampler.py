@@ -5,38 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config.sections.grpo import GRPOConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.generation.engine import Engine
-from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.grpo.advantages import Scores
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE, Completer, prompt_of
 from qlora_wgpu.grpo.reward_set import RewardSet
-from qlora_wgpu.grpo.rollouts import (
-    Completion,
-    Prompt,
-    Rollout,
-    RolloutBatches,
-    evaluate_completions,
-    sample_completions,
-    seed_of,
-)
+from qlora_wgpu.grpo.rollouts import Completion, Rollout, RolloutBatches, seed_of
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.policies import RolloutPlan, policy_of
 
 if TYPE_CHECKING:
-    from qlora_wgpu.data import Dataset
     from qlora_wgpu.training.run import Run
-
-MOST_AT_ONCE = 64  # completions that are sampled at once, if memory allows
-_EVALUATION = 1 << 40  # numbers of evaluations' seeds are beyond those of generations
 
 
 class RolloutSampler:
@@ -57,9 +43,8 @@ class RolloutSampler:
         assert policy is not None
         self._run, self._model, self._plan, self._policy = run, run.model, run.plan, policy
         self._rewards, self._tokenizer, self._stop_ids = rewards, tokenizer, stop_ids
-        self._sampling = sampling_of(run.config.grpo)
         self._at_once = at_once
-        self._engine: Engine | None = None
+        self._opened: Completer | None = None
         self._generation = -1  # the one that the batches are of
         self._batches: RolloutBatches | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
@@ -85,7 +70,9 @@ class RolloutSampler:
         numbers = [n for n in self._plan.prompts_of(generation) for _ in range(size)]
         prompts = [prompt_of(self._run.rows, number) for number in numbers]
         seeds = [seed_of(self._plan.seed, generation, n) for n in range(len(prompts))]
-        rollout = self._sampled(prompts, seeds, "sampling completions", size)
+        rollout = self._completer().complete(
+            prompts, seeds, "sampling completions", size, lambda: self._run.stop.requested
+        )
         self._seconds += time.perf_counter() - began
         if rollout is None:
             return False
@@ -108,7 +95,7 @@ class RolloutSampler:
             MicroBatch(
                 each.ids, each.targets, each.mask,
                 self._plan.dropout_key(step, n) if self._model.is_random else None,
-                each.tokens, policy=each.policy,
+                each.tokens, samples=each.policy,
             )
             for n, each in enumerate(made)
         ]  # fmt: skip
@@ -125,14 +112,11 @@ class RolloutSampler:
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """TRL's metrics of completions of the held-out prompts, with the same seeds each time."""
-        run, given = self._run, self._run.config.grpo
+        run = self._run
         assert run.held_out is not None
-        size = given.num_generations_eval or self._plan.num_generations
-        chosen = [n for n in range(len(run.held_out)) for _ in range(size)]
-        prompts = [prompt_of(run.held_out, number) for number in chosen]
-        seeds = [seed_of(self._plan.seed, _EVALUATION, n) for n in range(len(prompts))]
-        rollout = self._sampled(prompts, seeds, "evaluating by reward", size, stops=False)
-        assert rollout is not None
+        rollout = self._completer().evaluate(
+            run.held_out, run.config.train.objective, self._plan.seed, "evaluating by reward"
+        )
         return rollout.metrics(list(self._rewards.functions))
 
     # -- checkpoints within a generation -----------------------------------------------------------
@@ -199,46 +183,19 @@ class RolloutSampler:
             return RolloutBatches(self._model, rollout, self._policy, start=self._start, **given)
         return RolloutBatches(self._model, rollout, self._policy, known=flats, **given)
 
-    def _sampled(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], what: str, size: int, *,
-        stops: bool = True,
-    ) -> Rollout | None:  # fmt: skip
-        """Scored completions of prompts, or None if the run was stopped meanwhile."""
-        run, given = self._run, self._run.config.grpo
-        activity = run.events.activity
-        completions = sample_completions(
-            self._opened_engine(),
-            prompts,
-            self._sampling,
-            seeds,
-            max_completion_length=given.max_completion_length,
-            stop_ids=self._stop_ids,
-            is_stopped=lambda: stops and run.stop.requested,
-            progress=lambda done: activity(f"{what}: {done:,} of {len(prompts):,}"),
-        )
-        activity("")
-        if completions is None:
-            return None
-        texts = [self._tokenizer.decode(completion.ids) for completion in completions]
-        activity("scoring completions")
-        config = replace(self._rewards.advantages, num_generations=size)
-        rollout = evaluate_completions(
-            prompts, completions, texts, self._rewards.functions, self._rewards.weights, config,
-            mask_truncated_completions=given.mask_truncated_completions,
-        )  # fmt: skip
-        activity("")
-        return rollout
-
-    def _opened_engine(self) -> Engine:
-        if self._engine is None:
-            rows = [self._run.rows, *filter(None, [self._run.held_out])]
-            longest = max(each.longest for each in rows)
-            completions = self._plan.num_prompts * self._plan.num_generations
-            self._engine = Engine(
+    def _completer(self) -> Completer:
+        if self._opened is None:
+            run, completions = self._run, self._plan.num_prompts * self._plan.num_generations
+            longest = max(each.longest for each in [run.rows, *filter(None, [run.held_out])])
+            engine = Engine(
                 self._model, min(self._at_once, completions),
                 longest + self._plan.max_completion_length, packs_weights=False,
             )  # fmt: skip
-        return self._engine
+            self._opened = Completer(
+                engine, self._tokenizer, self._rewards, run.config.grpo, self._stop_ids,
+                run.events.activity,
+            )  # fmt: skip
+        return self._opened
 
     def _log(self, step: int, rollout: Rollout, size: int) -> None:
         """Writes completions with their rewards to ``samples.jsonl``."""
@@ -260,17 +217,3 @@ class RolloutSampler:
                 },
                 "advantage": float(rollout.scores.advantages[number]),
             })  # fmt: skip
-
-
-def prompt_of(rows: Dataset, number: int) -> Prompt:
-    """A prompt of the data."""
-    row = rows.prompt_row(number)
-    return Prompt(rows[number].input_ids.tolist(), row.prompt, row.columns)
-
-
-def sampling_of(given: GRPOConfig) -> Sampling:
-    """Sampling parameters of the section ``grpo``; seeds are set per completion."""
-    return Sampling(
-        given.temperature, given.top_k, given.top_p, 0, given.min_p or 0.0,
-        given.repetition_penalty,
-    )  # fmt: skip

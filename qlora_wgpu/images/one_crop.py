@@ -69,6 +69,10 @@ class Gemma3ImageProcessor:
         """Height and width of what the tower reads of an image of this size."""
         return (self.height, self.width) if self.do_resize else (height, width)
 
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the only crop."""
+        return [self.output_size(height, width)]
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The whole image."""
         if self.do_resize:
@@ -121,6 +125,10 @@ class ClipImageProcessor:
         if self.do_pad:
             height = width = max(height, width)
         return self._resized(height, width) if self.do_resize else (height, width)
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the only crop."""
+        return [self.output_size(height, width)]
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """The size whose shorter side is ``shortest_edge``."""
@@ -176,6 +184,10 @@ class _InPatches:
         if self.do_resize:
             height, width = self._resized(height, width)
         return Grid(height // self.patch_size, width // self.patch_size)
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the whole image after resizing."""
+        return [self._resized(height, width) if self.do_resize else (height, width)]
 
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """One crop, the whole image."""

@@ -37,6 +37,11 @@ class Tiles:
     # Height and width of the image itself, where its tiles have padding (LLaVA-NeXT).
     size: tuple[int, int] = (0, 0)
 
+    @property
+    def count(self) -> int:
+        """Crops that the tower reads, the whole image among them."""
+        return self.rows * self.columns + 1
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -62,6 +67,9 @@ class ImageProcessor(Protocol):
 
     def layout(self, height: int, width: int) -> Layout:
         """How an image of this size is divided."""
+
+    def crop_sizes(self, height: int, width: int) -> Sequence[tuple[int, int]]:
+        """Height and width of what the tower reads of an image of this size, crop by crop."""
 
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The pixels that the tower reads of an image."""

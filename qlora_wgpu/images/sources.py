@@ -157,7 +157,7 @@ class ImageSource:
     def _read(self) -> bytes:
         try:
             return self.content.read()
-        except OSError as err:
+        except (OSError, ValueError) as err:  # a ValueError if a path has a null character
             missing = isinstance(err, FileNotFoundError | NotADirectoryError)
             why = "it does not exist" if missing else reason(err)
             raise DataError(f"cannot read {self.name}: {why}") from err
@@ -179,10 +179,11 @@ def key_of(content: bytes) -> str:
 _URI = re.compile(r"data:([^,]{0,200}),", re.IGNORECASE)
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _FILE = "file://"
+_NESTED = 4
 _KEYS = ("bytes", "base64", "path", "url", "image", "image_url")  # of an object, the first counts
 
 
-def image_source(value: Any, folder: Path | None, name: str) -> ImageSource:
+def image_source(value: Any, folder: Path | None, name: str, nested: int = 0) -> ImageSource:
     """The image that a row's value refers to.
 
     Args:
@@ -190,11 +191,14 @@ def image_source(value: Any, folder: Path | None, name: str) -> ImageSource:
             under ``path``, ``url``, ``image``, ``bytes`` or ``base64`` (as text).
         folder: What paths are relative to; None for rows in which they are not read.
         name: What messages call it, such as ``image 2``.
+        nested: The number of objects that the value is within.
 
     Raises:
         DataError: If it is something else, or would have to be downloaded.
     """
     if isinstance(value, Mapping):
+        if nested == _NESTED:
+            raise DataError(f"{name} has more than {_NESTED} objects within each other")
         key = next((key for key in _KEYS if value.get(key) is not None), None)
         if key is None:
             raise DataError(
@@ -203,7 +207,7 @@ def image_source(value: Any, folder: Path | None, name: str) -> ImageSource:
             )
         if key in ("bytes", "base64") and isinstance(value[key], str):
             return ImageSource(name, RowContent(_from_base64(value[key], name)))
-        return image_source(value[key], folder, name)
+        return image_source(value[key], folder, name, nested + 1)
     if isinstance(value, bytes | bytearray | memoryview):
         return ImageSource(name, RowContent(bytes(value)))
     if isinstance(value, Path):
@@ -234,9 +238,17 @@ def _of_text(text: str, folder: Path | None, name: str) -> ImageSource:
         raise DataError(f"{name} is {quoted(text)}, but images are not downloaded: {advice}")
     if folder is None:
         raise DataError(f"{name} must be a data: URI, got {quoted(text)}")
-    path = folder / Path(text.removeprefix(_FILE)).expanduser()
+    path = folder / home_expanded(text.removeprefix(_FILE))
     shown = text if len(text) <= MAX_QUOTED else f"…{text[1 - MAX_QUOTED :]}"  # its end tells more
     return ImageSource(f"{name} ({quoted(shown)})", FileContent(path))
+
+
+def home_expanded(text: str) -> Path:
+    """A path with the home folder for ``~``; of unknown users it is unchanged."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def _from_base64(text: str, name: str) -> bytes:

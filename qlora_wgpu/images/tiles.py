@@ -71,6 +71,10 @@ class Idefics3ImageProcessor:
             return Tiles()
         return Tiles(height // self.tile, width // self.tile)
 
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """All crops have the size of a tile."""
+        return [(self.tile, self.tile)] * self.layout(height, width).count
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The tiles row by row, then the whole image; the latter alone where it is not divided."""
         side, tiles = self.tile, self.layout(*rgb.shape[:2])
@@ -162,6 +166,12 @@ class LlavaNextImageProcessor:
         tall, wide = self._best(height, width)
         return Tiles(-(-tall // self.tile), -(-wide // self.tile), (height, width))
 
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """Those of the tiles, then of the whole image."""
+        tiles = self.layout(height, width).count - 1
+        tile = self.finish.output_size(self.tile, self.tile)
+        return [*[tile] * tiles, self.finish.output_size(*self.size)]
+
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The tiles row by row, then the whole image."""
         height, width = rgb.shape[:2]
@@ -251,6 +261,12 @@ class Lfm2VlImageProcessor:
         if not self.do_image_splitting or tall * wide <= most:
             return Tiles()
         return self._best(height, width)
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """Those of the tiles, then of the whole image if it is read."""
+        tiles = self.layout(height, width)
+        whole = [self.whole_size(height, width)] if self.is_whole_read(tiles) else []
+        return [(self.tile, self.tile)] * (tiles.rows * tiles.columns) + whole
 
     def is_whole_read(self, tiles: Tiles) -> bool:
         """Whether the tower reads the whole image: alone, or after its tiles."""

@@ -255,5 +255,5 @@ def _are_whole(adapted: Sequence[ExpertSpec], count: int) -> bool:
     whole = len(adapted) == count
     return whole or (
         3 * len(adapted) == count
-        and all(stack.leaf == stack.stacking.leaves[2] for stack in adapted)
+        and all(stack.leaf == stack.stacking.leaves[-1] for stack in adapted)
     )

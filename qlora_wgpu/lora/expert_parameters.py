@@ -5,16 +5,16 @@ Where transformers has a layer's experts in one parameter, PEFT adapts it as one
 (out_features, r · experts), an expert's r columns ``experts`` apart. PEFT wraps the module that
 holds the parameters once for each of them, gate_up_proj innermost: its matrices are called
 ``P.experts.base_layer.lora_A``, and those of down_proj, or of a single parameter,
-``P.experts.lora_A``. Here every expert has matrices of its own for gate, up and down, named as in
-its files (``Stacking``): to write them, the ranks of gate and up are concatenated; to read them,
-they are split again.
+``P.experts.lora_A``. Experts without a gate have up_proj instead of gate_up_proj. Here every expert
+has matrices of its own for gate, up and down, named as in its files (``Stacking``): to write them,
+the ranks of gate and up are concatenated; to read them, they are split again.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -36,9 +36,6 @@ from qlora_wgpu.lora.peft_names import (
 
 ARRANGED = "adapted_experts"
 """The key of a file's metadata that says how its experts are stacked."""
-
-PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
-KINDS = ("gate", "up", "down")
 
 Value = TypeVar("Value", int, int | float)
 Pair = tuple[Float32Array, Float32Array]
@@ -94,12 +91,14 @@ def to_target_parameters(
             kept[tensor_name(called, leaf)] = kept.pop(tensor_name(module, leaf))
     for at, kinds in experts.items():
         held = stacking.in_memory(at)
-        present = [p for p, parts in PARAMETERS.items() if any(k in kinds for k in parts)]
+        parameters = stacking.parameters
+        present = [p for p, parts in parameters.items() if any(k in kinds for k in parts)]
         for parameter in present:
-            own = {k: kinds[k] for k in PARAMETERS[parameter] if k in kinds}
+            held_kinds = parameters[parameter]
+            own = {k: kinds[k] for k in held_kinds if k in kinds}
             scalings = {k: config.scaling_of(layer_name(at, 0, k, stacking)) for k in own}
             scaling = next(iter(scalings.values()))
-            a, b = _stacked(own, scalings, len(PARAMETERS[parameter]), in_turns=stacking.in_turns)
+            a, b = _stacked(own, scalings, held_kinds, in_turns=stacking.in_turns)
             module = _wrapping(held, parameter, present)
             kept[tensor_name(module, LORA_A)] = a.reshape(-1, a.shape[2])
             kept[tensor_name(module, LORA_B)] = np.moveaxis(b, 0, 2).reshape(b.shape[1], -1)
@@ -125,58 +124,61 @@ def _escaped(values: Mapping[str, Value]) -> dict[str, Value]:
 
 def _wrapping(held: str, parameter: str, present: Collection[str]) -> str:
     """The module that PEFT stores a parameter's matrices under, given the adapted parameters."""
-    is_inner = parameter == "gate_up_proj" and len(present) > 1
+    is_inner = parameter != "down_proj" and len(present) > 1
     return held + INNER if is_inner else held
 
 
-def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
-    """The rows of gate or up in a parameter of ``count`` rows."""
-    if kind == "down":
-        return slice(None)
-    place = KINDS.index(kind)
-    return (
-        slice(place, None, 2) if in_turns else slice(place * count // 2, (place + 1) * count // 2)
-    )
+def _rows(kind: str, held: Sequence[str], count: int, *, in_turns: bool) -> slice:
+    """The rows of one of the kinds that a parameter of ``count`` rows holds."""
+    place, parts = held.index(kind), len(held)
+    if in_turns:
+        return slice(place, None, parts)
+    return slice(place * count // parts, (place + 1) * count // parts)
 
 
 def _stacked(
-    kinds: Mapping[str, Pair], scalings: Mapping[str, float], halves: int, *, in_turns: bool
+    kinds: Mapping[str, Pair], scalings: Mapping[str, float], held: Sequence[str], *, in_turns: bool
 ) -> Pair:
     """A parameter's pair, whose rank is the sum of those of its adapted halves."""
     a = np.concatenate([pair[0] for pair in kinds.values()], axis=1)
     experts, out = next(iter(kinds.values()))[1].shape[:2]
-    b = np.zeros((experts, halves * out, a.shape[1]), np.float32)
+    b = np.zeros((experts, len(held) * out, a.shape[1]), np.float32)
     begin, scaling = 0, next(iter(scalings.values()))
     for kind, (_, own) in kinds.items():
         end = begin + own.shape[2]
         factor = np.float32(scalings[kind] / scaling)  # one unless their scalings differ
-        rows = _rows(kind, b.shape[1], in_turns=in_turns)
+        rows = _rows(kind, held, b.shape[1], in_turns=in_turns)
         b[:, rows, begin:end] = own if factor == 1 else factor * own
         begin = end
     return a, b
 
 
 def _parted(
-    pair: Pair, ranks: Mapping[str, int], factors: Mapping[str, float], *, in_turns: bool
+    pair: Pair,
+    ranks: Mapping[str, int],
+    factors: Mapping[str, float],
+    held: Sequence[str],
+    *,
+    in_turns: bool,
 ) -> dict[str, Pair]:
     """Splits what ``_stacked`` made, by its parts' ranks; ``factors`` multiply their B."""
     (a, b), begin = pair, 0
     made: dict[str, Pair] = {}
     for kind, rank in ranks.items():
         end, factor = begin + rank, np.float32(factors[kind])
-        own = b[:, _rows(kind, b.shape[1], in_turns=in_turns), begin:end]
+        own = b[:, _rows(kind, held, b.shape[1], in_turns=in_turns), begin:end]
         made[kind] = a[:, begin:end], own if math.isclose(factor, 1, rel_tol=1e-6) else own * factor
         begin = end
     return made
 
 
-def _parted_by_zeros(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
+def _parted_by_zeros(kinds: Sequence[str], pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
     """Each half's pair, with its part of the rank if gate and up share none of it."""
-    kinds, (a, b) = PARAMETERS[parameter], pair
+    a, b = pair
     if len(kinds) == 1:
         return {kinds[0]: pair}
     half = a.shape[1] // 2
-    gate, up = (b[:, _rows(kind, b.shape[1], in_turns=in_turns)] for kind in kinds)
+    gate, up = (b[:, _rows(kind, kinds, b.shape[1], in_turns=in_turns)] for kind in kinds)
     if a.shape[1] % 2 == 0 and not gate[:, :, half:].any() and not up[:, :, :half].any():
         return {"gate": (a[:, :half], gate[:, :, :half]), "up": (a[:, half:], up[:, :, half:])}
     return {"gate": (a, gate), "up": (a, up)}
@@ -187,7 +189,7 @@ def arranged(tensors: Mapping[str, Float32Array], stacking: Stacking) -> ExpertA
     modules = [module for module, _ in parsed_names(tensors)]
     pattern = _expert(stacking)
     leaves = {match[3] for module in modules if (match := pattern.fullmatch(module))}
-    pairs = zip(KINDS, stacking.leaves, strict=True)
+    pairs = zip(stacking.kinds, stacking.leaves, strict=True)
     return ExpertArrangement(tuple(kind for kind, leaf in pairs if leaf in leaves), stacking)
 
 
@@ -197,7 +199,7 @@ def _pair(of_experts: Mapping[int, Mapping[str, Float32Array]]) -> Pair:
 
 
 def layer_name(at: str, expert: int, kind: str, stacking: Stacking) -> str:
-    return f"{at}.{expert}.{stacking.leaves[KINDS.index(kind)]}"
+    return f"{at}.{expert}.{stacking.leaves[stacking.kinds.index(kind)]}"
 
 
 def _expert(stacking: Stacking) -> re.Pattern[str]:
@@ -218,7 +220,7 @@ def _sorted_out(
         if parsed is None or match is None:
             kept[name] = array
             continue
-        kind = KINDS[stacking.leaves.index(match[3])]
+        kind = stacking.kinds[stacking.leaves.index(match[3])]
         experts = found.setdefault(match[1], {}).setdefault(kind, {})
         experts.setdefault(int(match[2]), {})[parsed[1]] = array
     experts_of = {
@@ -257,7 +259,7 @@ def from_target_parameters(
     ranks: dict[str, int] = {}
     alphas: dict[str, int | float] = {}
     stacks: list[str] = []
-    wrapped, plain = _wrapped(tensors, config, where)
+    wrapped, plain = _wrapped(tensors, config, where, [*stacking.parameters])
     for name, array in tensors.items():
         parsed = parse_name(name)
         if parsed is None:
@@ -277,11 +279,15 @@ def from_target_parameters(
         ):
             ranks[re.escape(module)], alphas[re.escape(module)] = own, alpha
     for module, (held, parameter) in wrapped.items():
-        full, at = f"{held}.{parameter}", stacking.in_files(held)
+        full, at, held_kinds = (
+            f"{held}.{parameter}",
+            stacking.in_files(held),
+            stacking.parameters[parameter],
+        )
         rank, scaling = config.rank_of(full), config.scaling_of(full)
         pair = _by_expert(tensors, module, rank, where)
         if arrangement is not None:
-            kinds = [kind for kind in PARAMETERS[parameter] if kind in arrangement.kinds]
+            kinds = [kind for kind in held_kinds if kind in arrangement.kinds]
             modules = {kind: layer_name(at, 0, kind, stacking) for kind in kinds}
             ranks_of = {kind: config.rank_of(name) for kind, name in modules.items()}
             if rank != sum(ranks_of.values()):
@@ -289,11 +295,11 @@ def from_target_parameters(
                     f"{where}: {full} has rank {rank}, which does not match {', '.join(kinds)}"
                 )
             factors = {kind: scaling / config.scaling_of(name) for kind, name in modules.items()}
-            parts = _parted(pair, ranks_of, factors, in_turns=stacking.in_turns)
+            parts = _parted(pair, ranks_of, factors, held_kinds, in_turns=stacking.in_turns)
         else:
-            parts = _parted_by_zeros(parameter, pair, in_turns=stacking.in_turns)
+            parts = _parted_by_zeros(held_kinds, pair, in_turns=stacking.in_turns)
         for kind, (a, b) in parts.items():
-            leaf = stacking.leaves[KINDS.index(kind)]
+            leaf = stacking.leaves[stacking.kinds.index(kind)]
             stacks.append(f"{at}.{leaf}")
             own = a.shape[1]
             alpha = alpha_for(scaling, own, config)
@@ -329,14 +335,17 @@ def _other_targets(config: AdapterConfig, kept: Mapping[str, Any], stacking: Sta
 
 
 def _wrapped(
-    tensors: Mapping[str, Float32Array], config: AdapterConfig, where: object
+    tensors: Mapping[str, Float32Array],
+    config: AdapterConfig,
+    where: object,
+    parameters: Sequence[str],
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """The adapted parameters of experts by wrapped module, and the layers with named weights."""
     modules = {module for module, _ in parsed_names(tensors)}
     names = config.target_parameters or []
     found: dict[str, tuple[str, str]] = {}
     for at in sorted({m.removesuffix(INNER) for m in modules if m.endswith(HOLDERS)}):
-        own = [p for p in PARAMETERS if any(is_named(f"{at}.{p}", name) for name in names)]
+        own = [p for p in parameters if any(is_named(f"{at}.{p}", name) for name in names)]
         for parameter in own:
             found[_wrapping(at, parameter, own)] = at, parameter
     every = _modules_of(tensors)
@@ -350,7 +359,7 @@ def _wrapped(
     if odd or not modules >= found.keys():
         raise UnsupportedModelError(
             f"{where}: target_parameters names {(odd or sorted(found.keys() - modules))[0]}, which "
-            "is not supported (supported: experts' gate_up_proj and down_proj, and the weights of "
+            "is not supported (supported: experts' {' and '.join(parameters)}, and the weights of "
             "adapted layers)"
         )
     return found, plain

@@ -11,12 +11,7 @@ from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.tensor import pad_rows
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.steps import (
-    PolicyInputs,
-    PreferenceInputs,
-    ScoreInputs,
-    encode_samples,
-)
+from qlora_wgpu.model.steps import SampleInputs, ScoreInputs, kind_of_samples
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
@@ -207,10 +202,9 @@ def encode_batch(
     past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
-    samples: PreferenceInputs | ScoreInputs | None = None,
+    samples: SampleInputs | None = None,
     images: ImageInputs | None = None,
     blocks: IntArray | None = None,
-    policy: PolicyInputs | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
@@ -235,6 +229,8 @@ def encode_batch(
             rows = np.flatnonzero(targets.reshape(-1) != IGNORE_INDEX)
     info = np.zeros(INFO_LENGTH, np.uint32)
     info[INFO_LABEL_ROWS] = len(rows)
+    if samples is not None:
+        info[INFO_SAMPLES] = len(samples)
     if dropout_key is not None:
         info[INFO_DROPOUT], info[INFO_KEY] = 1, dropout_key
     put(batch.input_ids.offset, ids, np.uint32)
@@ -259,25 +255,12 @@ def encode_batch(
                 f"the batch requires images of at most {batch.image_capacity} tokens in all"
             )
         put(batch.image_rows.offset, images.rows, np.uint32)
-    if policy is not None:
-        samples = PreferenceInputs(policy.shares, policy.advantages)
-    if batch.sequence_targets is not None:
-        if not isinstance(samples, ScoreInputs):
-            raise ShapeError("an objective over sequences requires the batch's targets")
-        put(batch.sequence_targets.offset, samples.targets, np.float32)
-    if batch.samples is not None:
-        if not isinstance(samples, PreferenceInputs):
-            raise ShapeError("an objective over answers requires the batch's samples")
-        of_rows, table = encode_samples(samples, segments(mask), np.asarray(rows))
-        info[INFO_SAMPLES] = len(table)
-        put(batch.info.offset, info, np.uint32)
-        put(batch.samples.of_rows.offset, of_rows, np.uint32)
-        put(batch.samples.table.offset, table, np.uint32)
-    if batch.completions is not None:
-        if policy is None:
-            raise ShapeError("an objective over completions needs the batch's log probabilities")
-        of_samples = (of_rows // 2).astype(np.int64)
-        put(batch.completions.offset, policy.encode(rows, of_samples), np.float32)
+    kind = kind_of_samples(batch)
+    if kind is not None:
+        if not isinstance(samples, kind):
+            raise ShapeError(f"the objective requires samples of the type {kind.__name__}")
+        for tensor, values in samples.encode(batch, segments(mask), np.asarray(rows)):
+            put(tensor.offset, values, np.dtype(tensor.dtype).type)
     return data
 
 

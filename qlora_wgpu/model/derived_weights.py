@@ -77,8 +77,9 @@ def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
 
 
 def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:
-    of_layers = [layer.weight for layer in modules.linears.values()]
-    yield from filter(stays, of_layers)
+    # Layers may share a weight.
+    of_layers = {id(layer.weight): layer.weight for layer in modules.linears.values()}
+    yield from filter(stays, of_layers.values())
     of_experts = [layer.weight for layer in modules.experts.values()]
     yield from filter(stays, of_experts)
 

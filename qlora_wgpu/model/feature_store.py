@@ -13,6 +13,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -30,7 +31,8 @@ from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import GIB, MIB
 from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.vision_encoder import VisionEncoder
+from qlora_wgpu.model.tower_memory import crops_of, free_bytes, place_tower
+from qlora_wgpu.model.vision_encoder import IMAGES_AT_ONCE, PlacedTower, VisionEncoder, read_tower
 
 ImageCache = Literal["memory", "disk"]
 
@@ -39,7 +41,6 @@ _KEPT = 4  # towers in the cache
 _LEFT_FREE = 1024 * MIB  # on the disk
 _SHARE = 0.5  # of the available memory that features may take
 _HEADER = 4096  # bytes, at most
-_AT_ONCE = 8  # images that the tower encodes together
 
 
 class Encoder(Protocol):
@@ -58,12 +59,13 @@ class FeatureStore:
     def __init__(self, tower: str, tokens: ImageTokens, cache: ImageCache = "disk") -> None:
         """Opens the store of a tower's hash and a model's processor."""
         about = json.dumps([_VERSION, tower, repr(tokens.processor)])
+        self.key = hashlib.sha256(about.encode()).hexdigest()[:32]  # of tower and processor
         self._tokens = tokens
         self._folder: Path | None = None
         self._known: dict[str, ImageFeatures] = {}
         self.problem = ""  # why nothing is written to disk
         if cache == "disk":
-            self._folder = cache_path("images", hashlib.sha256(about.encode()).hexdigest()[:32])
+            self._folder = cache_path("images", self.key)
 
     def __contains__(self, key: str) -> bool:
         return key in self._known or self._read_header(key) is not None
@@ -88,7 +90,7 @@ class FeatureStore:
     def fill(
         self,
         images: Mapping[str, ImageSource],
-        opened: Callable[[], Encoder],
+        opened: Callable[[Sequence[ImageSource]], Encoder],
         width: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> int:
@@ -96,7 +98,7 @@ class FeatureStore:
 
         Args:
             images: All images by their keys.
-            opened: Opens the tower, which is closed at the end.
+            opened: Opens the tower for the images that are missing; it is closed at the end.
             width: Numbers in a row of features.
             progress: Called with the number of images done, and of all that are missing.
 
@@ -111,11 +113,13 @@ class FeatureStore:
         if not missing:
             return 0
         self._make_room(4 * width * sum(map(self._tokens.count, missing)))
-        encoder = opened()
+        encoder = opened(missing)
         try:
-            for first in range(0, len(missing), _AT_ONCE):
+            for first in range(0, len(missing), IMAGES_AT_ONCE):
                 progress(first, len(missing))
-                for image, features in self._encoded(encoder, missing[first : first + _AT_ONCE]):
+                for image, features in self._encoded(
+                    encoder, missing[first : first + IMAGES_AT_ONCE]
+                ):
                     self._keep(image.key, features)
         finally:
             encoder.close()
@@ -230,6 +234,21 @@ class FeatureStore:
             return None
 
 
+def opened_tower(
+    base: Pretrained, tokens: ImageTokens, device: Device, dtype: str,
+    images: Sequence[ImageSource], placed: Callable[[PlacedTower], None] = lambda tower: None,
+) -> VisionEncoder:  # fmt: skip
+    """A base's tower on a device for some images, within the memory that is free.
+
+    ``placed`` gets its plan before weights are read.
+    """
+    assert base.folder is not None
+    crops = crops_of(read_tower(base.config), tokens, images)
+    tower = place_tower(base.config, dtype, device, crops, free_bytes(device))
+    placed(tower)
+    return VisionEncoder(base.folder, base.config, device, dtype, placed=tower)
+
+
 _PROMPTS = 64  # images of prompts whose features are kept
 
 
@@ -238,15 +257,16 @@ def prompt_features(
 ) -> Callable[[Sequence[ImageSource]], list[ImageFeatures]]:
     """Encodes the images of prompts; the tower is on the device only for images that are new."""
     known: dict[str, ImageFeatures] = {}
-    folder, layout = base.folder, base.architecture.images
-    assert folder is not None and layout is not None
+    layout = base.architecture.images
+    assert layout is not None
     width = (1 + layout.deepstack) * base.architecture.hidden_size
 
     def features(images: Sequence[ImageSource]) -> list[ImageFeatures]:
         with device.in_turn:
             store = FeatureStore("", files.tokens, "memory")
             missing = {image.key: image for image in images if image.key not in known}
-            store.fill(missing, lambda: VisionEncoder(folder, base.config, device, dtype), width)
+            opened = partial(opened_tower, base, files.tokens, device, dtype)
+            store.fill(missing, opened, width)
             known.update({key: store[key] for key in missing})
             found = [known[image.key] for image in images]
             for key in list(known)[:-_PROMPTS]:

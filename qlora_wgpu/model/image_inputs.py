@@ -73,7 +73,7 @@ def image_inputs(ids: IntArray, mask: IntArray, images: Images, of: Architecture
         np.concatenate(features) if features else np.zeros((0, width), np.float32),
         np.where(is_image, numbers, 0),
         None if layout.axes is None else _positions(mask, is_image, images),
-        _blocks(is_image, layout.window) if layout.bidirectional else None,
+        _blocks(is_image) if layout.bidirectional else None,
     )
 
 
@@ -128,20 +128,12 @@ def _sample_positions(is_image: npt.NDArray[np.bool_], images: Iterator[ImageFea
     return places
 
 
-def _blocks(is_image: npt.NDArray[np.bool_], window: int | None) -> IntArray:
-    """(batch, seq, 2): the run of placeholders that a token is in, as in transformers.
-
-    There its tokens do not attend to those before their window, which kernels do not support.
-    """
+def _blocks(is_image: npt.NDArray[np.bool_]) -> IntArray:
+    """(batch, seq, 2): the run of placeholders that a token is in, as in transformers."""
     edges = np.diff(is_image.astype(np.int8), prepend=0, append=0, axis=1)
     blocks = np.zeros((*is_image.shape, 2), np.int64)
     for row, begin in np.argwhere(edges == 1):
         end = begin + int((edges[row, begin:] == -1).argmax())
-        if end - begin > (window or end):
-            raise ShapeError(
-                f"an image of {end - begin} tokens is not supported by this model, whose sliding "
-                f"window has {window}: use a smaller image"
-            )
         blocks[row, begin:end] = begin, end
     return blocks
 

@@ -30,7 +30,7 @@ SCORED = frozenset((
     "gpt_neox", "gpt_oss", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama", "ministral3",
     "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2",
     "qwen2_moe", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3",
-    "stablelm", "starcoder2",
+    "stablelm", "starcoder2", "zamba2",
 ))  # fmt: skip
 """The model types that have a ``…ForSequenceClassification`` in transformers 5.23."""
 
@@ -94,9 +94,9 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     shapes |= architecture.tables
     shapes |= architecture.router_shapes
     for spec in architecture.every_linear:
-        shapes[f"{spec.name}.weight"] = spec.out_features, spec.in_features
+        shapes[f"{spec.stored}.weight"] = spec.out_features, spec.in_features
         if spec.bias:
-            shapes[f"{spec.name}.bias"] = (spec.out_features,)
+            shapes[f"{spec.stored}.bias"] = (spec.out_features,)
     return shapes
 
 
@@ -145,7 +145,7 @@ def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[s
         return counts
     several = [(stack.linears[0], len(stack.linears)) for stack in architecture.experts]
     for spec, count in [*((spec, 1) for spec in architecture.linears), *several]:
-        form = folder[stored_name(folder, architecture, f"{spec.name}.weight")].format
+        form = folder[stored_name(folder, architecture, f"{spec.stored}.weight")].format
         if form is not None:
             counts[form.name] += count
     return counts
@@ -167,7 +167,7 @@ def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]
     return [
         spec.name
         for spec in architecture.every_linear
-        if not folder[stored_name(folder, architecture, f"{spec.name}.weight")].is_quantized
+        if not folder[stored_name(folder, architecture, f"{spec.stored}.weight")].is_quantized
     ]
 
 

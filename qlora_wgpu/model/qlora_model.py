@@ -34,8 +34,8 @@ from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
 from qlora_wgpu.model.steps import (
     LossSums,
-    PolicyInputs,
     PreferenceInputs,
+    SampleInputs,
     ScoreInputs,
     StepKind,
     StepOptions,
@@ -255,9 +255,8 @@ class QLoRAModel(AdapterModel):
         mask: batch_encoding.IntArray,
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
-        samples: PreferenceInputs | ScoreInputs | None = None,
+        samples: SampleInputs | None = None,
         images: ImageInputs | None = None,
-        policy: PolicyInputs | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -268,10 +267,9 @@ class QLoRAModel(AdapterModel):
             dropout_key: Key of the micro-batch's dropout; None disables it.
             weights: (batch, seq) float32, the weight of each target in the loss, which is divided
                 by their sum in the end; by default all ones if the options are ``weighted``.
-            samples: Inputs of a preference objective (``options.objective.preference``), whose loss
-                is divided by the number of pairs or answers.
+            samples: Inputs of an objective over answers, completions or sequences; the loss over
+                answers is divided by the number of pairs or answers.
             images: The batch's images, by ``image_inputs``.
-            policy: Inputs of an objective over completions (``options.objective.policy``).
 
         Returns:
             Its number of label tokens.
@@ -285,8 +283,7 @@ class QLoRAModel(AdapterModel):
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
         self._run(
-            options, ids, targets, mask, samples, images, dropout_key=dropout_key,
-            weights=weights, policy=policy,
+            options, ids, targets, mask, samples, images, dropout_key=dropout_key, weights=weights,
         )  # fmt: skip
         return int((targets != IGNORE_INDEX).sum())
 
@@ -296,7 +293,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: PreferenceInputs | ScoreInputs | None = None,
+        samples: SampleInputs | None = None,
         images: ImageInputs | None = None,
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
@@ -318,7 +315,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: PreferenceInputs | ScoreInputs | None,
+        samples: SampleInputs | None,
         images: ImageInputs | None = None,
         **inputs: Any,
     ) -> Program:

@@ -73,6 +73,7 @@ class TrainingOptions:
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
+Parts = list[tuple[Tensor, npt.NDArray[Any]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,15 @@ class PreferenceInputs:
     def plain(cls, count: int) -> PreferenceInputs:
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
 
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def encode(self, batch: BatchBuffers, segments: IntArray, rows: IntArray) -> Parts:
+        """The samples, by their tensors in a batch."""
+        assert batch.samples is not None
+        of_rows, table = encode_samples(self, segments, rows)
+        return [(batch.samples.of_rows, of_rows), (batch.samples.table, table)]
+
 
 @dataclass(frozen=True, eq=False)
 class PolicyInputs:
@@ -105,10 +115,17 @@ class PolicyInputs:
     old_logps: FloatArray  # (batch, seq), of each target when the completion was sampled
     reference_logps: FloatArray  # the same by the reference; zeros without one
 
-    def encode(self, rows: npt.NDArray[np.integer[Any]], of_rows: IntArray) -> FloatArray:
-        """The table of ``BatchBuffers.completions``, (label rows, 4)."""
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def encode(self, batch: BatchBuffers, segments: IntArray, rows: IntArray) -> Parts:
+        """The samples and ``BatchBuffers.completions``, by their tensors in a batch."""
+        assert batch.completions is not None
+        samples = PreferenceInputs(self.shares, self.advantages).encode(batch, segments, rows)
+        of_rows = (samples[0][1] // 2).astype(np.int64)
         logps = (array.reshape(-1)[rows] for array in (self.old_logps, self.reference_logps))
-        return np.stack([*logps, self.weights[of_rows], self.advantages[of_rows]], axis=1)
+        table = np.stack([*logps, self.weights[of_rows], self.advantages[of_rows]], axis=1)
+        return [*samples, (batch.completions, table)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +134,27 @@ class ScoreInputs:
 
     rows: IntArray  # (sequences), the position among all tokens that each is scored at
     targets: FloatArray  # (sequences, ``Scoring.width``)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def encode(self, batch: BatchBuffers, segments: IntArray, rows: IntArray) -> Parts:
+        """The targets, by their tensor in a batch."""
+        assert batch.sequence_targets is not None
+        return [(batch.sequence_targets, self.targets)]
+
+
+SampleInputs = PreferenceInputs | PolicyInputs | ScoreInputs
+"""The inputs of an objective over answers, completions or sequences."""
+
+
+def kind_of_samples(batch: BatchBuffers) -> type[SampleInputs] | None:
+    """The type of the inputs that a batch has space for."""
+    if batch.sequence_targets is not None:
+        return ScoreInputs
+    if batch.completions is not None:
+        return PolicyInputs
+    return None if batch.samples is None else PreferenceInputs
 
 
 def encode_samples(
@@ -199,7 +237,7 @@ def trace_step(
     policy, routers = options.objective.policy, batch.routers
     head = head_of(of, modules, 1.0 if policy is None else policy.temperature)
     if options.kind in ("sums", "divergence", "logps"):
-        losses = label_losses(graph, hidden, head, batch)
+        losses = label_losses(graph, hidden, head, batch, options.objective)
         if options.kind == "logps":
             losses.storage = Storage("losses of label rows", "activations", losses.nbytes)
             return PlannedStep(batch, compile_plan(graph), losses)

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -29,13 +29,14 @@ from qlora_wgpu.families.parts.vision import (
 )
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
-from qlora_wgpu.gpu.limits import memory_bytes
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.offload import WeightGroup, WeightStream
 from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, row, stored_bits, vector
 from qlora_wgpu.images.pixels import ProcessedImage
 from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.checkpoint_reader import CheckpointReader, bits_of
 from qlora_wgpu.model.image_inputs import FloatArray, ImageFeatures
 from qlora_wgpu.model.tiles import joined_tiles
@@ -44,7 +45,10 @@ from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 
-_MOST_PATCHES = 4096  # that are processed at once by default
+MOST_PATCHES = 4096
+"""Patches that are processed at once, unless memory is short or a single image has more."""
+IMAGES_AT_ONCE = 8
+"""Images that are given to the tower together."""
 _NO_MATRIX = DenseMatrix(0, 0, ())
 
 
@@ -81,15 +85,27 @@ class TowerStep:
 
 
 class TowerPlan:
-    """A tower's weights and programs, laid out for one device profile."""
+    """A tower's weights and programs, laid out for one device profile.
+
+    Streamed weights of matrices are in host memory; their layers take turns on the device.
+    """
 
     def __init__(
-        self, config: Mapping[str, Any], dtype: str, *, profile: Profile, max_binding: int
+        self,
+        config: Mapping[str, Any],
+        dtype: str,
+        *,
+        profile: Profile,
+        max_binding: int,
+        streamed: bool = False,
     ) -> None:
         self.tower = read_tower(config)
         self.dtype = dtype  # of matmul operands
-        self._profile = profile
+        # Textures are no windows of a buffer, and take more memory.
+        self._profile = replace(profile, in_textures=False) if streamed else profile
         self._max_binding = max_binding
+        self._stream = WeightStream() if streamed else None
+        self._groups: dict[str, WeightGroup] = {}  # of streamed weights by their module
         weights = self.tower.weights()
         self.matrices = {spec.name: spec for spec in weights.matrices}
         self.host_shapes = weights.host
@@ -112,7 +128,7 @@ class TowerPlan:
         row_bytes = matrix("", 1, spec.in_features, dtype).nbytes
         pieces = []
         for first, count in row_pieces(spec.out_features, max(self._max_binding // row_bytes, 1)):
-            storage = Storage(spec.name, "base", count * row_bytes, texture=self._profile.textures)
+            storage = self._matrix_storage(spec.name, count * row_bytes)
             pieces.append((first, matrix(spec.name, count, spec.in_features, dtype, storage)))
         bias = None
         if spec.bias:
@@ -122,20 +138,29 @@ class TowerPlan:
         held = DenseMatrix(spec.out_features, spec.in_features, tuple(pieces))
         return Linear(spec.name, held, bias, None)
 
-    def bytes_by_kind(self, patches: int = _MOST_PATCHES) -> Counter[str]:
-        """Bytes on the device for that many patches at once, before anything is allocated."""
-        plan = self.step(self.capacity(patches)).plan
-        return plan.bytes_by_kind() + Counter({"uniforms": plan.uniform_bytes})
+    def _matrix_storage(self, name: str, nbytes: int) -> Storage:
+        if self._stream is None:
+            return Storage(name, "base", nbytes, texture=self._profile.textures)
+        prefix = self.tower.layer_prefix
+        module = name.rpartition(".")[0]
+        if name.startswith(prefix):
+            module = prefix + name.removeprefix(prefix).partition(".")[0]
+        if module not in self._groups:
+            self._groups[module] = self._stream.new_group(module)
+        return self._groups[module].storage(name, nbytes)
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights on the device."""
-        held = [layer.bias for layer in self.linears.values()] + [*self.small.values()]
-        for layer in self.linears.values():
-            assert isinstance(layer.weight, DenseMatrix)
-            held += [piece for _, piece in layer.weight.resident]
-        each = (tensor.storage for tensor in held if tensor is not None)
-        return sum(memory_bytes(s.nbytes, texture=s.texture) for s in each if s is not None)
+    def host_bytes(self) -> int:
+        """Bytes of streamed weights, which are in host memory."""
+        return sum(group.nbytes for group in self._groups.values())
+
+    def memory(self, sizes: Sequence[int]) -> Counter[str]:
+        """Bytes on the device by kind, with programs of these numbers of rows.
+
+        Programs share slots, so those with the most rows are allocated first.
+        """
+        plans = [self.step(rows).plan for rows in sorted(sizes, reverse=True)]
+        return reading_memory(plans)
 
     def capacity(self, patches: int) -> int:
         """The rows of the program for that many patches.
@@ -186,6 +211,30 @@ class TowerPlan:
         return TowerInputs(pixels, added, angles, row_numbers)
 
 
+@dataclass(frozen=True, eq=False)
+class PlacedTower:
+    """A tower laid out within the memory of a device."""
+
+    plan: TowerPlan
+    most_patches: int  # that are processed at once, unless a single image has more
+    sizes: tuple[int, ...]  # rows of its programs, the most first
+
+    @property
+    def memory(self) -> Counter[str]:
+        """Bytes on the device by kind."""
+        return self.plan.memory(self.sizes)
+
+
+def batches(rows: Sequence[int], most: int) -> list[list[int]]:
+    """The rows of crops that are processed together, at most ``most`` unless a crop has more."""
+    made: list[list[int]] = []
+    for count in rows:
+        if not made or sum(made[-1]) + count > most:
+            made.append([])
+        made[-1].append(count)
+    return made
+
+
 # ---- loaded --------------------------------------------------------------------------------------
 
 
@@ -202,7 +251,8 @@ class VisionEncoder:
         device: Device,
         compute_dtype: str = "bfloat16",
         *,
-        most_patches: int = _MOST_PATCHES,
+        most_patches: int = MOST_PATCHES,
+        placed: PlacedTower | None = None,
     ) -> None:
         """Loads the weights onto a device.
 
@@ -213,14 +263,18 @@ class VisionEncoder:
             compute_dtype: Type of matmul operands, ``"bfloat16"`` or ``"float32"``.
             most_patches: Maximum number of patches that are processed at once, unless a single
                 image has more.
+            placed: The tower laid out within the device's memory, with a maximum of its own.
 
         Raises:
             UnsupportedModelError: If the model has no tower that is supported.
             CheckpointError: If a tensor is missing, damaged or of another shape.
         """
-        self.plan = TowerPlan(
-            config, compute_dtype, profile=device.profile, max_binding=device.max_binding
-        )
+        if placed is None:
+            self.plan = TowerPlan(
+                config, compute_dtype, profile=device.profile, max_binding=device.max_binding
+            )
+        else:
+            self.plan, most_patches = placed.plan, placed.most_patches
         self._device = device
         self._config = config
         self._most_patches = most_patches
@@ -230,6 +284,8 @@ class VisionEncoder:
         self._programs: dict[int, Program] = {}
         self._warned = False  # whether values were clamped
         self._load()
+        for rows in () if placed is None else placed.sizes:  # the largest first
+            self._programs[rows] = Program(device, self.plan.step(rows).plan, self._pool)
         self._tables = {
             name: self._reader.read(name, shape) for name, shape in self.plan.host_shapes.items()
         }
@@ -291,10 +347,14 @@ class VisionEncoder:
                     self._upload(piece, bits[first : first + piece.rows])
 
     def _upload(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-        assert tensor.storage is not None
-        tensor.storage.data = np.ascontiguousarray(values)
-        allocate(self._device, tensor.storage)
-        tensor.storage.data = None
+        storage = tensor.storage
+        assert storage is not None
+        if storage.group is not None:
+            storage.group.put(storage, values)
+            return
+        storage.data = np.ascontiguousarray(values)
+        allocate(self._device, storage)
+        storage.data = None
 
     # -- images ------------------------------------------------------------------------------
 
@@ -320,14 +380,10 @@ class VisionEncoder:
     def _features(self, crops: Sequence[Arranged]) -> list[FloatArray]:
         """The features of each crop, those of merged patches in the order of the image."""
         made: list[FloatArray] = []
-        first = 0
-        while first < len(crops):
-            end, rows = first + 1, len(crops[first].pixels)
-            while end < len(crops) and rows + len(crops[end].pixels) <= self._most_patches:
-                rows += len(crops[end].pixels)
-                end += 1
-            made += self._run(crops[first:end], self.plan.capacity(rows))
-            first = end
+        left = iter(crops)
+        for rows in batches([len(crop.pixels) for crop in crops], self._most_patches):
+            together = [next(left) for _ in rows]
+            made += self._run(together, self.plan.capacity(sum(rows)))
         return made
 
     def _run(self, crops: Sequence[Arranged], rows: int) -> list[FloatArray]:

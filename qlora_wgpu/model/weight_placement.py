@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,13 +54,20 @@ class WeightPlacement:
     """
 
     def __init__(
-        self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
+        self,
+        reader: CheckpointReader,
+        kept_as: str,
+        *,
+        textures: bool,
+        first_streamed: int,
+        shared: Collection[str] = (),
     ) -> None:
         self.stream = WeightStream()
         self.on_host: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
         self._reader = reader
         self._kept_as = kept_as
         self._textures, self._first_streamed = textures, first_streamed
+        self._shared = shared  # modules that several layers use, which are never streamed
         self._layers: dict[int, FlatLayer] = {}
         self._largest_load = 0
         self._device: Device | None = None
@@ -69,6 +76,8 @@ class WeightPlacement:
     def layer_of(self, module: str) -> FlatLayer | None:
         number = layer_number(module)
         if number is None:
+            return None
+        if number >= self._first_streamed and module.removesuffix(".weight") in self._shared:
             return None
         if number not in self._layers:
             streamed = number >= self._first_streamed

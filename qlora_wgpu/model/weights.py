@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import groupby, repeat
 from typing import Any
@@ -99,6 +99,7 @@ class WeightLayout:
         """The modules without their bytes, with the adapter's pairs."""
         of = architecture
         if adapter.config.changes_base:
+            _refuse_shared(adapter, of)
             self._reader.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
         self._reader.prefixes = of.stored_prefixes
         self.placement = WeightPlacement(
@@ -106,15 +107,19 @@ class WeightLayout:
             self.weight_dtype if self.keep else "",
             textures=self.textures,
             first_streamed=of.num_layers - self.offload.streamed_layers,
+            shared=of.shared_linears,
         )
         embedding, head = self._ends(of, adapter)
-        groups = list(with_one_input(of.linears))
+        owners = {spec.stored: spec for spec in reversed(of.linears)}
+        groups = list(with_one_input(spec for spec in of.linears if owners[spec.stored] is spec))
         biases: dict[str, Tensor] = {}
         for specs in groups:
             biases |= self._biases([spec for spec in specs if spec.bias])
-        linears = {}
+        linears: dict[str, Linear] = {}
         for spec in of.linears:
-            name, bias = f"{spec.name}.weight", biases.get(spec.name)
+            if owners[spec.stored] is not spec:
+                continue
+            name, bias = f"{spec.stored}.weight", biases.get(spec.name)
             shape = spec.out_features, spec.in_features
             form = self._form([name], spec.in_features)
             weight: Matrix = (
@@ -123,7 +128,7 @@ class WeightLayout:
                 else self._quantized(name, shape, form, [name])
             )
             if bias is None:
-                self._reader.refuse_bias(spec.name)
+                self._reader.refuse_bias(spec.stored)
             linears[spec.name] = Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
         norms = {n: self._norm(n, shape, of.offset_of(n)) for n, shape in of.norm_shapes.items()}
         experts = {stack.name: self._experts(stack, adapter) for stack in of.experts}
@@ -141,10 +146,19 @@ class WeightLayout:
             embedding, head, linears, norms, experts, routers, tables,
             adapter.loras.get(of.head.name), adapter.embedding_lora, of.padding_idx,
         )  # fmt: skip
-        if not self.offload.dequantized:
-            return modules
-        kept = DequantizedWeights(self.weight_dtype, self.max_binding, self.textures)
-        return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
+        if self.offload.dequantized:
+            kept = DequantizedWeights(self.weight_dtype, self.max_binding, self.textures)
+            modules = kept.within(modules, ([spec.name for spec in specs] for specs in groups))
+        tied = {
+            spec.name: replace(
+                modules.linears[owners[spec.stored].name],
+                name=spec.name,
+                lora=adapter.loras.get(spec.name),
+            )
+            for spec in of.linears
+            if owners[spec.stored] is not spec
+        }
+        return replace(modules, linears={**modules.linears, **tied}) if tied else modules
 
     def begin(self, adapter: AdapterLayout, seed: int, progress: Progress) -> str:
         """Initializes the adapter from the weights before they load; returns a note on it.
@@ -258,7 +272,7 @@ class WeightLayout:
 
         biases = {}
         for spec, begin in zip(specs, begins, strict=False):
-            name, shape = f"{spec.name}.bias", (spec.out_features,)
+            name, shape = f"{spec.stored}.bias", (spec.out_features,)
             bias = biases[spec.name] = row(name, *shape, "float32", storage, 4 * begin)
             self.table.append(Weight(name, [(name, shape)], bias, partial(read, name, shape)))
         return biases
@@ -397,3 +411,12 @@ def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:
     """Groups neighbours of one module with the same number of inputs, such as q, k and v."""
     for _, some in groupby(specs, lambda s: (s.name.rpartition(".")[0], s.in_features)):
         yield list(some)
+
+
+def _refuse_shared(adapter: AdapterLayout, of: Architecture) -> None:
+    for spec in adapter.targets:
+        if spec.tied_to or spec.stored in of.shared_linears:
+            raise ConfigError(
+                f"lora.init_lora_weights cannot change the weight of {spec.name}, which other "
+                "layers share: leave it out of lora.target_modules, or use another initialization"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.gpu.wgsl import Constant, Workgroups
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.attention import ATTENTION, Attention, Gradients
@@ -49,42 +49,74 @@ def attend(
     """
     if batch.cache is None or not batch.decodes or q.rows != batch.rows:
         raise GraphError(f"kv_cache: {q} is not one token per sequence")
-    heads, capacity = q.columns // head_dim, batch.cache.capacity
-    unit = 4 if head_dim % 4 == 0 else 2
-    units, cut = head_dim // unit, row_constants(g)
-    threads, few = int(cut["THREADS"]), g.profile.unit_by_unit == 1
-    at_once = min(units, threads)
-    constants: dict[str, Constant] = {
-        **cut,
-        "HEAD_UNIT4": unit == 4,
-        "UNITS": units,
-        "UNITS_AT_ONCE": at_once,
-        "GROUPS": (groups := threads // at_once),
-        "TURNS": ceil_div(threads, groups),
-        "OWN": ceil_div(units, at_once),
-        "SOFTCAP": softcap is not None,
-        "LOADS_FEW": few,
-        "AHEAD": next(n for n in (8, 4, 2, 1) if units % n == 0),
-        "SOFTWARE": threads == 1 or g.profile.textures,
-        "KEYS": 8 if threads == 1 else 1,
-        "TOGETHER": 8 if threads == 1 else 1,
-    }
+    heads, group, capacity = q.columns // head_dim, q.columns // keys.columns, batch.cache.capacity
+    in_subgroups = g.profile.textures and head_dim % 8 == 0
+    if in_subgroups:
+        of_kernel = _in_subgroups(g, q.rows * heads, group, head_dim)
+        workgroups: Workgroups = (ceil_div(q.rows * heads, int(of_kernel["HEADS"])), 1, 1)
+    else:
+        of_kernel = _in_workgroups(g, head_dim)
+        workgroups = row_workgroups(g, q.rows * heads)
     o = g.operand("attention", q.rows, q.columns)
     g.launch(
-        "kv_cache/attend.wgsl",
-        row_workgroups(g, q.rows * heads),
+        "kv_cache/attend_subgroup.wgsl" if in_subgroups else "kv_cache/attend.wgsl",
+        workgroups,
         {"q": q, "keys": keys, "values": values, "o": o, **batch.texts, "sinks": sinks},
         {
             "heads": heads,
-            "group": q.columns // keys.columns,
+            "group": group,
             "capacity": capacity,
             "window": min(window or capacity, capacity),
             "scale": scale,
             "softcap": softcap or 1.0,
         },
-        constants,
+        {**of_kernel, "SOFTCAP": softcap is not None},
+        label="kv_cache/attend",
     )
     return o
+
+
+_HELD = 256  # elements of queries that an invocation holds at most
+_LEAST_WORKGROUPS = 8  # so that threads without one are few
+
+
+def _in_subgroups(g: Graph, heads: int, group: int, head_dim: int) -> dict[str, Constant]:
+    """How kv_cache/attend_subgroup.wgsl divides the heads of all rows."""
+    threads, units = g.profile.subgroup_size, head_dim // 8
+    at_once = min(1 << (units - 1).bit_length(), threads)
+    most = min(_HELD // head_dim, heads // _LEAST_WORKGROUPS)
+    return {
+        "THREADS": threads,
+        "HEADS": next((n for n in (4, 3, 2) if group % n == 0 and n <= most), 1),
+        "UNITS": units,
+        "UNITS_AT_ONCE": at_once,
+        "GROUPS": (groups := threads // at_once),
+        "EXCHANGES": groups.bit_length() - 1,
+        "TURNS": at_once,
+        "OWN": ceil_div(units, at_once),
+    }
+
+
+def _in_workgroups(g: Graph, head_dim: int) -> dict[str, Constant]:
+    """How kv_cache/attend.wgsl divides a head."""
+    unit = 4 if head_dim % 4 == 0 else 2
+    units, cut = head_dim // unit, row_constants(g)
+    threads = int(cut["THREADS"])
+    at_once = min(units, threads)
+    return {
+        **cut,
+        "SUBGROUP": False,
+        "HEAD_UNIT4": unit == 4,
+        "UNITS": units,
+        "UNITS_AT_ONCE": at_once,
+        "GROUPS": threads // at_once,
+        "OWN": ceil_div(units, at_once),
+        "LOADS_FEW": g.profile.unit_by_unit == 1,
+        "AHEAD": next(n for n in (8, 4, 2, 1) if units % n == 0),
+        "SOFTWARE": threads == 1 or g.profile.textures,
+        "KEYS": 8 if threads == 1 else 1,
+        "TOGETHER": 8 if threads == 1 else 1,
+    }
 
 
 def attention(
@@ -102,8 +134,8 @@ def attention(
     """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head; an operand.
 
     k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query attends to
-    ``window`` keys, including its own, or to all earlier ones, and to all keys of its block if the
-    batch has ``blocks``. With a softcap, scores s become
+    ``window`` keys, including its own, or to all earlier ones, and to the later ones of its block
+    if the batch has ``blocks``. With a softcap, scores s become
     softcap · tanh(s / softcap); sinks, float32 (heads), frozen, are a logit of each head without a
     value.
     """

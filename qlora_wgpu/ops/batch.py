@@ -54,7 +54,6 @@ class ImageLayout:
     deepstack: int = 0  # the number of first layers whose output further features are added to
     bidirectional: bool = False  # whether an image's tokens attend to each other
     only_sliding: bool = False  # whether they do only in layers with a sliding window
-    window: int | None = None  # the smallest window, which these must not exceed
     # The token whose rows of host embeddings are looked up for placeholders; None for their own.
     stand_in: int | None = None
 
@@ -108,7 +107,7 @@ class BatchBuffers:
     places: Tensor | None = None
     drops: bool = False  # whether dropout is possible, as in training batches
     # uint32 (3 · batch · seq): the segments, then begin and end, in its row, of each token's block,
-    # whose tokens see each other in both directions; None if attention is causal.
+    # whose later tokens it sees, too; None if attention is causal.
     blocks: Tensor | None = None
     samples: SampleBuffers | None = None  # for objectives over whole answers
     # float32 (4 · batch · seq), of each label row in their order, for objectives over completions:

@@ -105,14 +105,20 @@ class HeadPart:
         return own and self.first >= 0 and self.width > 0 and self.first + self.width <= room
 
 
-def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
-    """Heads composed of one or two parts, padded with zeros: operand (rows, heads · head_dim)."""
+def head_parts(
+    g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int, *, float32: bool = False
+) -> Tensor:
+    """Heads composed of one or two parts, padded with zeros.
+
+    Returns an operand or float32 (rows, heads · head_dim).
+    """
     width = sum(part.width for part in parts)
     whole = all(part.fits(heads) and part.x.rows == parts[0].x.rows for part in parts)
     if not 1 <= len(parts) <= 2 or not whole or width > head_dim:
         raise GraphError(f"head_parts: {list(parts)} do not fit {heads} heads of {head_dim}")
     rows = parts[0].x.rows
-    y = g.operand(f"heads of {parts[0].x.name}", rows, heads * head_dim)
+    make = g.float32 if float32 else g.operand
+    y = make(f"heads of {parts[0].x.name}", rows, heads * head_dim)
     params, tensors = {"rows": rows, "head_dim": head_dim}, dict[str, Tensor | None](y=y)
     for i, part in enumerate((*parts, None)[:2]):
         tensors[f"x{i}"] = part.x if part else None

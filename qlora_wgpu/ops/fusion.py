@@ -10,6 +10,7 @@ from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.rewrite import Uses
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, vector
 from qlora_wgpu.kernels.common import row_constants
+from qlora_wgpu.kernels.gemm.few_rows import rows_of_workgroup
 
 _CAST = "tensor/convert.wgsl"
 _STRIPS, _ROPE = "few_rows/strips.wgsl", "rope/rotate_units.wgsl"
@@ -80,13 +81,14 @@ def _norm_and_down(g: Graph, uses: Uses) -> None:
     x, a, u, cut = down.tensors["x"], down.tensors["w"], down.tensors["y"], row_constants(g)
     if norm.tensors["y"] is not x or cut["ONE_THREAD"] or a.rows > _MOST_RANKS:
         return
+    each = rows_of_workgroup(x.rows) if cut["SUBGROUP"] else 1
     del g.launches[-2:]
     g.launch(
         "rms_norm/down.wgsl",
-        (ceil_div(a.rows, _RANKS), x.rows, 1),
+        (ceil_div(a.rows, _RANKS), ceil_div(x.rows, each), 1),
         {"x": norm.tensors["x"], "weight": norm.tensors["weight"], "y": x, "a": a, "u": u},
         {"ranks": a.rows, "eps": norm.values["eps"], "scale": down.values["scale"]},
-        {name: cut[name] for name in ("THREADS", "ONE_THREAD", "SUBGROUP")},
+        {"EACH": each, **{name: cut[name] for name in ("THREADS", "ONE_THREAD", "SUBGROUP")}},
         flops=2 * x.rows * a.rows * x.columns,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, Launch
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
@@ -65,9 +66,14 @@ class Objective:
 PLAIN = Objective()
 
 
-def label_losses(g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> Tensor:
-    """Loss and accuracy of each label row, float32 (2 · rows of the batch), without a gradient."""
-    loss = _Loss(g, hidden, head, batch, PLAIN)
+def label_losses(
+    g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, objective: Objective
+) -> Tensor:
+    """Loss of each label row and its accuracy, or with a policy its entropy, without a gradient.
+
+    It is float32 (2 · rows of the batch), bit-identical to that of a step with the same objective.
+    """
+    loss = _Loss(g, hidden, head, batch, objective)
     loss.compute(None, gradient=False)
     return loss.losses
 
@@ -308,7 +314,7 @@ class _Loss:
                 "blocks": self._blocks,
                 "vocab": self._head.matrix.rows,
             },
-            {"OBJECTIVE": self._objective.is_bent, **row_constants(self._g, self._block_rows)},
+            {**self._losses_of(), **row_constants(self._g, self._block_rows)},
         )
 
     def _normalize(self, first: int, count: int) -> None:
@@ -330,8 +336,14 @@ class _Loss:
                 "smoothing": self._objective.label_smoothing,
                 "z_loss": self._objective.z_loss,
             },
-            {"OBJECTIVE": self._objective.is_bent},
+            self._losses_of(),
         )
+
+    def _losses_of(self) -> dict[str, Constant]:
+        """Which losses rows have, and whether their entropies take the place of accuracies."""
+        given = self._objective
+        entropy: dict[str, Constant] = {} if given.policy is None else {"ENTROPY": True}
+        return {"OBJECTIVE": given.is_bent, **entropy}
 
     def _back(
         self,

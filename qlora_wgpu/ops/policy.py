@@ -24,7 +24,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "rloo")
 _UNBOUNDED = 3e38
 METRICS = (
     "kl", "clipped_low", "clipped_high", "clipped", "tokens", "completions", "least_clipped_low",
-    "most_clipped_high",
+    "most_clipped_high", "entropy",
 )  # fmt: skip
 """The sums in stats from ``STATS_METRICS`` on: see shaders/policy/total.wgsl."""
 
@@ -45,6 +45,8 @@ class Policy:
     use_bias_correction_kl: bool = True  # whether the divergence is multiplied by the ratio
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
+    # Share of a micro-batch's tokens, those of the highest entropies, that have a policy loss
+    top_entropy_quantile: float = 1.0
     # Whether each completion is trained on once, by the adapter that has sampled it: then its old
     # log probabilities are those of the step, so that ratios are 1, also with dropout
     is_on_policy: bool = False
@@ -105,18 +107,29 @@ def policy_loss(
 ) -> Tensor:
     """Adds loss, divisor and metrics to ``stats``; returns the factor of each row's gradient.
 
-    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on.
+    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on. ``losses`` are the
+    negative log probability and the entropy of each row.
     """
     samples, rows = batch.samples, batch.completions
     assert samples is not None and rows is not None, "the batch was laid out without completions"
     tensors = {"losses": losses, "completions": rows, "batch_info": batch.info}
-    ratios = None
+    ratios = threshold = None
+    if given.top_entropy_quantile < 1.0:
+        threshold = g.float_vector("threshold of entropies", 1)
+        g.launch(
+            "policy/threshold.wgsl",
+            (1, 1, 1),
+            {"losses": losses, "batch_info": batch.info, "threshold": threshold},
+            {"quantile": 1.0 - given.top_entropy_quantile},
+            one_row(g),
+        )
     if given.has_sequence_ratios:
-        ratios = g.float_vector("ratios of completions", 2 * samples.capacity)
+        numbers = 2 if threshold is None else 4
+        ratios = g.float_vector("ratios of completions", numbers * samples.capacity)
         g.launch(
             "policy/ratios.wgsl",
             row_workgroups(g, samples.capacity),
-            {**tensors, "samples": samples.table, "ratios": ratios},
+            {**tensors, "samples": samples.table, "ratios": ratios, "threshold": threshold},
             constants={
                 **row_constants(g),
                 "SUMMED": given.loss_type == "rloo",
@@ -133,6 +146,7 @@ def policy_loss(
             **tensors,
             "row_samples": samples.of_rows if given.has_sequence_ratios else None,
             "ratios": ratios,
+            "threshold": threshold,
             "terms": terms,
             "factors": factors,
         },
@@ -156,7 +170,13 @@ def policy_loss(
     g.launch(
         "policy/total.wgsl",
         (1, 1, 1),
-        {"terms": terms, "samples": samples.table, "batch_info": batch.info, "stats": stats},
+        {
+            "terms": terms,
+            "losses": losses,
+            "samples": samples.table,
+            "batch_info": batch.info,
+            "stats": stats,
+        },
         constants={**one_row(g), "SEQUENCE": given.has_sequence_ratios},
     )
     return factors
@@ -167,6 +187,7 @@ def means(sums: Mapping[str, float], given: Policy) -> dict[str, float]:
     tokens = max(sums["tokens"], 1.0)
     count = max(sums["completions"], 1.0) if given.has_sequence_ratios else tokens
     shown = {"kl": sums["kl"] / tokens} if given.has_divergence else {}
+    shown["entropy"] = sums["entropy"] / tokens
     if given.loss_type == "cispo":
         return shown | {"cispo_clip_ratio": sums["clipped_high"] / count}
     if given.loss_type == "sapo":

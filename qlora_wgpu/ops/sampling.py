@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, vector
 from qlora_wgpu.kernels.common import row_constants
 from qlora_wgpu.limits import LOGIT_BIASES
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -24,6 +25,8 @@ NONE = 0xFFFFFFFF
 DECODE_STEPS_AHEAD = 8
 """How many tokens of a sequence can be computed before they are read."""
 _THREADS = 256  # minimum per row: every device allows this many in a workgroup
+_PASSES = 70  # over a row's logits, at most
+_MOST_TURNS = 60_000  # software GPUs end a shader's loops after 65,535 turns of all together
 _WORDS = 8  # of a sequence's settings
 _LEAST_LOG = -3.0e38
 
@@ -127,14 +130,19 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState)
             "places_at": places.offset // 4,
             "capacity": batch.cache.capacity,
         },
-        {
-            "THREADS": max(int(row_constants(g, logits.columns)["THREADS"]), _THREADS),
-            "ONE_THREAD": False,
-            "SUBGROUP": False,
-            "NEXT": batch.decodes,
-            "AHEAD": DECODE_STEPS_AHEAD,
-        },
+        {**_threads(g, logits.columns), "NEXT": batch.decodes, "AHEAD": DECODE_STEPS_AHEAD},
     )
+
+
+def _threads(g: Graph, vocab: int) -> dict[str, Constant]:
+    """The invocations that share a row: on software GPUs a subgroup, if that ends their loops."""
+    of_rows = int(row_constants(g, vocab)["THREADS"])
+    in_subgroup = g.profile.textures and _PASSES * ceil_div(vocab, 4 * of_rows) < _MOST_TURNS
+    return {
+        "THREADS": of_rows if in_subgroup else max(of_rows, _THREADS),
+        "ONE_THREAD": False,
+        "SUBGROUP": in_subgroup,
+    }
 
 
 def encode_choices(

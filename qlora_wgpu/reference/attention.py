@@ -19,16 +19,17 @@ def visible(
 ) -> npt.NDArray[np.bool_]:
     """The kernels' mask (batch, query, key) from segments (batch, seq), 0 for padding.
 
-    ``blocks``, (batch, seq, 2), are each query's (begin, end): it sees the keys between them.
+    ``blocks``, (batch, seq, 2), are each query's (begin, end): it sees later keys before the end.
     """
     seq = segments.shape[1]
     back = np.arange(seq)[:, None] - np.arange(seq)
-    causal = np.broadcast_to((back >= 0) & (back < (window or seq)), (len(segments), seq, seq))
+    near = np.broadcast_to(back >= 0, (len(segments), seq, seq))
     if blocks is not None:
         at = np.arange(seq)
-        causal = causal | ((at >= blocks[..., :1]) & (at < blocks[..., 1:]))
+        near = near | ((at >= blocks[..., :1]) & (at < blocks[..., 1:]))
+    near = near & (back < (window or seq))
     query, key = segments[:, :, None], segments[:, None, :]
-    seen: npt.NDArray[np.bool_] = causal & (key != 0) & ((query == 0) | (query == key))
+    seen: npt.NDArray[np.bool_] = near & (key != 0) & ((query == 0) | (query == key))
     return seen
 
 

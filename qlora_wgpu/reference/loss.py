@@ -41,6 +41,16 @@ def hits(
     return logits(hidden[rows], head, scale, softcap).argmax(axis=1) == targets[rows]
 
 
+def entropies(
+    hidden: Array, head: Array, targets: Indices, scale: float, softcap: float | None
+) -> Array:
+    """-Σ p·log p (rows) of the distribution of each row whose target is not -100, in nats."""
+    z = logits(hidden[np.flatnonzero(targets != IGNORE_INDEX)], head, scale, softcap)
+    z = z - z.max(axis=1, keepdims=True)
+    logps = z - np.log(np.exp(z).sum(axis=1, keepdims=True))
+    return -(np.exp(logps) * logps).sum(axis=1)
+
+
 def with_pair(
     hidden: Array, head: Array, a: Array, b: Array, s: float, mask: Array
 ) -> tuple[Array, Array]:

@@ -1,5 +1,12 @@
 """The report of a run: a self-contained HTML page."""
 
-from qlora_wgpu.report.page import Facts, TextSample, write_png, write_report
+from qlora_wgpu.report.page import (
+    DataSample,
+    Facts,
+    TextSample,
+    write_png,
+    write_report,
+    write_samples,
+)
 
-__all__ = ["Facts", "TextSample", "write_png", "write_report"]
+__all__ = ["DataSample", "Facts", "TextSample", "write_png", "write_report", "write_samples"]

@@ -314,6 +314,7 @@ class TextSample:
     before: str  # generated before the first step
     after: str = ""  # generated after training; empty until then
     between: Sequence[tuple[int, str]] = ()  # steps, and the text generated after each
+    pictures: Sequence[str] = ()  # the prompt's images as ``data:`` URIs
 
 
 @dataclass(frozen=True)
@@ -353,6 +354,21 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
         facts=facts, charts=drawn, confusion=next(measured, {}), memory=memory, refresh=refresh,
         written=int(time.time()), give_up_minutes=_GIVE_UP_MINUTES,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DataSample:
+    """A training example for a page."""
+
+    title: str
+    parts: Sequence[tuple[str, bool]]  # its text, and whether the loss is taken on it
+    images: Sequence[tuple[str, str]] = ()  # a ``data:`` URI, or nothing, and a caption of each
+
+
+def write_samples(path: Path, title: str, samples: Sequence[DataSample], about: str) -> None:
+    """Writes a page of examples, and a text about their data set, atomically."""
+    template = _TEMPLATES.get_template("samples.html.jinja")
+    write_file(path, template.render(title=title, samples=samples, about=about).encode())
 
 
 def inline(rows: Sequence[Mapping[str, Any]], head: str = "") -> str:

@@ -31,7 +31,7 @@ from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size, room_of
 from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.grpo.sampler import MOST_AT_ONCE
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE
 from qlora_wgpu.limits import GIB
 from qlora_wgpu.model.budget import Fit, Search
 from qlora_wgpu.model.memory_plan import copied_bytes, with_kept
@@ -43,7 +43,9 @@ from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.placement import kept_dequantized
 from qlora_wgpu.runs.resolve import base_in
+from qlora_wgpu.runs.rewards import reward_model_bytes
 from qlora_wgpu.runs.settings import as_config
+from qlora_wgpu.runs.tower_estimate import DataImages, TowerEstimate, estimate_tower
 from qlora_wgpu.runs.workload import (
     DeviceSpec,
     RolloutShape,
@@ -112,6 +114,7 @@ class Estimate:
         on_cluster: The memory that a run with ``cluster.scheduler`` needs on its devices.
         text_copies: Bytes of the copies of the weights that generation needs later, in addition to
             the model; only software GPUs make them.
+        tower: The memory of the vision tower, if rows have images.
     """
 
     workload: TrainingWorkload
@@ -125,6 +128,7 @@ class Estimate:
     cards: tuple[GpuPlan, ...] = ()
     on_cluster: ClusterMemory | None = None
     text_copies: int = 0
+    tower: TowerEstimate | None = None
 
     @property
     def total(self) -> int:
@@ -155,6 +159,7 @@ def estimate(
     checkpointing: bool | None = None,
     scheme: Literal["nf4", "none"] | None = None,
     compute_dtype: Literal["bfloat16", "float32"] | None = None,
+    image: tuple[int, int] | None = None,
     budget: int | None = None,
     by_data: bool = False,
     cards: bool = False,
@@ -172,6 +177,7 @@ def estimate(
         checkpointing: Whether layers are recomputed in the backward pass, instead of the target's.
         scheme: Quantization of frozen layers, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
+        image: Width and height in pixels of an image that rows have, instead of those of the data.
         budget: Bytes of memory available, instead of the run's ``device.memory``; the largest batch
             and the longest sequence that fit are determined.
         by_data: Whether to plan a run's longest batch from its data, if it exists here, as training
@@ -197,14 +203,15 @@ def estimate(
     samples = settings.train.objective in POLICY_OBJECTIVES
     prompt = settings.data.max_seq_length
     length = prompt + settings.grpo.max_completion_length if samples else prompt
-    images = False
+    data = None
     if is_run:
-        if by_data and seq is None:
-            length, images = _longest_batch(settings, length)
+        if by_data:
+            length, data = _longest_batch(settings, length)
         base = _with_new_tokens(_base(base_in(settings)), settings.model)
     else:
         base = _shape(str(target), overrides)
-    workload = TrainingWorkload.of(settings, base, length, images=images)
+    images = image or data
+    workload = TrainingWorkload.of(settings, base, length, images=images is not None)
     if samples:
         more = settings.grpo.max_completion_length
         workload = replace(workload, rollouts=RolloutShape(
@@ -243,11 +250,17 @@ def estimate(
         own = [kept.step(step).plan]
         both = workload.memory(kept, [*own, *workload.rollout_plans(kept)])
         memory += both - workload.memory(kept, own)
+    of_rewards = reward_model_bytes(settings, here) if samples else 0
+    if of_rewards:
+        memory["reward models"] = of_rewards
     total = totals(layout, step)
-    fits = None if budget is None else _largest_sizes(total, step.seq, budget)
+    fits = None
+    if budget is not None:
+        fits = _largest_sizes(total, step.seq, max(budget - of_rewards, 1))
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
     if room is not None and memory.total() > room:
+        room = max(room - of_rewards, 1)
         remedy = _remedy(total, workload, room)
         if budget is not None or not here.is_cpu:
             search = Search(layout, step, workload.accumulation)
@@ -261,9 +274,12 @@ def estimate(
         of_worker = worker.memory(step, worker.sized(step).plan)
         of_owner = owner_memory(kept, workload.optim)
         on_cluster = ClusterMemory(of_worker.total(), of_owner.total())
+    path = base_in(settings) if is_run else str(target)
+    limit = None if budget is None and here.is_cpu else room
+    tower = None if images is None else estimate_tower(workload, path, here, limit, images)
     return Estimate(
         workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster,
-        copied_bytes(layout, allowed),
+        copied_bytes(layout, allowed), tower,
     )  # fmt: skip
 
 
@@ -298,22 +314,24 @@ def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
     return base.resized(tokenizer.count, tokenizer.new_tokens)
 
 
-def _longest_batch(settings: Config, longest: int) -> tuple[int, bool]:
-    """Tokens of a run's longest batch as training plans it, and whether its rows have images.
+def _longest_batch(settings: Config, longest: int) -> tuple[int, DataImages | None]:
+    """Tokens of a run's longest batch as training plans it, and the images of its rows, if any.
 
-    Without its data they are ``longest`` and False.
+    Without its data they are ``longest`` and None.
     """
     paths = [part.train for part in settings.data.parts()]
     if not all(path is not None and exists(Path(path).expanduser()) for path in paths):
-        return longest, False
+        return longest, None
     try:
         train = prepare(settings)
         measures = settings.data.eval is not None or settings.data.eval_split is not None
         held_out = prepare(settings, held_out=True).dataset if measures else None
         data = RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length)
-        return data.length, bool(data.images)
+        if train.images is None or not data.images:
+            return data.length, None
+        return data.length, DataImages(train.images.tokens, data.images)
     except QLoRAError:  # training will report it
-        return longest, False
+        return longest, None
 
 
 def _shape(text: str, overrides: Sequence[str]) -> Pretrained:

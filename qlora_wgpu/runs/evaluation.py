@@ -21,7 +21,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import data_path, warn_of_cache
-from qlora_wgpu.runs.images import images_with_own_device
+from qlora_wgpu.runs.images import ImagesOfPrompt, images_with_own_device
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -30,13 +30,14 @@ from qlora_wgpu.runs.opening import (
 )
 from qlora_wgpu.runs.prompts import tokenizer_for
 from qlora_wgpu.runs.resolve import base_in
+from qlora_wgpu.runs.reward_evaluation import evaluate_rewards
 from qlora_wgpu.runs.settings import AnyConfig, as_config, named_init_from
 from qlora_wgpu.runs.workload import CombinedWorkload, GenerationWorkload, LossWorkload, Workload
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.data import DataReader, check_ids, warn_of_other_split
 from qlora_wgpu.training.evaluation import answer_sums, held_out_loss
 from qlora_wgpu.training.executor import LocalExecutor
-from qlora_wgpu.training.images import Features, prompt_images, with_images, without_images
+from qlora_wgpu.training.images import BatchImages, Features, prompt_images
 from qlora_wgpu.training.observers import Unwatched
 from qlora_wgpu.training.preferences import PreferenceData, preference_of, scoring_of
 from qlora_wgpu.training.references import ReferenceModel
@@ -53,13 +54,13 @@ class HeldOutLoss:
     """The loss over a data set.
 
     Attributes:
-        loss: Mean per label token, in nats; per pair, answer or sequence
-            with other objectives.
-        tokens: Number of label tokens, pairs, answers or sequences.
-        token_accuracy: Share of the label tokens whose logit is the largest; None with DPO, ORPO
-            and KTO.
-        metrics: Further metrics of DPO, ORPO and KTO, reward models and classifiers, by TRL's
-            names.
+        loss: Mean per label token, in nats; per pair, answer or sequence with other objectives; of
+            GRPO and RLOO the negative mean reward.
+        tokens: Number of label tokens, pairs, answers, sequences or completions.
+        token_accuracy: Share of the label tokens whose logit is the largest; None with other
+            objectives.
+        metrics: Further metrics of DPO, ORPO and KTO, GRPO and RLOO, reward models and classifiers,
+            by TRL's names.
         labels: Names of a classifier's labels.
         confusion_matrix: How often a classifier predicted each label for each label: a row per true
             label; for several labels per row, such a matrix (2 by 2) for each label.
@@ -129,8 +130,10 @@ def evaluate(
     data: str | None = None,
     overrides: Sequence[str] = (),
     generate: GenerationEval | bool | None = None,
+    reward_funcs: Sequence[Callable[..., Any]] = (),
+    allow_code: bool = False,
 ) -> Evaluation:
-    """Measures loss and perplexity on held-out data, of the base and with an adapter.
+    """Measures loss and perplexity, or rewards, on held-out data, of the base and with an adapter.
 
     An adapter that belongs to a run is opened with the settings in that run's config.yaml.
 
@@ -143,12 +146,17 @@ def evaluate(
         overrides: Strings such as ``"data.eval=other.jsonl"``, for a YAML file; they take
             precedence over the adapter's run.
         generate: Whether to generate the rows' first answers, too, and compare them.
+        reward_funcs: Reward functions of GRPO and RLOO with TRL's signature, in addition to those
+            of ``grpo.reward_funcs``.
+        allow_code: Whether ``grpo.reward_funcs`` may name functions in files, which run with your
+            rights.
 
     Raises:
         ConfigError: If the configuration is invalid or names no held-out data.
         CheckpointError: If model or adapter are missing, damaged or do not match.
         DataError: If the data cannot be read or does not fit the model.
         DeviceError: If there is no usable GPU.
+        RewardError: If a reward function failed.
     """
     if observer is not None and not isinstance(observer, Observer):
         raise ConfigError(f"observer must be an Observer, got {brief(observer)}")
@@ -166,11 +174,6 @@ def evaluate(
     if adapter is not None:
         note_differences(named, settings, adapter, observer)
     preference, loaded = preference_of(settings.train), adapter
-    if settings.train.objective in POLICY_OBJECTIVES:
-        raise ConfigError(
-            f"eval is not supported with train.objective: {settings.train.objective}, whose rows "
-            "have no answers: the held-out rewards are in the run's metrics.jsonl"
-        )
     if adapter is None and preference is not None and preference.has_reference:
         loaded = settings.lora.init_from  # the reference of a run that has not started
     source = OpenedModel.open(base_in(settings), settings.model).for_adapter(loaded)
@@ -190,6 +193,14 @@ def evaluate(
             f"{option('generate')} is not supported with train.objective: "
             f"{settings.train.objective}, whose rows have no single reference answer: leave it out"
         )
+    if settings.train.objective in POLICY_OBJECTIVES:
+        count, *found = evaluate_rewards(
+            settings, source, adapter, dataset, reward_funcs, observer, allow_code=allow_code
+        )
+        base, adapted = (
+            None if row is None else HeldOutLoss(-row["reward"], count, None, row) for row in found
+        )
+        return Evaluation(path, adapter, base, adapted)
     prompts = [] if generate is None else eval_prompts(dataset, source.images)
     parts: list[Workload] = [LossWorkload.of(settings, dataset)]
     if generate is not None:
@@ -197,17 +208,19 @@ def evaluate(
         count = min(generate.batch, len(prompts))
         more = GenerationWorkload.of(
             source.pretrained, longest, generate.max_new_tokens, count,
-            images=bool(dataset.image_sources),
+            images=bool(dataset.image_sources), encoded=True,
         )  # fmt: skip
         parts.append(more)
     features = images_with_own_device(settings, source, dataset.image_sources, observer)
     model = load_adapted(source, loaded, settings, observer, CombinedWorkload(parts))
     if scoring is not None:
         return Evaluation(path, adapter, None, _scored(model, dataset, settings, observer))
-    inputs = without_images if features is None else with_images(features, source.architecture)
+    inputs = None if features is None else BatchImages(features, source.architecture)
     evaluate_answers = None
     if preference is not None:
-        evaluate_answers = preference_evaluator(model, dataset, settings, preference, observer)
+        evaluate_answers = preference_evaluator(
+            model, dataset, settings, preference, observer, inputs
+        )
 
     def measured(what: str) -> tuple[HeldOutLoss, Sequence[Prediction]]:
         def progress(done: int, rows: int) -> None:
@@ -273,7 +286,7 @@ def _predictions(
     stops = tokenizer.eos_token_ids | special  # including those of the template's turns
     completions = complete(
         model, tokenizer,
-        [Prompt(row.ids, stops, images=[features[key] for key in row.images]) for row in rows],
+        [Prompt(row.ids, stops, images=ImagesOfPrompt(features, row.images)) for row in rows],
         max_new_tokens=settings.max_new_tokens, batch=settings.batch, max_length=model.max_length,
     )  # fmt: skip
     found = []
@@ -325,17 +338,17 @@ def _scored(
 
 def preference_evaluator(
     model: QLoRAModel, dataset: Dataset, settings: Config, preference: Preference,
-    observer: Observer,
+    observer: Observer, images: BatchImages | None = None,
 ) -> Callable[[Callable[[int, int], None]], HeldOutLoss]:  # fmt: skip
     """Computes the reference model's log probabilities; each call evaluates the current model."""
-    executor, rows = LocalExecutor(model), settings.rows_at_once
+    executor, rows = LocalExecutor(model, images=images is not None), settings.rows_at_once
     model.options = training_options(settings.train)
     longest = max(settings.data.max_seq_length, dataset.longest)
     init_from = settings.lora.init_from if preference.has_reference else None
     with model.adapter_off() if init_from is None else _active_adapter(model, init_from):
-        reference = ReferenceModel(model, executor, dataset, preference, rows, longest)
+        reference = ReferenceModel(model, executor, dataset, preference, rows, longest, images)
         references = reference.logps(keep=settings.data.cache, progress=observer.activity)
-    answers = PreferenceData(dataset, preference, references, longest)
+    answers = PreferenceData(dataset, preference, references, longest, images)
 
     def measured(progress: Callable[[int, int], None]) -> HeldOutLoss:
         loss, count, *sums = answer_sums(model, executor, answers, dataset, rows, progress)

@@ -42,6 +42,7 @@ from qlora_wgpu.exporting.folders import copy_prompt_files
 from qlora_wgpu.exporting.gguf import gguf_model
 from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.exporting.merge import Base, MergedWeights
+from qlora_wgpu.exporting.scored import refuse_scored
 from qlora_wgpu.files import exists, file_bytes, is_there
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gguf.architectures import model_type_of
@@ -294,6 +295,7 @@ def export_model(
     path, observer = Path(out), observer or Unwatched()
     check_target(path)
     file_type = None if type_name is None else find_file_type(type_name)
+    refuse_scored(adapter, ModelFolder.without_weights(model))
     merged = MergedWeights(model, adapter, base, quant)
     where = (tokenizer_folder(adapter) or merged.folder.text_folder) / "tokenizer.json"
     with _text_folder(merged.folder, adapter) as texts:

@@ -71,7 +71,7 @@ def fit(
             observer.note(
                 f"{fewer.count} sequences at a time fit into memory, not {workload.count}"
             )
-        placed = _fit_inference(fewer, layout, device, keep)
+        placed = _fit_with_tower(fewer, layout, device, keep)
     check_binding_limits(placed.layout, placed.plans, device)
     if limit is None and not placed.trains:
         return placed
@@ -146,6 +146,22 @@ def _fit_training(
     )  # fmt: skip
 
 
+def _fit_with_tower(
+    workload: Workload, layout: ModelPlan, device: Device, keep: KeepDequantized
+) -> Placement:
+    """Leaves room for a vision tower, or for a streamed one, if there is enough memory.
+
+    Otherwise a tower is placed, or refused, at the first image.
+    """
+    try:
+        return _fit_inference(workload, layout, device, keep)
+    except OutOfMemoryError:
+        if not isinstance(workload, GenerationWorkload) or not workload.tower:
+            raise
+        smaller = replace(workload, tower="streamed" if workload.tower == "resident" else "")
+        return _fit_with_tower(smaller, layout, device, keep)
+
+
 def _fit_inference(
     workload: Workload, layout: ModelPlan, device: Device, keep: KeepDequantized
 ) -> Placement:
@@ -153,7 +169,7 @@ def _fit_inference(
     copies = copied_bytes(layout, device.budget) if workload.generates else 0
     if limit is not None:
         memory = reading_memory(workload.plans(layout))
-        limit -= of_other_lengths(memory)
+        limit -= of_other_lengths(memory) + workload.tower_bytes(layout)
         layout = fit_inference_to_budget(layout, workload.plans, limit)
     may_keep = keep is True or device.is_cpu or device.budget is not None
     if workload.measures and may_keep:

@@ -18,6 +18,7 @@ from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.data.messages import with_system
+from qlora_wgpu.data.row_images import has_images, images_of_row
 from qlora_wgpu.data.sources import check_file, read_rows
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.families.parts.config import longest_text
@@ -26,6 +27,7 @@ from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.generate import Prompt
 from qlora_wgpu.images.placeholders import ImageFiles
+from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -43,51 +45,67 @@ _EXPECTED = (
 )
 
 
-def read_prompts(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a file of prompts, each with its position for error messages."""
+def read_prompts(path: str, *, with_bytes: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a file of prompts, each with its position for error messages.
+
+    Images in tables are read only ``with_bytes``.
+    """
     check_file(Path(path))
-    rows = list(read_rows(Path(path)))
+    rows = list(read_rows(Path(path), with_bytes=with_bytes))
     if not rows:
         raise DataError(f"{path} contains no prompt")
     return rows
 
 
+PromptWithImages = tuple[Prompt, list[ImageSource]]
+
+
 def prompts_of(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], template: PromptFormat, *, answered: bool
-) -> list[Prompt]:
-    """The prompts of rows; an answer at the end of messages is dropped."""
-    return [_prompt(where, row, template, answered=answered) for where, row in rows]
+    rows: Sequence[tuple[str, Mapping[str, Any]]], template: PromptFormat, *, answered: bool,
+    images: ImageFiles | None = None, folder: Path | None = None,
+) -> list[PromptWithImages]:  # fmt: skip
+    """The prompts of rows, and the images of each; an answer at the end of messages is dropped.
+
+    Paths of images are relative to ``folder``. Without ``images`` a row must not have any.
+    """
+    found = []
+    for where, row in rows:
+        try:
+            if has_images(row) and images is None:
+                raise DataError("the row has images, but the model reads none: remove them")
+            found.append(_prompt(row, template, images, folder, answered=answered))
+        except DataError as err:
+            raise DataError(f"{where}: {err}") from err
+    return found
 
 
 def _prompt(
-    where: str, row: Mapping[str, Any], template: PromptFormat, *, answered: bool
-) -> Prompt:
+    row: Mapping[str, Any], template: PromptFormat, images: ImageFiles | None,
+    folder: Path | None, *, answered: bool,
+) -> PromptWithImages:  # fmt: skip
     value = next((row[key] for key in ("messages", "prompt", "text") if key in row), None)
     if isinstance(value, str) and (not answered or "text" in row):
         plain = PromptFormat.text(template.tokenizer)
-        ids = _ids(where, plain, [{"role": "user", "content": value}])
-        return Prompt(ids, plain.stop_ids, is_text=True)
+        turns = [{"role": "user", "content": value}]
+        own = images_of_row(row) if images else ()
+        ids, sources = plain.encoded(turns, images=images, folder=folder, own=own)
+        return Prompt(ids, plain.stop_ids, is_text=True), sources
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
     is_chat = isinstance(messages, list) and all(
         isinstance(each, Mapping) and "role" in each and "content" in each for each in messages
     )
     if not is_chat or not messages:
-        raise DataError(f"{where}: {_EXPECTED}")
+        raise DataError(_EXPECTED)
     if messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     if not messages:
-        raise DataError(f"{where}: there is no message before the answer")
+        raise DataError("there is no message before the answer")
     if isinstance(value, list):
         messages = with_system(messages, row)
-    ids = _ids(where, template, messages)
-    return Prompt(ids, template.stop_ids, (template.stop_text,))
-
-
-def _ids(where: str, template: PromptFormat, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    try:
-        return template.ids(messages)
-    except DataError as err:
-        raise DataError(f"{where}: {err}") from err
+    ids, sources = template.encoded(
+        messages, images=images, folder=folder, own=images_of_row(row) if images else ()
+    )
+    return Prompt(ids, template.stop_ids, (template.stop_text,)), sources
 
 
 # ---- samples of a run ----------------------------------------------------------------------------
@@ -218,7 +236,7 @@ def _sample_prompt(data: Dataset, index: int, images: ImageFiles | None) -> Samp
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
     """The prompt format of a run's training data."""
     objective = settings.train.objective
-    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
+    return prompt_of_data(settings.require_train(), source.tokenizer, objective, source.images)
 
 
 def run_prompts(

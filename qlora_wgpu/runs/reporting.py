@@ -8,7 +8,7 @@ import math
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
@@ -157,6 +157,7 @@ class Reporter(Observer):
         self._memory: Counter[str] | None = None  # until the run has started
         self._warnings: list[str] = []
         self._samples: Sequence[Sample] = ()
+        self._pictures: Sequence[Sequence[str]] = ()
         self._next_page = -math.inf
 
     # -- events ------------------------------------------------------------------------------------
@@ -192,9 +193,12 @@ class Reporter(Observer):
         """Updates the page."""
         self._refresh()
 
-    def take_samples(self, samples: Sequence[Sample]) -> None:
-        """Keeps the samples for the page."""
+    def take_samples(
+        self, samples: Sequence[Sample], pictures: Sequence[Sequence[str]] | None = None
+    ) -> None:
+        """Keeps the samples for the page, and the pictures of their prompts if they are given."""
         self._samples = samples
+        self._pictures = self._pictures if pictures is None else pictures
 
     # -- pages -------------------------------------------------------------------------------------
 
@@ -252,17 +256,32 @@ class Reporter(Observer):
             self._next_page = now + max(_INTERVAL, _SHARE * (now - began))
         return True
 
-    def _texts_between(self) -> dict[str, list[tuple[int, str]]]:
-        """The texts generated after the first step, by prompt, also before the run was resumed."""
-        between: dict[str, list[tuple[int, str]]] = {}
+    def _texts_between(self) -> dict[tuple[str, int], list[tuple[int, str]]]:
+        """The texts generated after the first step, also before the run was resumed.
+
+        They are found by their prompts and, since prompts about several images may be equal, the
+        number of earlier ones.
+        """
+        between: dict[tuple[str, int], list[tuple[int, str]]] = {}
+        seen: Counter[tuple[int, str]] = Counter()
         for row in read_rows(self._paths.samples):
-            prompt, text = row.get("prompt"), row.get("text")
-            if row["step"] > 0 and isinstance(prompt, str) and isinstance(text, str):
-                between.setdefault(prompt, []).append((row["step"], text))
+            prompt, text, step = row.get("prompt"), row.get("text"), row["step"]
+            if step > 0 and isinstance(prompt, str) and isinstance(text, str):
+                between.setdefault((prompt, seen[step, prompt]), []).append((step, text))
+                seen[step, prompt] += 1
         return between
 
+    def _text_samples(self) -> list[TextSample]:
+        between, seen, found = self._texts_between(), Counter[str](), list[TextSample]()
+        for number, sample in enumerate(self._samples):
+            logged = between.get((sample.prompt, seen[sample.prompt]), ())
+            seen[sample.prompt] += 1
+            pictures = self._pictures[number] if number < len(self._pictures) else ()
+            found.append(_legible(sample, logged, pictures))
+        return found
+
     def _facts(self, state: str, values: dict[str, str], is_finished: bool) -> Facts:
-        settings, between = self._settings, self._texts_between()
+        settings = self._settings
         device, scheme = "", str(settings.quant.scheme)
         if self._setup is not None:
             device, scheme = f"{self._setup.device}; ", self._setup.scheme
@@ -271,7 +290,7 @@ class Reporter(Observer):
             subtitle=f"{device}qlora-wgpu {__version__}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             values=values,
-            samples=[_legible(sample, between) for sample in self._samples],
+            samples=self._text_samples(),
             memory=self._memory or Counter(),
             config=settings.to_yaml(),
             command=without_secrets(command() or _IN_PYTHON),
@@ -368,8 +387,11 @@ def _perplexity(loss: float | None) -> str:
     return "" if loss is None or loss > _LARGEST_EXPONENT else f"{math.exp(loss):,.4g}"
 
 
-def _legible(sample: Sample, between: Mapping[str, Sequence[tuple[int, str]]]) -> TextSample:
+def _legible(
+    sample: Sample, between: Sequence[tuple[int, str]], pictures: Sequence[str]
+) -> TextSample:
     """A sample for the page; the text after the last step is not repeated in ``between``."""
     texts = {name: without_empty_lines(text) for name, text in vars(sample).items()}
-    logged = [(step, without_empty_lines(text)) for step, text in between.get(sample.prompt, ())]
-    return TextSample(**texts, between=logged[:-1] if sample.after else logged)
+    logged = [(step, without_empty_lines(text)) for step, text in between]
+    between = logged[:-1] if sample.after else logged
+    return TextSample(**texts, between=between, pictures=pictures)

@@ -1,10 +1,12 @@
 """Finds a base and an adapter from what a user names: a run, an adapter or a model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_hint
 from qlora_wgpu.checkpoint.model_folder import GGUF
@@ -206,17 +208,27 @@ def open_adapter(
     """
     observer = observer or Unwatched()
     adapter = adapter_in(str(adapter)) or str(adapter)
-    settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
-    if memory is not None:
-        checked = {"model": {"path": "."}, "device": {"memory": memory}}
-        memory = Config.model_validate(checked).device.memory
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
         "device": {"gpu": gpu, "backend": backend, "memory": memory},
     }
-    settings = opened_as_trained(settings, adapter, observer, without_none(given))
+    settings = settings_of_adapter(adapter, model, observer, given)
     source = OpenedModel.open(settings.model.path)
     opened = load_adapted(source, adapter, settings, observer)
     opened.read_prompts = partial(prompt_for, source)
     return opened
+
+
+def settings_of_adapter(
+    adapter: str, model: str | PathLike[str] | None, observer: Observer,
+    given: Mapping[str, Mapping[str, Any]],
+) -> Config:  # fmt: skip
+    """The settings of an adapter's run, but for those that are given and not None."""
+    settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
+    memory = given["device"]["memory"]
+    if memory is not None:
+        checked = {"model": {"path": "."}, "device": {"memory": memory}}
+        memory = Config.model_validate(checked).device.memory
+    device = {**given["device"], "memory": memory}
+    return opened_as_trained(settings, adapter, observer, without_none({**given, "device": device}))

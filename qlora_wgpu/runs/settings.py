@@ -15,6 +15,7 @@ from qlora_wgpu.cluster.security import Address
 from qlora_wgpu.config import Config, LoraConfig, load_config
 from qlora_wgpu.config.loading import PATH_KEYS, Overrides, changed, located, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, RunPaths, is_inline_template
+from qlora_wgpu.config.sections.grpo import reward_model_in
 from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
 from qlora_wgpu.files import exists, is_file
@@ -123,7 +124,8 @@ def relocate_paths(settings: Config, observer: Observer) -> Config:
     The end of a path is searched in the folders above the run and in the current one: of
     ``/home/ann/poems/data/train.jsonl`` first ``data/train.jsonl``, say, and then ``train.jsonl``.
     That is a guess by name, which the observer gets as a note: other contents under that name are
-    refused later, by the hashes in the run's checkpoints.
+    refused later, by the hashes in the run's checkpoints, except for reward models. Files of reward
+    functions are code, so they are not searched.
     """
     run = Path(settings.output.dir)
     if not checkpoint_folders(run):
@@ -151,6 +153,14 @@ def relocate_paths(settings: Config, observer: Observer) -> Config:
             source.model_copy(update={"path": located_path("data.sources", source.path)})
             for source in settings.data.sources
         ]
+    functions = [
+        {"reward_model": {**own, "path": located_path("grpo.reward_funcs", own["path"])}}
+        if (own := reward_model_in(each)) is not None
+        else each
+        for each in settings.grpo.reward_funcs
+    ]
+    if functions:
+        changes["grpo"] = {"reward_funcs": functions}
     if missing:
         raise ConfigError(_missing_paths(run, missing))
     return changed(settings, changes)

@@ -17,8 +17,10 @@ from qlora_wgpu.config.sections.grpo import POLICY_OBJECTIVES
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE
 from qlora_wgpu.grpo.reward_set import RewardSet
-from qlora_wgpu.grpo.sampler import MOST_AT_ONCE, RolloutSampler
+from qlora_wgpu.grpo.sampler import RolloutSampler
+from qlora_wgpu.images.thumbnails import thumbnail
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
@@ -37,7 +39,7 @@ from qlora_wgpu.runs.prompts import (
 )
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.resolve import base_in
-from qlora_wgpu.runs.rewards import reward_models
+from qlora_wgpu.runs.rewards import reward_model_bytes, reward_models
 from qlora_wgpu.runs.settings import (
     AnyConfig,
     as_config,
@@ -47,7 +49,7 @@ from qlora_wgpu.runs.settings import (
     require_init_from,
     require_own_peers,
 )
-from qlora_wgpu.runs.workload import RolloutShape, RunShapes, TrainingWorkload
+from qlora_wgpu.runs.workload import DeviceSpec, RolloutShape, RunShapes, TrainingWorkload
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.batching import BatchSampler, sorted_by_length
 from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
@@ -160,9 +162,16 @@ def _train(
         images=features is not None,
     )
     workload = with_fitting_rollouts(workload, device)
+    if rewards is not None and rewards.models:
+        nbytes = reward_model_bytes(settings, DeviceSpec.of(device))
+        workload = replace(workload, reward_models=nbytes)
     opening = _opened_model(settings, source, workload, data, device, events, resume=resume)
     with opening as (settings, model, executor, write):
         events.setup(_setup(settings, model, data))
+        if rewards is not None and rewards.models:
+            events.activity("loading reward models")
+            rewards.open()
+            events.activity("")
         # Answers to prompts of the configuration, and completions, end with the turn
         own = bool(settings.eval.sample_prompts) or rewards is not None
         texts = SampleTexts(
@@ -173,7 +182,7 @@ def _train(
         if data.prompts:
             events.activity("generating samples before training")
             samples = texts.before()
-            _report_samples(samples, page, events)
+            _report_samples(samples, page, events, data)
         output, dumped = Path(settings.output.dir), settings.model_dump()
         for service in services(settings.log.report_to, output, dumped, resume=resume):
             events.subscribe(service, on_error="drop")
@@ -195,7 +204,7 @@ def _train(
         if samples and not result.interrupted:
             events.activity("generating samples after training")
             samples = _after(texts, samples, result, events)
-            _report_samples(samples, page, events)
+            _report_samples(samples, page, events, data)
     result = replace(result, sample=next(iter(samples), None), samples=samples)
     reports = page.ended(result)
     events.reported(reports)
@@ -205,9 +214,18 @@ def _train(
     return result
 
 
-def _report_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
+_PICTURES = 4  # of a prompt in the report
+
+
+def _report_samples(
+    samples: tuple[Sample, ...], page: Reporter, events: Events, data: RunData
+) -> None:
     events.activity("")
-    page.take_samples(samples)
+    images = data.images
+    pictures = [
+        [thumbnail(images[key]) for key in prompt.images[:_PICTURES]] for prompt in data.prompts
+    ]
+    page.take_samples(samples, [[*filter(None, own)] for own in pictures])
     events.sampled(samples[0])
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from qlora_wgpu.cluster.owner import received_gradient
 from qlora_wgpu.config import Config, LoraConfig, OptimConfig, QuantConfig
@@ -31,6 +31,7 @@ from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepKind, StepOptions, TrainingOptions
+from qlora_wgpu.model.tower_memory import planned_bytes
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.ops.moments import passing_parts
@@ -52,7 +53,11 @@ class Workload(ABC):
 
     def memory(self, layout: ModelPlan, plans: Sequence[Plan]) -> Counter[str]:
         """Peak bytes on the device by kind, with these ``plans``."""
-        return reading_memory(plans, layout)
+        return reading_memory(plans, layout) + Counter({"vision tower": self.tower_bytes(layout)})
+
+    def tower_bytes(self, layout: ModelPlan) -> int:
+        """Bytes of a vision tower that is on the device at the same time."""
+        return 0
 
     def within(self, layout: ModelPlan, max_binding: int, limit: int | None) -> Workload:
         """The workload with fewer sequences at a time, if that is what it takes to fit."""
@@ -124,6 +129,7 @@ class TrainingWorkload(Workload):
     optim: OptimConfig = field(default_factory=OptimConfig)
     shapes: RunShapes | None = None  # None if the data is unknown
     rollouts: RolloutShape | None = None  # None unless completions are sampled
+    reward_models: int = 0  # bytes of those that score the completions
 
     @classmethod
     def of(
@@ -213,6 +219,7 @@ class TrainingWorkload(Workload):
             memory["staging"] += layout.moments_passing
             parts = passing_parts(moments.piece_lengths, moments.blocks)
             memory["uniforms"] += ALIGNMENT * (parts - len(moments.piece_lengths))
+        memory["reward models"] = self.reward_models
         return +memory
 
     def launches(self, layout: ModelPlan) -> Iterator[Launch]:
@@ -324,16 +331,29 @@ class GenerationWorkload(Workload):
     count: int = 1  # maximum number of sequences in a batch
     others: tuple[LoraConfig, ...] = ()  # adapters that may be used instead of the model's own
     images: bool = False  # whether prompts may have some
+    # Whether a vision tower encodes them while the model is loaded, and has its weights on the
+    # device or streams them.
+    tower: Literal["", "resident", "streamed"] = ""
     generates = True
 
     @classmethod
     def of(
         cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1, *,
-        images: bool = False,
+        images: bool = False, encoded: bool = False,
     ) -> GenerationWorkload:  # fmt: skip
-        """Generation of ``answer`` tokens after ``prompt`` tokens, within the model's maximum."""
+        """Generation of ``answer`` tokens after ``prompt`` tokens, within the model's maximum.
+
+        Images are encoded while the model is loaded, unless they are ``encoded`` already.
+        """
         limit = longest_text(base.config) or prompt + answer
-        return cls(min(prompt, limit), min(prompt + answer, limit), count, images=images)
+        tower: Literal["", "resident"] = "resident" if images and not encoded else ""
+        return cls(
+            min(prompt, limit), min(prompt + answer, limit), count, images=images, tower=tower
+        )
+
+    def tower_bytes(self, layout: ModelPlan) -> int:
+        """Those of the tower for a full batch of patches."""
+        return planned_bytes(layout, streamed=self.tower == "streamed") if self.tower else 0
 
     def within(self, layout: ModelPlan, max_binding: int, limit: int | None) -> GenerationWorkload:
         """With fewer sequences, unless weights have to be offloaded even for a single one."""

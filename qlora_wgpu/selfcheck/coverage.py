@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping
 from functools import cache
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from qlora_wgpu.gpu.wgsl import shader_source
@@ -100,11 +101,20 @@ def covering(
         case: _EACH + sum(n for label, n in own.shaders.items() if label not in compiled)
         for case, own in traced.items()
     }
-    wanted, chosen = missing, list[Case]()
-    while missing and traced:
-        best = max(traced, key=lambda case: len(traced[case].statements & missing) / costs[case])
-        if not traced[best].statements & missing:
-            break
+    wanted, chosen, cases = missing, list[Case](), list(traced)
+
+    def gain(case: Case) -> float:
+        return len(traced[case].statements & missing) / costs[case]
+
+    # Gains only decrease, so an entry that is still the largest when it is updated is the best.
+    heap = [(-gain(case), index) for index, case in enumerate(cases)]
+    heapify(heap)
+    while missing and heap and heap[0][0]:
+        best = cases[heap[0][1]]
+        if (updated := -gain(best)) > heap[0][0]:
+            heapreplace(heap, (updated, heap[0][1]))
+            continue
+        heappop(heap)
         chosen.append(best)
         missing -= traced[best].statements
     for case in sorted(chosen, key=lambda case: -costs[case]):

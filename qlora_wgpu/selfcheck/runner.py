@@ -25,7 +25,7 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, ScoreInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, SampleInputs, ScoreInputs
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 
@@ -109,24 +109,23 @@ class Runner:
         dropout_key: int | None = None,
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
-        samples: PreferenceInputs | ScoreInputs | None = None,
+        samples: SampleInputs | None = None,
         blocks: npt.NDArray[np.int64] | None = None,
-        policy: PolicyInputs | None = None,
     ) -> BatchBuffers:
         buffers = make_batch_buffers(
             *mask.shape,
             noise=noise,
             weighted=weights is not None,
             drops=dropout_key is not None,
-            sampled=isinstance(samples, PreferenceInputs) or policy is not None,
+            sampled=isinstance(samples, PreferenceInputs | PolicyInputs),
             blocked=blocks is not None,
-            completions=policy is not None,
+            completions=isinstance(samples, PolicyInputs),
             sequence_width=samples.targets.shape[1] if isinstance(samples, ScoreInputs) else 0,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
             buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights, samples=samples,
-            blocks=blocks, policy=policy,
+            blocks=blocks,
         )  # fmt: skip
         return buffers
 

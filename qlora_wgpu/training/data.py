@@ -247,14 +247,15 @@ def preparation(
 
 
 def prompt_of_data(
-    settings: DataConfig, tokenizer: Tokenizer, objective: str = "sft"
-) -> PromptFormat:
+    settings: DataConfig, tokenizer: Tokenizer, objective: str = "sft",
+    images: ImageFiles | None = None,
+) -> PromptFormat:  # fmt: skip
     """The prompt format of the training data in a ``data`` section.
 
     Of several sources, it is that of the first with chats, or else of the first.
     """
     kinds = [
-        row_format(part.train, tokenizer, preparation(part, objective))
+        row_format(part.train, tokenizer, preparation(part, objective, images=images))
         for part in settings.parts()
         if part.train is not None
     ]
@@ -528,10 +529,11 @@ class DataReader:
         settings, objective = self._config.data, self._config.train.objective
         train = self._train
         if train is None:
-            return prompt_of_data(settings, self._tokenizer(), objective)
+            return prompt_of_data(settings, self._tokenizer(), objective, self._images)
         if not isinstance(train, str | PathLike) and not is_text(train):
             return None
-        kind = row_format(train, self._tokenizer(), preparation(settings, objective))
+        how = preparation(settings, objective, images=self._images)
+        kind = row_format(train, self._tokenizer(), how)
         return PromptFormat.of_rows(kind, self._tokenizer(), settings.chat_template)
 
     def _dataset(

@@ -22,7 +22,7 @@ from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, S
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
 from qlora_wgpu.training.executor import Arrays, Executor, MeasuresLoss, MicroBatch
-from qlora_wgpu.training.images import FeaturesOfBatch, without_images
+from qlora_wgpu.training.images import BatchImages
 from qlora_wgpu.training.observers import Row, Written
 from qlora_wgpu.training.optimizer import Plateau
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
@@ -42,7 +42,7 @@ def held_out_loss(
     batch_size: int,
     max_length: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    images: FeaturesOfBatch = without_images,
+    images: BatchImages | None = None,
 ) -> LossSums:
     """The loss summed over all label tokens of a data set, their number and hits."""
     longest = max(max_length, rows.longest)
@@ -53,7 +53,8 @@ def held_out_loss(
             batch = padded_batch(chunk, batch_size, longest)
             if (batch.labels[:, 1:] != IGNORE_INDEX).any():
                 ids, mask = batch.input_ids, batch.attention_mask
-                yield ids, batch.labels, mask, images(chunk, ids, mask)
+                inputs = None if images is None else images(chunk, ids, mask)
+                yield ids, batch.labels, mask, inputs
 
     return model.summed_loss(batches())
 

@@ -15,9 +15,8 @@ from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import (
     LossSums,
-    PolicyInputs,
     PreferenceInputs,
-    ScoreInputs,
+    SampleInputs,
     StepKind,
 )
 from qlora_wgpu.training.observers import WorkerMetrics
@@ -90,11 +89,10 @@ class MicroBatch:
     tokens: int  # its tokens, without padding
     # Each target's weight in the loss, float32 (batch, seq); None if all are one
     weights: FloatArray | None = None
-    samples: PreferenceInputs | ScoreInputs | None = None  # of objectives over answers, sequences
+    samples: SampleInputs | None = None  # of objectives over answers, completions, sequences
     images: ImageInputs | None = None  # its images, in a run that has any
     # Whether only the divergence from the reference model is computed
     is_measured: bool = False
-    policy: PolicyInputs | None = None  # the inputs of GRPO and RLOO
 
     @classmethod
     def of_answers(
@@ -107,6 +105,7 @@ class MicroBatch:
             dropout_key=dropout_key,
             tokens=made.tokens,
             samples=made.samples,
+            images=made.images,
             is_measured=made.kind == "divergence",
         )
 
@@ -169,14 +168,13 @@ class LocalExecutor:
         """Queues each micro-batch before the next is encoded, without waiting for the device."""
         for batch in batches:
             if batch.is_measured:
-                given = batch.ids, batch.targets, batch.mask, batch.samples
+                given = batch.ids, batch.targets, batch.mask, batch.samples, batch.images
                 self._model.measure("divergence", *given)
                 continue
             self._compile(batch.ids.shape)
             self._model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
                 weights=batch.weights, samples=batch.samples, images=batch.images,
-                policy=batch.policy,
             )  # fmt: skip
         return True
 
@@ -209,7 +207,8 @@ class LocalExecutor:
             done(number)
             assert isinstance(batch.samples, PreferenceInputs)
             count = len(batch.samples.references)
-            yield self._model.answer_logps(batch.ids, batch.targets, batch.mask, count)
+            given = batch.ids, batch.targets, batch.mask, count, batch.images
+            yield self._model.answer_logps(*given)
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
@@ -221,7 +220,8 @@ class LocalExecutor:
                     model.read_stats()  # waits, so that the queue stays short
                 done(number)
                 kind: Literal["loss", "divergence"] = "divergence" if batch.is_measured else "loss"
-                model.measure(kind, batch.ids, batch.targets, batch.mask, batch.samples)
+                given = batch.ids, batch.targets, batch.mask, batch.samples, batch.images
+                model.measure(kind, *given)
             stats = model.read_stats()
             model.zero_stats()
         return stats

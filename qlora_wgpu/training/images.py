@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.images.sources import ImageSource
-from qlora_wgpu.model.feature_store import FeatureStore, ImageCache, described
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.feature_store import FeatureStore, ImageCache, described, opened_tower
 from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs, image_inputs
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.vision_encoder import VisionEncoder
+from qlora_wgpu.model.tower_memory import placed_for
+from qlora_wgpu.model.vision_encoder import PlacedTower, VisionEncoder
 from qlora_wgpu.training.observers import Observer
 
 Features = Mapping[str, ImageFeatures] | FeatureStore
@@ -34,7 +38,7 @@ def encoded_images(
 ) -> FeatureStore | None:
     """The features of images, which the tower computes if they are not cached; None without images.
 
-    The tower is on the device only meanwhile.
+    The tower is on the device only meanwhile. The observer gets a note of its memory plan.
     """
     if not images:
         return None
@@ -51,9 +55,12 @@ def encoded_images(
     def progress(done: int, total: int) -> None:
         observer.activity(f"encoding images: {done:,} of {total:,}")
 
-    def opened() -> VisionEncoder:
+    def placed(tower: PlacedTower) -> None:
+        observer.note(planned_tower(tower.memory, placed_for(tower)))
         observer.activity("loading the vision tower")
-        return VisionEncoder(folder, base.config, device, dtype)
+
+    def opened(missing: Sequence[ImageSource]) -> VisionEncoder:
+        return opened_tower(base, files.tokens, device, dtype, missing, placed)
 
     computed = store.fill(images, opened, width, progress)
     observer.activity("")
@@ -61,6 +68,15 @@ def encoded_images(
     if store.problem:
         observer.warning(store.problem)
     return store
+
+
+def planned_tower(memory: Counter[str], how: str) -> str:
+    """A sentence on a vision tower's memory, which is freed once the images are encoded."""
+    kinds = ", ".join(f"{kind} {nbytes / MIB:,.1f}" for kind, nbytes in memory.most_common(3))
+    return (
+        f"planned device memory of the vision tower {memory.total() / MIB:,.1f} MiB, freed once "
+        f"the images are encoded: {kinds}" + (how and f"; {how}")
+    )
 
 
 def images_of(*datasets: Dataset | None) -> dict[str, ImageSource]:
@@ -85,19 +101,28 @@ def prompt_images(
     return max(length, int(places[ends[count] - 1]) + 1), example.images[: count + 1]
 
 
-FeaturesOfBatch = Callable[[Sequence[Sequence[Example]], Any, Any], ImageInputs | None]
-"""The images of a micro-batch's rows, with its ids and mask; rows beyond them are padding."""
+@dataclass(frozen=True, eq=False)
+class BatchImages:
+    """The images of micro-batches, from the features of all images of a run.
 
+    Batches in which no row has any are steps with images, too.
+    """
 
-def without_images(rows: Sequence[Sequence[Example]], ids: Any, mask: Any) -> None:
-    """Those of runs without images."""
+    features: Features
+    of: Architecture
 
+    def __call__(self, rows: Sequence[Sequence[Example]], ids: Any, mask: Any) -> ImageInputs:
+        """The images of a micro-batch's rows, with its ids and mask; others are padding."""
+        found = [[self.features[key] for e in row for key in e.images] for row in rows]
+        return image_inputs(ids, mask, [*found, *[[]] * (len(ids) - len(found))], self.of)
 
-def with_images(features: Features, of: Architecture) -> FeaturesOfBatch:
-    """Those of runs with images; batches in which no row has any are steps with images, too."""
+    @property
+    def placeholder(self) -> int:
+        """The id of the token that a row of features replaces."""
+        assert self.of.images is not None
+        return self.of.images.token_id
 
-    def inputs(rows: Sequence[Sequence[Example]], ids: Any, mask: Any) -> ImageInputs:
-        found = [[features[key] for example in row for key in example.images] for row in rows]
-        return image_inputs(ids, mask, [*found, *[[]] * (len(ids) - len(found))], of)
-
-    return inputs
+    @property
+    def key(self) -> str:
+        """A hash of what the features depend on, in addition to the base and the images."""
+        return self.features.key if isinstance(self.features, FeatureStore) else ""

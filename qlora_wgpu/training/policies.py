@@ -39,6 +39,7 @@ def policy_of(config: Config) -> Policy | None:
         given.use_bias_correction_kl,
         given.sapo_temperature_pos,
         given.sapo_temperature_neg,
+        given.top_entropy_quantile,
         given.num_iterations == 1
         and given.steps_per_generation in (None, config.train.gradient_accumulation_steps),
     )

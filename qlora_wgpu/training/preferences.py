@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,12 +14,14 @@ from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.data import Batch, Dataset, Example
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
+from qlora_wgpu.model.image_inputs import ImageInputs
 from qlora_wgpu.model.steps import PreferenceInputs, ScoreInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.policy import Policy
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.training.batching import padded_batch
+from qlora_wgpu.training.images import BatchImages
 
 # ---- settings ------------------------------------------------------------------------------------
 
@@ -114,15 +116,17 @@ class KLPairs(Sequence[Example]):
         own = self._dataset[index]
         if not len(own):
             return own
-        prompt = own.input_ids[: _answer_begins(own)]
+        prompt = own.input_ids[: _answer_begins(own)]  # which has all images
         partner = self._partner[index]
         while partner != index:
             other = self._dataset[partner]
             begins = _answer_begins(other)
+            is_same = np.array_equal(other.input_ids[:begins], prompt)
+            is_same = is_same and other.images == own.images
             pair = self._with_answer(prompt, other.input_ids[begins:], other.labels[begins:])
             # A truncated prompt may be empty: then nothing predicts the answer's first token.
-            if pair.num_label_tokens and not np.array_equal(other.input_ids[:begins], prompt):
-                return pair
+            if pair.num_label_tokens and not is_same:
+                return replace(pair, images=own.images)
             partner = self._partner[partner]
         return own
 
@@ -157,15 +161,18 @@ class PreferenceBatch:
     batch: Batch  # its tokens, with the labels of everything that has a loss
     samples: PreferenceInputs | ScoreInputs  # the other inputs of the objective
     tokens: int  # its tokens, without padding
+    images: ImageInputs | None = None  # its images, in a run that has any
 
 
 class PreferenceData:
     """A data set of answers, and their micro-batches."""
 
     def __init__(
-        self, dataset: Dataset, preference: Preference, references: References, longest: int
-    ) -> None:
+        self, dataset: Dataset, preference: Preference, references: References, longest: int,
+        images: BatchImages | None = None,
+    ) -> None:  # fmt: skip
         """``references`` are the reference model's log probabilities of the data set."""
+        self._images = images
         self._dataset = dataset
         self._preference = preference
         self._references = references
@@ -197,7 +204,17 @@ class PreferenceData:
         the number of pairs.
         """
         chosen = [i for block in blocks for row in block for i in row if i % 2 == 0]
-        return len(chosen) / max(int((self._dataset.lengths[chosen] - 1).sum()), 1)
+        tokens = int((self._dataset.lengths[chosen] - 1).sum())
+        if self._images is not None:
+            tokens = sum(self._all_tokens(self._dataset[i]).num_label_tokens for i in chosen)
+        return len(chosen) / max(tokens, 1)
+
+    def _all_tokens(self, example: Example) -> Example:
+        """An example with all its tokens as labels, except placeholders of images."""
+        labels = example.input_ids
+        if self._images is not None:
+            labels = np.where(labels == self._images.placeholder, IGNORE_INDEX, labels)
+        return Example(example.input_ids, labels)
 
     def _numbers(
         self, numbers: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], share: float
@@ -228,16 +245,17 @@ class PreferenceData:
         if share:
             answers = _targets(batch)
             labelled = [
-                [
-                    e if i % 2 else Example(e.input_ids, e.input_ids)  # all tokens of the chosen
-                    for i, e in zip(numbers_of, row, strict=True)
-                ]
+                [e if i % 2 else self._all_tokens(e) for i, e in zip(numbers_of, row, strict=True)]
                 for numbers_of, row in zip(block, rows, strict=True)
             ]
             batch = padded_batch(labelled, batch_size, longest)
             prompts = (_targets(batch) != IGNORE_INDEX) & (answers == IGNORE_INDEX)
         samples = PreferenceInputs(references, values.astype(np.float32), prompts)
-        return PreferenceBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
+        images = None
+        if self._images is not None:
+            images = self._images(rows, batch.input_ids, batch.attention_mask)
+        tokens = sum(len(e) for row in rows for e in row)
+        return PreferenceBatch(kind, batch, samples, tokens, images)
 
 
 def in_blocks(dataset: Dataset, preference: Preference | Scoring, batch_size: int) -> list[Block]:

@@ -27,6 +27,7 @@ from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
 from qlora_wgpu.training.executor import Executor, MicroBatch
+from qlora_wgpu.training.images import BatchImages
 from qlora_wgpu.training.observers import Observer
 from qlora_wgpu.training.preferences import (
     Block,
@@ -51,6 +52,7 @@ def answers_of(
     config: Config,
     observer: Observer,
     longest: int,
+    images: BatchImages | None = None,
 ) -> PreferenceData | ScoredData | None:
     """A data set of sequences, or of answers with the reference model's log probabilities."""
     preference, scoring = preference_of(config.train), scoring_of(config.train)
@@ -61,9 +63,10 @@ def answers_of(
         return ScoredData(rows, scoring, limit)
     if preference is None:
         return None
-    reference = ReferenceModel(model, executor, rows, preference, config.rows_at_once, limit)
+    size = config.rows_at_once
+    reference = ReferenceModel(model, executor, rows, preference, size, limit, images)
     logps = reference.logps(keep=config.data.cache, progress=observer.activity)
-    return PreferenceData(rows, preference, logps, limit)
+    return PreferenceData(rows, preference, logps, limit, images)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,7 @@ class ReferenceModel:
     preference: Preference  # the objective that needs them
     batch_size: int  # rows of a micro-batch
     longest: int  # maximum number of tokens of an answer
+    images: BatchImages | None = None  # the answers' images, if they have any
 
     def logps(self, *, keep: bool, progress: Progress) -> References:
         """The log probability of each answer; with ``keep``, cached on disk."""
@@ -114,7 +118,9 @@ class ReferenceModel:
             batch = padded_batch(rows, size, longest)
             checked = self.model.checked(batch.input_ids, batch.labels, batch.attention_mask)
             tokens = sum(len(example) for row in rows for example in row)
-            return MicroBatch(*checked, None, tokens, samples=PreferenceInputs.plain(len(rows)))
+            images = None if self.images is None else self.images(rows, checked[0], checked[2])
+            plain = PreferenceInputs.plain(len(rows))
+            return MicroBatch(*checked, None, tokens, samples=plain, images=images)
 
         def done(count: int) -> None:
             progress(f"reference model: {count * size:,} of {len(result):,} answers")
@@ -141,6 +147,7 @@ class ReferenceModel:
             "data": self.dataset.fingerprint,
             "divergence": self.preference.has_divergence,
             "batch": [self.batch_size, self.longest],
+            **({} if self.images is None else {"images": self.images.key}),
             "device": "; ".join(name for name, _ in devices),
             "profile": "; ".join(kernels for _, kernels in devices),
         }

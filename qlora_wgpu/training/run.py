@@ -44,7 +44,7 @@ from qlora_wgpu.training.data import (
 from qlora_wgpu.training.evaluation import Evaluator, SampleGenerator, SampleLogger
 from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
-from qlora_wgpu.training.images import Features, FeaturesOfBatch, with_images, without_images
+from qlora_wgpu.training.images import BatchImages, Features
 from qlora_wgpu.training.observers import Events, Row, TrainResult, WorkerMetrics
 from qlora_wgpu.training.optimizer import Optimizer, first_plateau
 from qlora_wgpu.training.policies import (
@@ -116,10 +116,7 @@ class Run:
         self.saved_at, self.saturated, self.workers = -1, 0, {}
         self._overwrite, self._resume = overwrite, resume
         self._executor, self._texts, self._listed = executor, texts, callbacks
-        self._has_images = features is not None
-        self.images: FeaturesOfBatch = without_images
-        if features is not None:
-            self.images = with_images(features, model.architecture)
+        self.images = None if features is None else BatchImages(features, model.architecture)
         self._started: float | None = None
 
     # -- from start to end -------------------------------------------------------------------------
@@ -234,14 +231,14 @@ class Run:
         if self._executor is not None:
             self.executor = self._executor
         elif isinstance(model, QLoRAModel):
-            self.executor = LocalExecutor(model, self.throughput, images=self._has_images)
+            self.executor = LocalExecutor(model, self.throughput, images=self.images is not None)
         else:
             raise ConfigError("the model has no base weights: a Trainer requires a QLoRAModel")
         # The longest batch first, so that all memory is allocated before training.
         length = bucket_length(self.plan.longest, self.longest)
         self.executor.prepare(self.plan.batch_size, length)
         optimizer = Optimizer(model, config.optim, self.total_steps)
-        given = model, self.executor, config, self.events, self.longest
+        given = model, self.executor, config, self.events, self.longest, self.images
         if isinstance(self.plan, RolloutPlan):
             self.rollouts = self._sampled_by()
         self.answers = answers_of(self.rows, *given)

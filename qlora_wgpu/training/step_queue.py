@@ -211,5 +211,5 @@ class StepQueue:
                 dropout_key=plan.dropout_key(step, index) if model.is_random else None,
                 tokens=sum(len(e) for row in rows for e in row),
                 weights=batch.weights / np.float32(unit) if has_weights else None,
-                images=run.images(rows, ids, mask),
+                images=None if run.images is None else run.images(rows, ids, mask),
             )  # fmt: skip

@@ -117,8 +117,13 @@ def check_model(layout: ModelPlan) -> None:
 _TOKENIZER = "tokenizer.json"
 
 
-def put_prompts(files: SiteFiles, folder: Path, settings: Config, longest: int) -> dict[str, Any]:
-    """Copies the tokenizer; returns how the page formats rows and prompts."""
+def put_prompts(
+    files: SiteFiles, folder: Path, settings: Config, longest: int, *, refuses_images: bool = False
+) -> dict[str, Any]:
+    """Copies the tokenizer; returns how the page formats rows and prompts.
+
+    Rows with images are refused for models that read them, and ignored with a note for others.
+    """
     tokenizer = Tokenizer.from_folder(folder)
     template = find_chat_template(settings.data.chat_template, tokenizer)
     data = settings.data
@@ -143,6 +148,7 @@ def put_prompts(files: SiteFiles, folder: Path, settings: Config, longest: int) 
             "train_on": data.train_on,
             "truncation": data.truncation,
             "max_length": longest,
+            "refuses_images": refuses_images,
         },
     }
 
@@ -224,7 +230,8 @@ def write_site(
     buckets = _buckets(settings, options)
     files, shaders = SiteFiles(folder), Shaders()
     named = pretrained.name_or_path
-    text = put_prompts(files, text_folder, settings, max(buckets))
+    reads_images = pretrained.architecture.images is not None
+    text = put_prompts(files, text_folder, settings, max(buckets), refuses_images=reads_images)
     weights = WeightFiles(files)
     variants = [
         _variant(settings, pretrained, rank, buckets, tiling, (files, shaders, weights), progress)

@@ -3,9 +3,10 @@
 // A workgroup takes BLOCK queries, or keys, of one head. segments: per row of the batch, 0 for
 // padding, else one more than where its sample begins within the row. A key is seen if it is not
 // padding, not later than the query, fewer than params.window before it, and of the query's sample;
-// a query that is itself padding sees all such keys, as in Hugging Face's masks. With BLOCKS, tokens of
-// a block also see each other: after all segments follow, per row of the batch, where its block begins
-// and ends within the row. A block is of one sample; a token outside of all is a block by itself.
+// a query that is itself padding sees all such keys, as in Hugging Face's masks. With BLOCKS, a query
+// also sees all later keys of its block: after all segments follow, per row of the batch, where its
+// block begins and ends within the row. A block is of one sample; a token outside of all is a block by
+// itself.
 //#if SOFTCAP
 //#include common/tanh.wgsl
 //#endif
@@ -49,8 +50,8 @@ fn keys_of_block(row0: u32, first: u32) -> Keys {
     let in_window = first - min(first, params.window - 1u);
 //#if BLOCKS?
     let begin = max(in_window, sample_begin(row0, first, end - 1u));
-    // Blocks are of neighbours: what reaches beyond the queries has the first or the last of them.
-    return Keys(min(begin, block_of_token(row0 + first).x), max(end, block_of_token(row0 + end - 1u).y));
+    // Blocks are of neighbours: the one that reaches beyond the queries has the last of them.
+    return Keys(begin, max(end, block_of_token(row0 + end - 1u).y));
 //#else
     return Keys(max(in_window, sample_begin(row0, first, end - 1u)), end);
 //#endif
@@ -79,9 +80,7 @@ fn end_of_queries(first: u32) -> u32 {
 
 // The queries that see any of the workgroup's keys, from first on, and those between them.
 fn queries_of_block(row0: u32, first: u32) -> Keys {
-    let last = min(params.seq, first + BLOCK) - 1u;
-    let begin = min(first, block_of_token(row0 + first).x);
-    return Keys(begin, max(end_of_queries(first), block_of_token(row0 + last).y));
+    return Keys(min(first, block_of_token(row0 + first).x), end_of_queries(first));
 }
 
 // Where the block of a row's token begins and ends.
@@ -94,7 +93,7 @@ fn block_of_token(row: u32) -> vec2<u32> {
 var<private> own_block: vec2<u32>;
 
 fn visible(query: u32, key: u32, query_segment: u32, key_segment: u32) -> bool {
-    let near = (key <= query && query - key < params.window) || (min(query, key) >= own_block.x && max(query, key) < own_block.y);
+    let near = select(query >= own_block.x && key < own_block.y, query - key < params.window, key <= query);
     return near && key_segment != 0u && (query_segment == 0u || query_segment == key_segment);
 }
 //#else

@@ -21,8 +21,8 @@ fn take_blocks(row0: u32, row: vec4<u32>) {
 //#endif
 fn sees(query: vec4<u32>, key: vec4<u32>, query_segment: vec4<u32>, key_segment: vec4<u32>) -> vec4<bool> {
 //#if BLOCKS?
-    let within = (min(query, key) >= block_begins) & (max(query, key) < block_ends);
-    let near = (query < vec4<u32>(params.seq)) & (((key <= query) & (query - key < vec4<u32>(params.window))) | within);
+    let later = (query >= block_begins) & (key < block_ends);
+    let near = (query < vec4<u32>(params.seq)) & select(later, query - key < vec4<u32>(params.window), key <= query);
 //#else
     let near = (query < vec4<u32>(params.seq)) & (key <= query) & (query - key < vec4<u32>(params.window));
 //#endif

@@ -2,7 +2,8 @@
 // logit, and the first of those that are as large: 1 or 0),  softmax[i] = (max_c, Σ_c exp(· - max_c)),  from what cross_entropy/sums.wgsl found in each block of the vocabulary,
 // for the rows from `first` on, up to `count`, of the batch_info[0] that there are.
 // With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
-// z_loss · (log Σ exp)² is added; the sum in `softmax` is divided by the slope of that.
+// z_loss · (log Σ exp)² is added; the sum in `softmax` is divided by the slope of that. With ENTROPY
+// the second number is the entropy -Σ_c p·log p of the row's distribution p, which is not negative.
 //
 // An invocation has a row. Launcher: ops/loss.py.
 //#include common/flat.wgsl
@@ -35,10 +36,16 @@ fn each(i: u32) {
     }
     var sums = vec3<f32>(0.0);
     var is_first = true;
+//#if ENTROPY?
+    var moment = 0.0; // Σ exp(d)·d of the distances d from the largest logit of all blocks
+//#endif
     for (var block = 0u; block < params.blocks; block += 1u) {
         let part = partials[base + block];
         sums += vec3<f32>(abs(part.y) * exp(part.x - top), part.z, part.w);
         is_first = is_first && !(part.x == top && part.y < 0.0);
+//#if ENTROPY?
+        moment += exp(part.x - top) * (part.z + abs(part.y) * (part.x - top));
+//#endif
     }
     let beyond = accurate_log(sums.x);
     let hit = select(0.0, 1.0, sums.z == top && is_first);
@@ -50,7 +57,12 @@ fn each(i: u32) {
     softmax[2u * row + 1u] = sums.x / (1.0 + 2.0 * params.z_loss * lse);
 //#else
     // Of a token that is almost certain all but the logarithm cancels first.
+//#if ENTROPY?
+    let entropy = beyond - moment / sums.x;
+    losses[row] = vec2<f32>(top - sums.z + beyond, select(0.0, entropy, entropy > 0.0));
+//#else
     losses[row] = vec2<f32>(top - sums.z + beyond, hit);
+//#endif
     softmax[2u * row + 1u] = sums.x;
 //#endif
     softmax[2u * row] = top;

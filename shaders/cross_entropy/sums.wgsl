@@ -1,6 +1,7 @@
 // partials[first + i, block] = (max_c, Σ_c exp(logits - max_c), Σ_c logits, the target's logit)  of
 // row i over a block's tokens, block_rows of the vocabulary or those that are left, with 0 for a
-// target that is none of them, and for the sum of logits without OBJECTIVE; the sum of exponentials is
+// target that is none of them, and for the sum of logits without OBJECTIVE, in whose place ENTROPY
+// has Σ_c exp(d)·d of the distances d = logits - max_c; the sum of exponentials is
 // below zero where a token before the target has the block's largest logit, so that of several that
 // are the largest one, the first, is found;
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
@@ -56,9 +57,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let before = clamp(target_token, token0, token0 + columns) - token0;
     var sums = vec4<f32>(0.0);
     var earlier = lowest;
+//#if ENTROPY?
+    var moments = none;
+//#endif
     for (var i = thread; i < units; i += THREADS) {
         let unit = load_logits(base + i);
         sums += select(none, exp(unit - top), live(i, columns));
+//#if ENTROPY?
+        moments += select(none, exp(unit - top) * (unit - top), live(i, columns));
+//#endif
         earlier = max(earlier, select(lowest, unit, live(i, before)));
     }
     let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, thread);
@@ -70,7 +77,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
     let total = reduce_sum(all.x + all.y + all.z + all.w, thread);
 //#else
+//#if ENTROPY?
+    let total = reduce_sum(moments.x + moments.y + moments.z + moments.w, thread);
+//#else
     let total = 0.0;
+//#endif
 //#endif
     if (!exists || thread > 0u) {
         return;

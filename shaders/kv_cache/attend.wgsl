@@ -4,9 +4,9 @@
 //
 // q, o (rows, heads · head_dim), o overwritten, its padding with zeros; keys, values (texts, capacity,
 // kv_heads · head_dim). THREADS invocations share a head of a row: they take KEYS keys each at a time,
-// and then GROUPS of them a unit of the head each, over every GROUPS-th of these keys: TURNS of them,
-// whose shares a subgroup broadcasts, else TOGETHER in a turn of a loop, since software GPUs
-// (SOFTWARE) end a shader's loops after 65,535 turns of all together.
+// and then GROUPS of them a unit of the head each, over every GROUPS-th of these keys, TOGETHER in a
+// turn of a loop, since software GPUs (SOFTWARE) end a shader's loops after 65,535 turns of all
+// together.
 // Launcher: ops/attention.py.
 //#include common/row_reduce.wgsl
 //#include common/head_value.wgsl
@@ -53,9 +53,7 @@ fn barrier() {
 }
 //#endif
 
-//#if !SUBGROUP
 var<workgroup> shares: array<f32, ROWS * KEYS * THREADS>;
-//#endif
 var<workgroup> made: array<HeadValue, ROWS * GROUPS * UNITS>;
 
 @compute @workgroup_size(THREADS, ROWS)
@@ -77,9 +75,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let kv_at = places[m] * params.capacity * params.kv_stride + head / params.group * UNITS;
     let past = min(positions[m], params.capacity - 1u);
     let first = past + 1u - min(params.window, past + 1u);
-//#if !SUBGROUP
     let own_shares = own * KEYS * THREADS;
-//#endif
     let units = thread % UNITS_AT_ONCE;
     let part = thread / UNITS_AT_ONCE;
 //#if sinks
@@ -127,20 +123,9 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll e KEYS
             let share_$e = select(0.0, exp(score_$e - higher), key_$e <= past);
             sum += share_$e;
-//#if !SUBGROUP
             shares[own_shares + $eu * THREADS + thread] = share_$e;
-//#endif
         //#end
         //#unroll u OWN: o_$u *= keep;
-//#if SUBGROUP
-        // Of those that are past the end the share is zero.
-        //#unroll t TURNS
-            var p_$t = 0.0;
-            //#unroll g GROUPS: p_$t = select(p_$t, subgroupBroadcast(share_0, min($tu * GROUPS + $gu, THREADS - 1u)), part == $gu && $tu * GROUPS + $gu < THREADS);
-            let v_at_$t = kv_at + min(begin + $tu * GROUPS + part, past) * params.kv_stride;
-            //#unroll u OWN: o_$u += p_$t * load_values(v_at_$t + min(units + $uu * UNITS_AT_ONCE, UNITS - 1u));
-        //#end
-//#else
         barrier();
         let count = min(KEYS * THREADS, past + 1u - begin);
         if (part < GROUPS) {
@@ -154,7 +139,6 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
             }
         }
         barrier();
-//#endif
     }
     let total = reduce_sum(sum, thread);
     let own_made = own * GROUPS * UNITS;

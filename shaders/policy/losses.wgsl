@@ -7,7 +7,8 @@
 //   terms[i] = (w · loss, KL, r < 1 - ε and A < 0, r > 1 + ε_high and A > 0)
 //   factors[i] = -w · d loss / d log p: rows' losses are negative log probabilities.
 // Of cispo the last term is r > ε_high and A > 0. With SUMMED the slope of r by log p is not divided by
-// the sample's number of labels. With ON_POLICY old is log p itself, so that r is 1.
+// the sample's number of labels. With ON_POLICY old is log p itself, so that r is 1. With a threshold only
+// rows whose entropy, losses[i].y, reaches the threshold have one of these losses; all have the KL.
 //
 // completions: of each label row log p when it was sampled, and the reference's; w; and A. One
 // invocation a label row. Launcher: ops/policy.py.
@@ -31,10 +32,17 @@ struct Params {
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
 //#if SEQUENCE
 @group(0) @binding(4) var<storage, read> row_samples: array<u32>;
+//#if threshold
+@group(0) @binding(5) var<storage, read> ratios: array<vec4<f32>>;
+//#else
 @group(0) @binding(5) var<storage, read> ratios: array<vec2<f32>>;
+//#endif
 //#endif
 @group(0) @binding(6) var<storage, read_write> terms: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> factors: array<f32>;
+//#if threshold
+@group(0) @binding(8) var<storage, read> threshold: array<f32>;
+//#endif
 
 // A loss, and its slope by the logarithm of the ratio.
 fn loss_of(ratio: f32, advantage: f32, logp: f32) -> vec2<f32> {
@@ -75,6 +83,15 @@ fn each(i: u32) {
 //#endif
 //#endif
         var made = loss_of(ratio, advantage, logp);
+//#if threshold
+        let kept = select(0.0, 1.0, losses[i].y >= threshold[0]);
+//#if SEQUENCE
+        // The ratio depends on all rows of the sample, so each has its share of those that are kept.
+        made *= vec2<f32>(kept, select(of_sample.z, kept, params.loss == 1u));
+//#else
+        made *= kept;
+//#endif
+//#endif
         var divergence = 0.0;
 //#if REFERENCE
         let apart = row.y - logp;

@@ -2,11 +2,12 @@
 // u = scale · y · aᵀ, for few rows: the norm of a linear layer's input and its LoRA's u.
 //
 // x, y (rows, columns), weight (columns), a (ranks, columns), u (rows, ranks) float32, its padding
-// zeros. THREADS invocations make eight columns of a row's u; each workgroup makes the norm anew,
-// and the first one stores it. Launcher: ops/fusion.py.
+// zeros. THREADS invocations make eight columns of u of EACH rows, for which they read a once; each
+// workgroup makes the norm anew, and the first one stores it. Launcher: ops/fusion.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
+    rows: u32, //= x.rows
     columns: u32, //= x.columns
     stride: u32, //= x.stride
     a_stride: u32,
@@ -27,28 +28,39 @@ struct Params {
 fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let rank = 8u * place.x;
     let thread = local.x;
-    let base = place.y * params.stride;
-    var total = 0.0;
+    let m0 = place.y * EACH;
+    //#unroll e EACH
+        let base_$e = min(m0 + $eu, params.rows - 1u) * params.stride;
+        var total_$e = 0.0;
+    //#end
     for (var i = thread; i < params.stride; i += THREADS) {
-        let v = load_x(base + i);
-        total += dot8(v, v);
+        //#unroll e EACH
+            let x_$e = load_x(base_$e + i);
+            total_$e += dot8(x_$e, x_$e);
+        //#end
     }
-    let r = inverseSqrt(reduce_sum(total, thread) / f32(params.columns) + params.eps);
+    //#unroll e EACH: let r_$e = inverseSqrt(reduce_sum(total_$e, thread) / f32(params.columns) + params.eps);
     //#unroll j 8: let a_at_$j = min(rank + $ju, params.ranks - 1u) * params.a_stride;
-    //#unroll j 8: var sum_$j = 0.0;
+    //#unroll e EACH, j 8: var sum_$e_$j = 0.0;
     for (var i = thread; i < params.stride; i += THREADS) {
-        let v = multiply8(scale8(load_x(base + i), r), load_weight(i));
-        if (place.x == 0u) {
-            store_y(base + i, v);
+        let weight = load_weight(i);
+        //#unroll j 8: let a_$j = load_a(a_at_$j + i);
+        //#unroll e EACH
+            let v_$e = multiply8(scale8(load_x(base_$e + i), r_$e), weight);
+            if (place.x == 0u && m0 + $eu < params.rows) {
+                store_y(base_$e + i, v_$e);
+            }
+            let stored_$e = rounded_y(v_$e);
+            //#unroll j 8: sum_$e_$j += tree8(stored_$e, a_$j);
+        //#end
+    }
+    //#unroll e EACH
+        let all_$e = total8(vec4<f32>(sum_$e_0, sum_$e_1, sum_$e_2, sum_$e_3), vec4<f32>(sum_$e_4, sum_$e_5, sum_$e_6, sum_$e_7), thread);
+        if (thread == 0u && m0 + $eu < params.rows) {
+            store_ranks(m0 + $eu, rank, all_$e.lo);
+            store_ranks(m0 + $eu, rank + 4u, all_$e.hi);
         }
-        let stored = rounded_y(v);
-        //#unroll j 8: sum_$j += tree8(stored, load_a(a_at_$j + i));
-    }
-    let all = total8(vec4<f32>(sum_0, sum_1, sum_2, sum_3), vec4<f32>(sum_4, sum_5, sum_6, sum_7), thread);
-    if (thread == 0u) {
-        store_ranks(place.y, rank, all.lo);
-        store_ranks(place.y, rank + 4u, all.hi);
-    }
+    //#end
 }
 
 // Four columns of a row's u, zero past the last one.

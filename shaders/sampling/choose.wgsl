@@ -55,9 +55,9 @@ const LOWEST = -3.4e38;
 
 // Whether a quad of logits has one that is not finite, by bits as they were loaded: drivers that compile
 // with fast math take it that what is computed always is.
-fn has_wrong(base: u32, quad: u32) -> bool {
+fn has_wrong(loaded: vec4<f32>, quad: u32) -> bool {
     let token = vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u);
-    let exponents = bitcast<vec4<u32>>(logits[base + quad]) & vec4<u32>(0x7f800000u);
+    let exponents = bitcast<vec4<u32>>(loaded) & vec4<u32>(0x7f800000u);
     return any((exponents == vec4<u32>(0x7f800000u)) & (token < vec4<u32>(params.vocab)));
 }
 
@@ -75,16 +75,16 @@ fn exponential(hash: u32) -> f32 {
 }
 
 // A quad of logits, the lowest number instead of those past the end.
-fn quad_at(base: u32, quad: u32) -> vec4<f32> {
+fn quad_of(loaded: vec4<f32>, quad: u32) -> vec4<f32> {
     let token = vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u);
-    return select(vec4<f32>(LOWEST), logits[base + quad], token < vec4<u32>(params.vocab));
+    return select(vec4<f32>(LOWEST), loaded, token < vec4<u32>(params.vocab));
 }
 
 // How many, or with what weight together, are no less than a key and than the least that stays.
 fn share(base: u32, thread: u32, key: u32, least: u32, highest: f32, inverse: f32) -> f32 {
     var sum = 0.0;
     for (var quad = thread; quad < (params.vocab + 3u) / 4u; quad += THREADS) {
-        let x = quad_at(base, quad);
+        let x = quad_of(logits[base + quad], quad);
         //#unroll e 4
             let own_$e = key_of(x[$e]);
             let weight_$e = select(exp((x[$e] - highest) * inverse), 1.0, inverse == 0.0);
@@ -120,8 +120,9 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     }
     var wrong = 0.0;
     for (var quad = select(quads, thread, choice.penalty != 1.0); quad < quads; quad += THREADS) {
-        let x = quad_at(base, quad);
-        wrong = select(wrong, 1.0, has_wrong(base, quad));
+        let loaded = logits[base + quad];
+        let x = quad_of(loaded, quad);
+        wrong = select(wrong, 1.0, has_wrong(loaded, quad));
         let bits = seen[seen_at + quad / 8u] >> (4u * (quad % 8u));
         let is_seen = ((vec4<u32>(bits) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u)) != vec4<u32>(0u);
         let less_likely = select(x / choice.penalty, x * choice.penalty, x < vec4<f32>(0.0));
@@ -130,8 +131,9 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     var best = LOWEST;
     var own_token = 0u;
     for (var quad = thread; quad < quads; quad += THREADS) {
-        let x = quad_at(base, quad);
-        wrong = select(wrong, 1.0, has_wrong(base, quad));
+        let loaded = logits[base + quad];
+        let x = quad_of(loaded, quad);
+        wrong = select(wrong, 1.0, has_wrong(loaded, quad));
         //#unroll e 4
             own_token = select(own_token, 4u * quad + $eu, x[$e] > best);
             best = max(best, x[$e]);
@@ -162,7 +164,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     best = select(best, LOWEST, sampled);
     own_token = select(own_token, 0u, sampled);
     for (var quad = select(quads, thread, sampled); quad < quads; quad += THREADS) {
-        let x = quad_at(base, quad);
+        let x = quad_of(logits[base + quad], quad);
         //#unroll e 4
             let token_$e = 4u * quad + $eu;
             let scaled_$e = (x[$e] - highest) * choice.inverse;
@@ -176,7 +178,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let largest = reduce_max(best, thread);
     // The first of those: token numbers are exact as float32 (limits.py).
     let token = u32(-reduce_max(select(-1.6777216e7, -f32(own_token), best == largest), thread));
-//#if !ONE_THREAD
+//#if !SUBGROUP
     // All have read what the first overwrites.
     storageBarrier();
 //#endif

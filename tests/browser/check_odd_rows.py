@@ -94,3 +94,22 @@ def test_long_rows(browser, ask, tmp_path):
         ), shown
         taken.append(want is not None)
     assert taken == [True] * (len(taken) // 2) + [False] * (len(taken) // 2)
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_rows_with_images_are_refused_for_a_model_that_reads_them(browser, ask, tmp_path):
+    """Other models ignore them with a note."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = json.dumps({"messages": turns, "images": ["a.png"]})
+    known = data.Tokenizer(backends()["bytes"], SPECIAL)
+    template, how = find_chat_template("chatml", known), PreprocessConfig(24)
+    given = [given_to_page("rows.jsonl", row, known, template, how) for _ in range(2)]
+    given[1]["how"]["refuses_images"] = True
+    tokenizers = {
+        "bytes": {"file": json.loads(backends()["bytes"].to_str()), "special_tokens": SPECIAL,
+                  "eos_ids": sorted(known.eos_token_ids)}
+    }  # fmt: skip
+    task = {"tokenizers": tokenizers, "cases": given, "alpaca": BUILT_IN_TEMPLATES["alpaca"]}
+    plain, refused = ask(browser, "data.html", task)[0]["found"]
+    assert plain["notes"]["unread"]
+    assert refused["told"].startswith("rows.jsonl line 1: the row has images ('images'), but")

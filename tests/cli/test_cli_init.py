@@ -247,7 +247,7 @@ def test_columns_that_name_none(place):
     assert "must be KEY=COLUMN" in str(done.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_both_rows_of_a_pair_are_planned(place):
     words = "a " * 100
     pair = {"prompt": words, "chosen": f"{words}b", "rejected": f"{words}c"}

@@ -1,14 +1,21 @@
 """Samples of data and of what a model says, where there are no colours, no screen, or no text."""
 
+import base64
+import io
 import json
+import re
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from e2e.tiny import write_model
+from PIL import Image
 from rich.text import Text
+from support.image_models import folder_of
 
 from qlora_wgpu.cli.data import data
 from qlora_wgpu.cli.train import _sample_rows
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training import Sample
 from qlora_wgpu.visible import without_empty_lines
 
@@ -43,6 +50,35 @@ def test_bars_are_written_where_the_encoding_has_no_blocks(run):
     shown = CliRunner(charset="cp1252").invoke(data, [run, "--samples", "0"])
     assert shown.exit_code == 0 and f" 3  {'#' * 40}" in shown.output
     assert f" 3  {'█' * 40}" in CliRunner().invoke(data, [run, "--samples", "0"]).output
+
+
+def test_a_page_has_small_copies_of_images(tmp_path, monkeypatch):
+    """However large they are, and one that appears twice in a row."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    folder_of("llava", tmp_path / "model")
+    noise = np.random.default_rng(0).integers(0, 256, (900, 1800, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    turns = [{"from": "human", "value": "<image><image>?"}, {"from": "gpt", "value": "noise"}]
+    row = {"conversations": turns, "images": ["large.png"] * 2}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "run.yaml").write_text("model: {path: model}\ndata: {train: rows.jsonl}\n")
+    page = tmp_path / "page.html"
+    shown = CliRunner().invoke(data, [str(tmp_path / "run.yaml"), "--html", str(page)])
+    assert shown.exit_code == 0, shown.output
+    text = page.read_text("utf-8")
+    assert "noise" in re.findall("<mark>(.*?)</mark>", text, re.S)[1]
+    pictures = re.findall('<img src="data:image/jpeg;base64,([^"]*)"', text)
+    assert len(pictures) == 2 and "1,800 x 900 pixels" in text
+    assert Image.open(io.BytesIO(base64.b64decode(pictures[0]))).size == (192, 96)
+    assert len(text) < 100_000
+
+
+def test_a_page_is_not_written_as_json(run, tmp_path):
+    with pytest.raises(ConfigError, match="--json and --html are mutually exclusive"):
+        CliRunner().invoke(
+            data, [run, "--json", "--html", str(tmp_path / "x")], catch_exceptions=False
+        )
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])

@@ -95,7 +95,7 @@ def test_answers_go_to_workers_some_at_a_time(place, clusters, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.cover("values")
+@pytest.mark.cover(objective=["dpo"], first=[0])
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_run_goes_on_with_and_without_a_cluster(place, clusters, objective, first):

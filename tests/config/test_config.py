@@ -110,6 +110,7 @@ DEFAULTS = {
         "use_bias_correction_kl": True,
         "sapo_temperature_pos": 1.0,
         "sapo_temperature_neg": 1.05,
+        "top_entropy_quantile": 1.0,
         "normalize_advantages": False,
         "reward_clip_range": None,
         "log_completions": False,

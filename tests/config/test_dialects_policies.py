@@ -10,7 +10,7 @@ CHANGES = {
     "reward_funcs": ["think_format_reward", "rewards.brevity"], "reward_weights": [1.0, 0.5],
     "num_generations": 4, "generation_batch_size": 32, "max_completion_length": 64, "beta": 0.04,
     "scale_rewards": False, "loss_type": "dr_grpo", "use_vllm": True, "learning_rate": None,
-    "top_entropy_quantile": 0.2,
+    "top_entropy_quantile": 0.2, "entropy_coef": 0.01,
 }  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_grpo(place, name):
     assert list(given.reward_funcs[0]) == ["regex"] and given.reward_weights == [1.0, 0.5]
     reasons = reasons_of(conversion)
     assert "by the run itself" in reasons["use_vllm: true"]
-    assert "entropies" in reasons["top_entropy_quantile: 0.2"]
+    assert "bonuses" in reasons["entropy_coef: 0.01"] and given.top_entropy_quantile == 0.2
 
 
 def test_reward_functions_of_trl(place):

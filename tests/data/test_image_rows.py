@@ -227,6 +227,18 @@ REFUSED = {
         {"messages": question({**PART, "image": b"#!/bin/sh"})},
         "cannot read image 1: it is not an image of a supported format",
     ),
+    "a path with a null character": (
+        {"messages": question({**PART, "path": "a\0b"})},
+        "cannot read image 1 ('a\\x00b'): embedded null byte",
+    ),
+    "a home of nobody": (
+        {"messages": question({**PART, "path": "~no such user/a.png"})},
+        "cannot read image 1 ('~no such user/a.png'): it does not exist",
+    ),
+    "objects in objects": (
+        {"messages": asked("<image>"), "images": [{"image": {"path": {"url": {"image": {}}}}}]},
+        "image 1 has more than 4 objects within each other",
+    ),
     "too few placeholders": (
         {"messages": question(PART), "images": [IMAGE, IMAGE]},
         "its messages have 1 image placeholder, but 2 images in 'images'",
@@ -322,13 +334,63 @@ def test_prompts_of_requests_have_no_paths_and_none_without_images(opened):
             prompt.encoded(question(part)[:1], images=given)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto", "grpo", "rloo", "reward", "classification"])
-def test_only_supervised_training_reads_images(opened, objective):
+@pytest.mark.parametrize("objective", ["grpo", "rloo", "reward", "classification"])
+def test_other_objectives_refuse_images(opened, objective):
     row = {"prompt": "One?", "chosen": "Yes", "rejected": "No", "text": "One", "label": 1,
            "images": [png((8, 8))]}  # fmt: skip
     if objective == "classification":
         row = {key: row[key] for key in ("text", "label", "images")}
-    elif objective == "kto":
-        row = {"prompt": "One?", "completion": "Yes", "label": True, "images": row["images"]}
     with pytest.raises(DataError, match=rf"rows\[0\]: train.objective: {objective} does not"):
         encoded(opened, [row], objective=objective)
+
+
+# ---- answers about images ------------------------------------------------------------------------
+
+OTHER = {"role": "assistant", "content": "A dog."}
+PAIRS = {
+    "a column": {"prompt": asked("What is it?")[:1], "chosen": [ANSWER], "rejected": [OTHER],
+                 "images": [IMAGE]},
+    "a part": {"prompt": question({**PART, "image": IMAGE})[:1], "chosen": "They are alike.",
+               "rejected": "A dog."},
+    "whole conversations": {"chosen": question(PART), "rejected": [*question(PART)[:1], OTHER],
+                            "image": "cats/1.png"},
+    "parts of conversations": {"chosen": question({**PART, "path": "cats/1.png"}),
+                               "rejected": [*question({**PART, "path": "cats/1.png"})[:1], OTHER]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_both_answers_have_the_tokens_of_a_supervised_row(opened, here, form, monkeypatch):
+    (here / "pairs.jsonl").write_text(json.dumps(PAIRS[form], default=base64_of))
+    monkeypatch.chdir("/")
+    tokenizer, images = opened("qwen2_vl")
+    how = PreprocessConfig(512, images=images, objective="dpo")
+    chosen, rejected = load_dataset(here / "pairs.jsonl", tokenizer, 512, how=how)
+    for side, answer in ((chosen, ANSWER), (rejected, OTHER)):
+        messages = [question({**PART, "image": IMAGE})[0], answer]
+        (row,) = encoded(opened, [{"messages": messages}], train_on="last_turn")
+        assert side.input_ids.tolist() == row.input_ids.tolist()
+        assert side.labels.tolist() == row.labels.tolist()
+        assert side.images == row.images != ()
+
+
+def base64_of(content):
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def test_desirable_answers_and_text_have_images(opened, here):
+    row = {"prompt": "<image> Name: ", "completion": "a cat", "images": ["cats/1.png"]}
+    (plain,) = encoded(opened, [row])
+    first, none, none_either, second = encoded(
+        opened, [{**row, "label": True}, {**row, "label": False}], objective="kto"
+    )
+    assert not len(none) and not len(none_either)
+    for each in (first, second):
+        assert each.images == plain.images and each.input_ids.tolist() == plain.input_ids.tolist()
+
+
+def test_an_image_in_an_answer_is_refused(opened):
+    answer = {"role": "assistant", "content": [{**PART, "image": IMAGE}, ASK]}
+    row = {"prompt": asked("Draw!")[:1], "chosen": [answer], "rejected": [OTHER]}
+    with pytest.raises(DataError, match=r"rows\[0\]: an answer has an image: put images into the"):
+        encoded(opened, [row], objective="dpo")

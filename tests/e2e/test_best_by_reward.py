@@ -94,6 +94,7 @@ def rates_of(folder, name):
     return [row["learning_rate"] for row in map(json.loads, lines) if "learning_rate" in row]
 
 
+@pytest.mark.full
 @pytest.mark.cover(at=[4])
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_a_plateau_by_a_reward_goes_on_with_what_it_knows(folder, at):

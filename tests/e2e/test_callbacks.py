@@ -145,6 +145,7 @@ def test_a_loop_that_is_left_is_a_run_that_is_stopped(trainer):
     assert adapter(whole) == adapter(trainer("plain").train(rows()))
 
 
+@pytest.mark.cover(name=["on_evaluate"])
 @pytest.mark.parametrize("name", ["on_step_end", "on_evaluate", "on_save"])
 def test_a_function_that_fails_ends_the_run_saved(trainer, name):
     def fail(step):
@@ -271,6 +272,7 @@ def test_an_evaluation_in_on_train_begin_is_that_before_the_first_step(trainer, 
     assert measured == [0, 3, 6] and result.eval_loss_before is not None
 
 
+@pytest.mark.cover(name=["on_train_begin", "on_event"])
 @pytest.mark.parametrize("name", ["on_train_begin", "on_log", "on_event", "on_train_end"])
 def test_each_method_that_fails_ends_the_run_with_its_name(trainer, name):
     def fail(*details):
@@ -301,6 +303,7 @@ def failing(event):
 SAVED = {"step": 2, "evaluation": 3, "saved": 4, "started": 0}
 
 
+@pytest.mark.cover(event=["step", "finished"])
 @pytest.mark.parametrize("event", [*SAVED, "finished"])
 def test_an_observer_that_fails_ends_the_run_saved(trainer, tmp_path, event):
     watch = failing(event)

@@ -95,6 +95,8 @@ def test_rows_that_are_no_prompts_are_refused(place):
     with pytest.raises(DataError, match="no message before the answer"):
         answer = {"messages": [{"role": "assistant", "content": "x"}]}
         prompts_of([("row 1", answer)], written, answered=True)
+    with pytest.raises(DataError, match=r"^row 1: the row has images, but the model reads none"):
+        prompts_of([("row 1", {"prompt": "?", "images": ["a.png"]})], written, answered=True)
 
 
 @pytest.mark.parametrize("key", ["messages", "prompt"])
@@ -103,7 +105,7 @@ def test_a_row_s_system_message_comes_first(place, key):
     asked = [{"role": "user", "content": "a b"}]
     said = [{"role": "system", "content": "c d"}, *asked]
     rows = [{key: asked, "system": "c d"}, {key: said}, {key: said, "system": "e"}, {key: asked}]
-    ids = [prompts_of([("row", row)], written, answered=True)[0].ids for row in rows]
+    ids = [prompts_of([("row", row)], written, answered=True)[0][0].ids for row in rows]
     assert ids[0] == ids[1] == ids[2] != ids[3]
 
 

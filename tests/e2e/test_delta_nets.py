@@ -1,4 +1,4 @@
-"""Models of gated delta nets: samples apart, names of published files, and generated text."""
+"""Models of delta nets and Mamba 2: samples apart, names of published files, generated text."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,9 @@ def opened(case, folder, device, dtype="float32"):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_next-experts", "bamba"])
+@pytest.mark.parametrize(
+    "case", ["qwen3_5", "qwen3_next-experts", "bamba", "falcon_h1", "granite4-mamba-experts"]
+)
 def test_packed_samples_are_apart(device, tmp_path, case):
     """State and convolution begin anew with each; transformers' own packing is not asked."""
     model = opened(case, tmp_path, device)
@@ -63,7 +65,8 @@ def test_packed_samples_are_apart(device, tmp_path, case):
     assert abs(leaking - loss) > 1e-3
 
 
-@pytest.mark.parametrize("case", ["qwen3_5", "bamba"])
+@pytest.mark.cover(case=["qwen3_5", "bamba"])
+@pytest.mark.parametrize("case", ["qwen3_5", "bamba", "falcon_h1", "granite4-mamba-experts"])
 def test_a_text_grows_beyond_a_chunk(device, tmp_path, case):
     model = opened(case, tmp_path, device)
     prompt = np.random.default_rng(4).integers(0, VOCAB, 61).tolist()

@@ -52,9 +52,11 @@ def opened(base, folder, device, dtype="float32"):
 def of_parameters(gradients, architecture, name, shape):
     """The gradient of PEFT's matrix, of those of each expert's."""
     module, _, leaf = name.removeprefix("base_model.model.").rpartition(".lora_")
-    stacking, parts = architecture.stacking, [2]
+    stacking = architecture.stacking
+    *first, down = range(len(stacking.leaves))
+    parts = [down]
     if module.endswith(".base_layer"):
-        module, parts = module.removesuffix(".base_layer"), [0, 1]
+        module, parts = module.removesuffix(".base_layer"), first
     at = stacking.in_files(module)
     count = architecture.experts[0].experts
 

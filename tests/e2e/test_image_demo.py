@@ -60,6 +60,7 @@ def test_no_picture_is_trained_on_and_held_out(data):
     assert not paths[0] & paths[1]
 
 
+@pytest.mark.full
 def test_it_trains(data, tmp_path):
     paths = [f"data.{split}={data / split}.jsonl" for split in ("train", "eval")]
     paths.append(f"output.dir={tmp_path / 'run'}")

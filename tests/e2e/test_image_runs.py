@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from references.seeded import weights
 from safetensors.numpy import save_file
+from support.commands import run_here
 from support.image_models import folder_of, rgb_of
 
+from e2e.test_images_against_pytorch import folder_with, recorded, row_of
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
+from qlora_wgpu.data import PromptFormat, read_prompt_files
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.images.placeholders import image_files
 from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.model.pretrained import tensor_shapes
+from qlora_wgpu.model.vision_encoder import VisionEncoder
 from qlora_wgpu.training import images as training_images
 from qlora_wgpu.training.data import preparation
 
@@ -48,7 +54,7 @@ class Tower:
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(training_images, "VisionEncoder", Tower)
+    monkeypatch.setattr(training_images, "opened_tower", Tower)
     monkeypatch.setattr(Tower, "encoded", 0)
     folder = tmp_path / "model"
     folder.mkdir()
@@ -123,3 +129,117 @@ def test_a_resumed_run_never_encodes_an_image_again(model, rows, tmp_path):
     Trainer(model, config(tmp_path, 3), resume=True).train(rows, rows[:2])
     assert Tower.encoded == 2
     assert len(logged(tmp_path)) == 3
+
+
+def test_rows_of_prompts_have_images(model, rows, tmp_path):
+    """Also more of them than are read at a time, as text, and of one with none."""
+    place = tmp_path / "prompts"
+    place.mkdir()
+    asked = [{key: each[key] for key in ("messages", "images")} for each in rows] * 3
+    for each in asked:
+        each["images"] = [f"../{Path(image).name}" for image in each["images"]]
+    asked.append({"text": "A <image> b", "image": "../1.png"})
+    (place / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    done = run_here(
+        "generate", "--model", tmp_path / "model", "--prompts", place / "rows.jsonl", "--chat",
+        "--scheme", "none", "--max-new-tokens", 4, "--batch", 2, cwd="/",
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    assert Tower.encoded == 2
+    written = [json.loads(line) for line in done.stdout.splitlines()]
+    pretrained = model.layout.pretrained.folder
+    files = image_files(pretrained.path, pretrained.config, model.tokenizer.token)
+    chat = read_prompt_files(pretrained.path)
+    plain, texts = PromptFormat.text(chat.tokenizer), []
+    for row in asked:
+        form, turns = (chat, row["messages"][:1]) if "messages" in row else (plain, [
+            {"role": "user", "content": row["text"]}
+        ])  # fmt: skip
+        own = row.get("images", [row.get("image")])
+        ids, sources = form.encoded(turns, images=files, folder=place, own=own)
+        features = Tower().encode([files.tokens.processor(each.decoded()) for each in sources])
+        made = list(generate(model, ids, max_new_tokens=4, images=features))
+        texts.append(continuation(chat.tokenizer, () if form is chat else ids, made))
+    assert [each["completion"] for each in written] == texts
+    assert len(set(texts)) > 3
+    assert [
+        {key: each[key] for key in row} for each, row in zip(written, asked, strict=True)
+    ] == asked
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_answers_about_images_are_trained_on(model, rows, tmp_path, objective):
+    """The first loss is that of the reference model, and the held-out loss falls."""
+    answers = {"chosen": "So.", "rejected": "Not so."}
+    pairs = [{"prompt": each["messages"][:1], "images": each["images"], **answers} for each in rows]
+    settings = config(tmp_path, 2).model_dump()
+    settings["train"] |= {"objective": objective, "beta": 0.1, "loss_type": None}
+    settings["optim"]["learning_rate"] = 1e-2
+    Trainer(model, Config.model_validate(settings)).train(pairs, pairs)
+    assert Tower.encoded == 2
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    held_out = [row["eval_loss"] for row in map(json.loads, lines) if "eval_loss" in row]
+    first = np.log(2) if objective == "dpo" else 0.5
+    assert logged(tmp_path)[0] == pytest.approx(first, abs=1e-5)
+    assert held_out[0] == pytest.approx(first, abs=1e-5) and held_out[-1] < first - 1e-3
+
+
+# ---- runs from the outside, with a real tower ----------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a model, its rows with three pictures, and a run's configuration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder_with("qwen3_vl", recorded("qwen3_vl"), tmp_path / "model")
+    for name, numbers in (("train", (0, 1, 2, 0)), ("eval", (2,))):
+        lines = [json.dumps(row_of(number, tmp_path)) for number in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: model}\n"
+        "data: {train: train.jsonl, eval: eval.jsonl, max_seq_length: 128}\n"
+        "train: {num_train_epochs: 2, per_device_train_batch_size: 2}\n"
+        "eval: {eval_steps: 1, sample_max_new_tokens: 1}\n"
+        "output: {dir: out, save_steps: 1}\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The numbers of images that a tower has encoded, call by call."""
+    counts, encode = [], VisionEncoder.encode
+
+    def counted(encoder, images):
+        counts.append(len(images))
+        return encode(encoder, images)
+
+    monkeypatch.setattr(VisionEncoder, "encode", counted)
+    return counts
+
+
+def test_a_tower_runs_once_for_all_epochs_evaluations_and_resumes(place, encoded):
+    first = run_here("train", "run.yaml", cwd=place)
+    assert first.returncode == 0, first.stderr
+    assert encoded == [3] and "3 images: 3 encoded, 0 cached" in first.stdout + first.stderr
+    more = run_here("train", "run.yaml", "--resume", "train.num_train_epochs=3", cwd=place)
+    assert more.returncode == 0, more.stderr
+    held_out = run_here("eval", "out", cwd=place)
+    for done in (more, held_out):
+        assert "3 images: features are cached" in done.stdout + done.stderr or done is held_out
+        assert "vision tower" not in done.stdout + done.stderr
+    assert "2 images: features are cached" in held_out.stdout + held_out.stderr
+    assert encoded == [3]
+    next(iter((place / "cache").rglob("images/*/*/*.bin"))).unlink()
+    run_here("train", "run.yaml", "--overwrite", cwd=place)
+    assert encoded == [3, 1]
+
+
+def test_the_planned_tower_is_what_the_run_takes(place, encoded):
+    """``estimate`` and ``train`` print one plan, made of the sizes of all pictures."""
+    planned = run_here("estimate", "run.yaml", cwd=place).stdout
+    (line,) = (row for row in planned.splitlines() if "vision tower" in row)
+    assert "3 images of at most 10 tokens" in planned
+    done = run_here("train", "run.yaml", "train.max_steps=1", "device.memory=4MiB", cwd=place)
+    assert line in done.stdout + done.stderr
+    assert encoded == [3]

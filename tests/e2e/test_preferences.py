@@ -220,7 +220,7 @@ def test_packed_pairs(model):
 
 def test_without_samples(model):
     model.options = TrainingOptions(objective=Objective(preference=Preference("dpo", "sigmoid")))
-    with pytest.raises(ShapeError, match="an objective over answers requires the batch's samples"):
+    with pytest.raises(ShapeError, match="requires samples of the type PreferenceInputs"):
         model.accumulate(*checked(model, *pairs()))
 
 

@@ -1,6 +1,7 @@
 """Reward models and classifiers against recorded transformers, PEFT and TRL."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from support.recorded_models import (
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.exporting.merge import merge
+from qlora_wgpu.lora.scoring_files import to_metadata
 from qlora_wgpu.model.batch_encoding import pooled_rows
 from qlora_wgpu.model.steps import ScoreInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
@@ -124,6 +127,30 @@ def test_what_peft_saved_is_opened(device, tmp_path):
     assert np.abs(scores - recorded["scores"]).max() <= 1e-5 * np.abs(recorded["scores"]).max()
     with pytest.raises(ConfigError, match="has no lm_head"):
         model.logits(ids)
+
+
+@pytest.mark.parametrize("case", ["single-gemma2", "multi-gpt_neox"])
+def test_a_merged_folder_has_the_scores_of_its_adapter(device, tmp_path, case):
+    """It has the head instead of lm_head, and transformers' names of labels."""
+    folder, recorded = recorded_base(FOLDER / f"{case}.npz", tmp_path)
+    place, merged = tmp_path / "adapter", tmp_path / "merged"
+    named = replace(scoring(case), labels=("bad", "fair", "good"))
+    place.mkdir()
+    save_file(start(recorded), place / "adapter_model.safetensors", to_metadata(named))
+    (place / "adapter_config.json").write_text(str(recorded["adapter_config"]))
+    merge(folder, place, merged)
+    config = json.loads((merged / "config.json").read_text())
+    (name,) = config["architectures"]
+    assert name.count("For") == 1 and name.endswith("ForSequenceClassification")
+    assert config["id2label"] == {"0": "bad", "1": "fair", "2": "good"}
+    assert config["label2id"] == {"bad": 0, "fair": 1, "good": 2}
+    assert (config["problem_type"], config["pad_token_id"]) == (named.problem_type, PADDING)
+    model = QLoRAModel.from_pretrained(merged, LoraConfig(r=4), PLAIN, "float32", device)
+    model.options = TrainingOptions(objective=Objective(scoring=scoring(case)))
+    ids, _, mask, samples = batch(case)
+    scores = model.scores(ids, mask, samples)
+    assert np.abs(scores - recorded["scores"]).max() <= 1e-5 * np.abs(recorded["scores"]).max()
+    assert not {"lm_head.weight", "embed_out.weight"} & set(load_file(merged / "model.safetensors"))
 
 
 def test_bfloat16_is_near(device, tmp_path):

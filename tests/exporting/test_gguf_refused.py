@@ -11,6 +11,7 @@ from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelErro
 from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.gguf.architectures import architecture_of
 
+BAMBA = {"mamba_proj_bias": False, "time_step_limit": [0.0, {"__float__": "Infinity"}]}
 REFUSED = {
     "expert weights that": ("qwen3_moe", {}),
     "a swiglu_limit or": ("gpt_oss", {}),
@@ -55,7 +56,12 @@ REFUSED = {
     "chosen without a correction bias": ("lfm2_moe", {
         "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
     "numbers of experts per token that differ": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
-    "models with Mamba layers": ("bamba", {}),
+    "bounds of the time steps": ("bamba", {"mamba_proj_bias": False}),
+    "a bias of model.layers.0.mamba.in_proj": ("bamba", {}),
+    "a model without attention": ("bamba", {"mamba_proj_bias": False, "attn_layer_indices": []}),
+    "a mamba_expand other than 2": ("bamba", {
+        **BAMBA, "mamba_expand": 3, "mamba_n_heads": 9}),
+    "full attention in other layers than every fourth": ("afmoe", {}),
     "heads of a total width of 60": ("lfm2", {"conv_bias": False, "head_dim": 10}),
     "heads of a total width of 48": ("qwen2_moe", {
         "head_dim": 8, "norm_topk_prob": False, "use_sliding_window": False, "layer_types": None}),

@@ -22,6 +22,33 @@ def gemma4(values, local, **keys):
     return {"model_type": "gemma4", "text_config": text}
 
 
+def granite_h(values, attention, **keys):
+    """As transformers 5 writes files of Granite 4's hybrids: these layers have attention."""
+    types = ["attention" if i in attention else "mamba" for i in range(values[2])]
+    return sizes(
+        "granitemoehybrid", (*values, 100352),
+        **{
+            "layer_types": types, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
+            "mamba_d_conv": 4, "mamba_chunk_size": 256, "num_local_experts": 0,
+            "num_experts_per_tok": 0, "position_embedding_type": "nope", "init_method": "mup",
+            "time_step_limit": [0.0, {"__float__": "Infinity"}], "rope_scaling": None,
+            "normalization_function": "rmsnorm", "tie_word_embeddings": True, **keys,
+        },
+    )  # fmt: skip
+
+
+def lfm2(values, attention, **keys):
+    """As files of LFM2 and LFM2.5 say it, with keys of the trainer that transformers ignores."""
+    hidden_size, size, layers = values[:3]
+    return sizes(
+        "lfm2", (*values, 65536), block_dim=hidden_size, conv_dim=hidden_size, block_ff_dim=size,
+        block_ffn_dim_multiplier=1.0, block_multiple_of=256, block_use_swiglu=True,
+        conv_use_xavier_init=True, num_heads=values[3], use_pos_enc=True,
+        layer_types=["full_attention" if i in attention else "conv" for i in range(layers)],
+        **keys,
+    )  # fmt: skip
+
+
 LOCAL = ["sliding_attention"] * 3 + ["full_attention"]
 NTK = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "beta_fast": 32}
 QWEN_ROPE = {
@@ -97,6 +124,20 @@ MODELS = {
         },
         "3.4",
     ),
+    "Ministral 3 8B, text": (
+        {
+            "model_type": "mistral3",
+            "text_config": sizes("ministral3", (4096, 14336, 34, 32, 8, 131072, 128)),
+        },
+        "8.5",
+    ),
+    "Ministral 3 14B, text": (
+        {
+            "model_type": "mistral3",
+            "text_config": sizes("ministral3", (5120, 16384, 40, 32, 8, 131072, 128)),
+        },
+        "13.5",
+    ),
     "Granite 4.0 Micro": (
         sizes(
             "granitemoehybrid", (2560, 8192, 40, 40, 8, 100352), shared_intermediate_size=8192,
@@ -105,6 +146,55 @@ MODELS = {
         ),
         "3.4",
     ),
+    "Granite 4.0 H 350M": (
+        granite_h(
+            (768, 2048, 32, 12, 4), (10, 13, 17, 27), mamba_n_heads=48, mamba_d_head=32,
+            shared_intermediate_size=2048,
+        ),
+        "0.34",
+    ),
+    "Granite 4.0 H 1B": (
+        granite_h(
+            (1536, 4096, 40, 12, 4), (5, 15, 25, 35), mamba_n_heads=48,
+            shared_intermediate_size=4096,
+        ),
+        "1.5",
+    ),
+    "Granite 4.0 H Micro": (
+        granite_h(
+            (2048, 8192, 40, 32, 8), (5, 15, 25, 35), mamba_n_heads=64,
+            shared_intermediate_size=8192,
+        ),
+        "3",
+    ),
+    "Granite 4.0 H Small": (
+        granite_h(
+            (4096, 768, 40, 32, 8), (5, 15, 25, 35), mamba_n_heads=128, num_local_experts=72,
+            num_experts_per_tok=10, shared_intermediate_size=1536,
+        ),
+        "32",
+    ),
+    "Granite 4.1 8B": (
+        sizes("granite", (4096, 12800, 40, 32, 8, 100352), tie_word_embeddings=True), "8",
+    ),
+    "Granite 4.1 30B": (
+        sizes("granite", (4096, 32768, 64, 32, 8, 100352), tie_word_embeddings=True), "29",
+    ),
+    "Bamba 9B": (
+        sizes(
+            "bamba", (4096, 14336, 32, 32, 8, 128256), attn_layer_indices=[9, 18, 27],
+            mamba_n_heads=128, mamba_d_head=64, mamba_d_state=128, mamba_n_groups=1,
+        ),
+        "9.78",
+    ),
+    "Falcon-H1 0.5B": (
+        sizes(
+            "falcon_h1", (1024, 2048, 36, 8, 2, 32784, 64), mamba_d_ssm=1536, mamba_n_heads=24,
+            mamba_d_head=64, mamba_d_state=128, mamba_n_groups=1, mamba_rms_norm=False,
+        ),
+        "0.52",
+    ),
+    "Muse Glimmer 30B, text": ({"model_type": "muse_glimmer", "text_config": {}}, "27.9"),
     "Arcee AFM 4.5B": (sizes("arcee", (2560, 18432, 36, 20, 4, 128005, 128)), "4.6"),
     "Minitron 4B": (sizes("nemotron", (3072, 9216, 32, 24, 8, 256000, 128)), "4.19"),
     # Of these the text part is counted from config.json: makers tell of images and further tokens.
@@ -130,6 +220,14 @@ MODELS = {
         ),
         "35",
     ),
+    "Qwen 3.6 35B-A3B": (
+        qwen3_5(
+            "qwen3_5_moe", (2048, 512, 40, 16, 2, 248320, 256), False, num_experts=256,
+            num_experts_per_tok=8, mlp_only_layers=[], mamba_ssm_dtype="float32",
+            output_gate_type="swish", **MIXED,
+        ),
+        "35",
+    ),
     "Qwen3-Next 80B-A3B": (
         sizes(
             "qwen3_next", (2048, 5120, 48, 16, 2, 151936, 256), full_attention_interval=4,
@@ -144,6 +242,18 @@ MODELS = {
             "lfm2", (2048, 12288, 16, 32, 8, 65536), full_attn_idxs=[2, 5, 8, 10, 12, 14],
         ),
         "1.17",
+    ),
+    "LFM2 350M": (lfm2((1024, 6656, 16, 16, 8), (2, 5, 8, 10, 12, 14)), "0.354"),
+    "LFM2 700M": (lfm2((1536, 10240, 16, 24, 8), (2, 5, 8, 10, 12, 14)), "0.742"),
+    "LFM2.5 1.2B": (
+        lfm2((2048, 12288, 16, 32, 8), (2, 5, 8, 10, 12, 14), tie_embedding=True), "1.17",
+    ),
+    "LFM2.5 2.6B": (
+        lfm2(
+            (2048, 10752, 30, 32, 8), (2, 5, 9, 13, 17, 21, 24, 27),
+            block_auto_adjust_ff_dim=False, tie_embedding=True,
+        ),
+        "2.57",
     ),
     "StableLM 2 12B": (
         sizes(
@@ -186,6 +296,18 @@ MODELS = {
             hidden_size_per_layer_input=0,
         ),
         "30.7",
+    ),
+    "Gemma 4 12B, text": (  # published: 11.95 with what reads images and sound
+        {
+            "model_type": "gemma4_unified",
+            "text_config": sizes(
+                "gemma4_unified_text", (3840, 15360, 48, 16, 8, 262144, 256),
+                attention_k_eq_v=True, num_global_key_value_heads=1, global_head_dim=512,
+                sliding_window=1024, use_bidirectional_attention="vision",
+                layer_types=[*["sliding_attention"] * 5, "full_attention"] * 8,
+            ),
+        },
+        "11.9",
     ),
     "Pythia 1.4B": (sizes("gpt_neox", (2048, 8192, 24, 16, 16, 50304)), "1.415"),
     "GPT-NeoX-20B": (sizes("gpt_neox", (6144, 24576, 44, 64, 64, 50432)), "20.55"),
@@ -264,6 +386,22 @@ MODELS = {
             mtp_use_dedicated_embeddings=False,
         ),
         "26.9",
+    ),
+    "Nemotron 3 Nano 30B-A3B": (
+        sizes(
+            "nemotron_h", (2688, 1856, 52, 32, 2, 131072, 128), mamba_num_heads=64,
+            moe_intermediate_size=1856, moe_shared_expert_intermediate_size=3712,
+            n_routed_experts=128, num_experts_per_tok=6, routed_scaling_factor=2.5,
+            hybrid_override_pattern=f"{'MEMEM*E' * 5}MEMEMEM*EMEMEMEME",
+        ),
+        "31.6",
+    ),
+    "Nemotron-H 8B": (
+        sizes(
+            "nemotron_h", (4096, 21504, 52, 32, 8, 131072, 128), mamba_num_heads=128,
+            hybrid_override_pattern=f"M-M-M-M*{'-M-M-M-M-M*' * 3}{'-M' * 5}-",
+        ),
+        "8.1",
     ),
     "GLM-4.7-Flash": (sizes("glm4_moe_lite", (2048, 10240, 47, 20, 20, 154880)), "29.9"),
     "Phi-1.5": (sizes("phi", (2048, 8192, 24, 32, 32, 51200)), "1.418"),

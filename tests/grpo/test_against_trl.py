@@ -61,7 +61,7 @@ def test_three_steps(device, tmp_path, case):
     optimizer, names = Optimizer(model, optim, STEPS), RECORDED["names"].tolist()
     for step in range(STEPS):
         for batch in made:
-            model.accumulate(batch.ids, batch.targets, batch.mask, policy=batch.policy)
+            model.accumulate(batch.ids, batch.targets, batch.mask, samples=batch.policy)
         stats = model.read_stats()
         loss = float(stats[0] / stats[1])
         assert abs(loss - RECORDED[f"{case}:losses"][step]) <= 1e-5 * max(abs(loss), 1)

@@ -164,18 +164,30 @@ def test_a_file_that_is_none(written, text, match):
 @pytest.mark.parametrize(
     ("body", "match"),
     [
-        ("import time; time.sleep(60)", "no reward within 0.5 s"),
-        ("import os; os._exit(9)", "ended with exit code 9"),
-        ("return ['x', 1]", "ValueError"),
+        ("import time; time.sleep(60)", r"own.py:score: no rewards within 0.5 s$"),
+        (
+            "'bb' in batch['completions'] and os._exit(9); return [1]",
+            r"code 9 \(on the completion 'bb",
+        ),
+        ("os.kill(os.getpid(), 9)", r"ended with SIGKILL \(on the completion 'a"),
+        ("raise SystemExit(3)", r"own.py:score: SystemExit: 3 \(on the completion"),
+        ("return ['x', 1]", "own.py:score returned 'x', not a finite number or None"),
+        ("return [10**400] * 2", "returned inf, not a finite number"),
+        ("return itertools.count()", "returned more than 2 rewards for 2 com"),
+        ("os.closerange(3, 64)", "ended with exit code 1"),
+        ("os.write(4, b'{}\\n'); return [1.0, 2.0]", "it has written to the pipe"),
+        ("os.fork(); return [1.0, 'x']", "returned 'x'"),
     ],
 )
 def test_a_function_that_ends_a_batch(written, body, match):
-    reward = RewardProcess(written(f"def score(**batch):\n    {body}\n"), "score", timeout=0.5)
+    text = f"import itertools, os\ndef score(**batch):\n    {body}\n"
+    reward = RewardProcess(written(text), "score", timeout=0.5)
     try:
         with pytest.raises(DataError, match=match):
-            reward(**BATCH)
+            rewards_of({"score": reward}, BATCH)
     finally:
         reward.close()
+    assert not reward.is_running
 
 
 def test_a_file_that_does_not_exist():

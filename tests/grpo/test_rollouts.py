@@ -81,7 +81,7 @@ def test_the_first_ratio_is_one_to_the_bit(device, tmp_path, dtype, sequence_lev
     model = opened(tmp_path, device, policy, dtype)
     rollout = sampled(model, 0, temperature=0.7)
     for batch in batches(model, rollout, policy):
-        model.accumulate(batch.ids, batch.targets, batch.mask, policy=batch.policy)
+        model.accumulate(batch.ids, batch.targets, batch.mask, samples=batch.policy)
     stats = model.read_stats()
     sums = dict(zip(METRICS, stats[STATS_METRICS:].tolist(), strict=False))
     assert sums["clipped"] == 0 and sums["tokens"] == rollout.lengths.sum()
@@ -103,7 +103,7 @@ def test_truncated_completions_may_be_left_out(device, tmp_path):
     )  # fmt: skip
     assert rollout.lengths.tolist() == [3, 0] * 4
     for batch in batches(model, rollout, policy):
-        model.accumulate(batch.ids, batch.targets, batch.mask, policy=batch.policy)
+        model.accumulate(batch.ids, batch.targets, batch.mask, samples=batch.policy)
     stats = model.read_stats()
     assert stats[1] == pytest.approx(12) and stats[STATS_METRICS + METRICS.index("tokens")] == 12
 
@@ -120,7 +120,7 @@ def test_the_mean_reward_rises(device, tmp_path, loss_type):
         rollout = sampled(model, step, engine)
         rewards.append(rollout.metrics(["share"])["reward"])
         for batch in batches(model, rollout, policy):
-            model.accumulate(batch.ids, batch.targets, batch.mask, policy=batch.policy)
+            model.accumulate(batch.ids, batch.targets, batch.mask, samples=batch.policy)
         optimizer.step(step)
         model.zero_stats()
     first, last = np.mean(rewards[:5]), np.mean(rewards[-5:])
@@ -139,7 +139,7 @@ def test_a_constant_reward_changes_nothing(device, tmp_path):
             rollout, scores=dataclasses.replace(rollout.scores, advantages=np.zeros(8))
         )
         for batch in batches(model, flat, policy):
-            model.accumulate(batch.ids, batch.targets, batch.mask, policy=batch.policy)
+            model.accumulate(batch.ids, batch.targets, batch.mask, samples=batch.policy)
         optimizer.step(step)
         model.zero_stats()
     after = model.adapter_state_dict()

@@ -64,7 +64,7 @@ def test_a_run_logs_rewards_by_their_names(device, tmp_path, objective):
         assert {
             "reward", "reward_std", "rewards/share/mean", "rewards/share/std", "kl",
             "frac_reward_zero_std", "completions/mean_length", "completions/clipped_ratio",
-            "clip_ratio/region_mean", "generation_share",
+            "clip_ratio/region_mean", "generation_share", "entropy",
         } <= row.keys()  # fmt: skip
         assert row["reward"] == row["rewards/share/mean"]
     assert steps[0]["kl"] == 0.0 and steps[-1]["kl"] != 0.0

@@ -55,7 +55,7 @@ def images(tmp_path, monkeypatch):
 
 def filled(images, cache="disk", tower=None, about="tower", processor=None):
     tower, store = tower or Tower(), FeatureStore(about, tokens(processor), cache)
-    store.fill(images, lambda: tower, WIDTH)
+    store.fill(images, lambda missing: tower, WIDTH)
     return store, tower
 
 
@@ -76,7 +76,7 @@ def test_a_later_run_computes_only_what_is_missing(images):
     assert tower.encoded == 1
     assert np.array_equal(first[next(iter(some))].rows, second[next(iter(some))].rows)
 
-    def opened():
+    def opened(missing):
         raise AssertionError("the tower was opened")
 
     third = FeatureStore("tower", tokens())

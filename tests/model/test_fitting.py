@@ -105,7 +105,7 @@ def test_readings_give_up_textures_before_anything_waits(in_textures):
     assert fit_inference_to_budget(in_textures, plans, least - 1).offload.host_embedding
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_less_room_costs_more_traffic(layout):
     everything = OffloadPlan(True, True, 1, True, CONFIG["num_hidden_layers"])
     most, least = total(layout), total(layout, everything)
@@ -247,7 +247,7 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
     more, budget = 1 << 20, fit_to_budget(layout, STEP, total(layout) - 1).total
 

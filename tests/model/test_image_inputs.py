@@ -55,13 +55,6 @@ def test_blocks_are_the_runs_of_placeholders():
     assert made.blocks[1].tolist() == [[0, 0]] * 4 + [[4, 5]]
 
 
-def test_an_image_larger_than_the_window_is_refused():
-    row, layout = [[5, I, I, I, I]], {"bidirectional": True, "axes": None}
-    assert inputs(row, [[image(2, 2)]], window=4, **layout).blocks.shape == (1, 5, 2)
-    with pytest.raises(ShapeError, match=r"an image of 4 tokens .* window has 3"):
-        inputs(row, [[image(2, 2)]], window=3, **layout)
-
-
 @pytest.mark.parametrize(
     ("ids", "images", "sentence"),
     [

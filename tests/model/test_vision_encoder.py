@@ -101,8 +101,8 @@ def test_memory_is_as_planned_and_freed_by_closing(settled_device, tmp_path):
     before = memory.total
     encoder = VisionEncoder(folder, config, settled_device, "float32")
     encoder.encode(images_of("qwen3_vl"))
-    planned = encoder.plan.bytes_by_kind(6 * 10 + 2 * 14)  # the patches of both images
-    assert memory.total - before == sum(planned.values())
+    planned = encoder.plan.memory([encoder.plan.capacity(6 * 10 + 2 * 14)])  # of both images
+    assert memory.total - before == planned.total()
     encoder.close()
     assert memory.total == before
 
@@ -180,10 +180,11 @@ def test_a_quantized_tower_is_dequantized(device, tmp_path):
 def test_the_plan_tells_the_memory_before_weights_are_read(device, tmp_path):
     config = config_of("qwen2_5_vl")
     plan = TowerPlan(config, "bfloat16", profile=CPU_PROFILE, max_binding=1 << 27)
-    kinds = plan.bytes_by_kind(100)
-    assert kinds["base"] == plan.weight_bytes > 0 and kinds["activations"] > 0
-    assert plan.bytes_by_kind(1000)["base"] == kinds["base"]
-    assert plan.bytes_by_kind(1000)["activations"] > 5 * kinds["activations"]
+    few, many = (plan.memory([plan.capacity(patches)]) for patches in (100, 1000))
+    matrices = sum(2 * spec.out_features * spec.in_features for spec in plan.matrices.values())
+    assert few["base"] >= matrices and few["activations"] > 0
+    assert many["base"] == few["base"]
+    assert many["activations"] > 5 * few["activations"]
 
 
 def test_capacities_are_few_and_at_most_half_too_large():

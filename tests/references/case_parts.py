@@ -27,6 +27,19 @@ MAMBA = {
     "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 3, "mamba_d_state": 40,
     "mamba_d_conv": 3, "mamba_chunk_size": 16,
 }  # fmt: skip
+# As Nemotron 3 has them, with a layer of each kind.
+NEMOTRON = {
+    "head_dim": 20, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+    "mamba_num_heads": 6, "mamba_head_dim": 24, "n_groups": 3, "ssm_state_size": 40,
+    "conv_kernel": 3, "chunk_size": 16, "time_step_min": 0.5, "layer_norm_epsilon": 1e-3,
+    "moe_intermediate_size": 44, "moe_shared_expert_intermediate_size": 36,
+}  # fmt: skip
+# Narrow, since each hybrid layer multiplies what rounding changes: its block has no residual.
+ZAMBA = {
+    "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 2, "n_mamba_heads": 3,
+    "mamba_ngroups": 3, "mamba_d_state": 8, "mamba_d_conv": 3, "chunk_size": 16,
+    "time_step_min": 0.1, "rms_norm_eps": 1e-3, "adapter_rank": 3, "num_hidden_layers": 3,
+}  # fmt: skip
 GROUPED = {  # as DeepSeek-V3 has them
     "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,

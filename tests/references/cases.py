@@ -11,9 +11,11 @@ from case_parts import (
     LONG,
     MAMBA,
     MIXED,
+    NEMOTRON,
     TWO_SIZES,
     WHOLE,
     WIDE,
+    ZAMBA,
     rope,
 )  # fmt: skip
 from seeded import VOCAB
@@ -162,6 +164,14 @@ CASES = {
         {
             "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
             "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": True,
+        },
+    ),
+    "flex_olmo-experts": (
+        "flex_olmo",
+        {
+            "num_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 44,
+            "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": False,
+            "output_router_logits": True, "router_aux_loss_coef": 0.3,
         },
     ),
     "olmoe-limited": (
@@ -524,6 +534,51 @@ CASES = {
             **MAMBA, "mamba_n_heads": 3, "mamba_d_ssm": 72, "mamba_proj_bias": True,
             "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
             "ssm_multipliers": [1.3, 0.7, 1.6, 0.8, 1.2], "key_multiplier": 0.6,
+        },
+    ),
+    "muse_glimmer": (
+        "muse_glimmer",
+        {
+            **WIDE, "num_hidden_layers": 3, "sliding_window": 7, "attention_bias": True,
+            "final_logit_softcapping": 1.5, "output_multiplier": 4.0, "qk_scale_factor": 2.3,
+            "rms_norm_eps": 1e-3, "post_norm_eps": 1e-2, "layer_rope_theta": [10000.0, 0, 77.0],
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "nemotron_h-experts": (
+        "nemotron_h",
+        {
+            **NEMOTRON, **GROUPED, "use_bias": True, "mlp_bias": True, "use_conv_bias": False,
+        },
+    ),
+    "nemotron_h-latent-experts": (  # as Nemotron 3 Super
+        "nemotron_h",
+        {
+            **NEMOTRON, "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_latent_size": 28,
+            "layers_block_type": ["moe", "full_attention", "mlp"],
+            "norm_topk_prob": False, "mlp_hidden_act": "silu",
+        },
+    ),
+    "zamba2": (  # as 1.2B: one block with terms of its attention, too
+        "zamba2",
+        {
+            **ZAMBA, "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True,
+        },
+    ),
+    "zamba2-turns": (  # as 2.7B: two blocks in turns, of which one is used twice
+        "zamba2",
+        {
+            **ZAMBA, "layers_block_type": ["hybrid"] * 3, "num_mem_blocks": 2,
+            "num_key_value_heads": 1, "hidden_act": "silu", "hidden_size": 8, "n_mamba_heads": 2,
+            "mamba_ngroups": 2,
+        },
+    ),
+    "zamba2-untied": (  # whose layers have blocks of their own
+        "zamba2",
+        {
+            **ZAMBA, "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+            "tie_word_embeddings": False, "use_mem_rope": True,
         },
     ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),

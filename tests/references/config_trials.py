@@ -26,6 +26,17 @@ OWN = {
     "falcon_h1": {
         **MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True, "ssm_multipliers": [1.2] * 5,
     },
+    "nemotron_h": {
+        "head_dim": 8, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 2, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 8,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+        "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 12, "chunk_size": 8,
+    },
+    "zamba2": {
+        "layers_block_type": ["hybrid", "linear_attention", "hybrid"], "n_mamba_heads": 2,
+        "mamba_ngroups": 2, "mamba_d_state": 8, "num_key_value_heads": 4, "adapter_rank": 6,
+        "use_shared_attention_adapter": True, "use_mem_rope": True, "chunk_size": 8,
+    },
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "qwen3_vl_moe_text": {
         "head_dim": 6, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -35,6 +46,7 @@ OWN = {
         "shared_expert_intermediate_size": 12,
     },
     "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
+    "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 2,
     },
@@ -125,12 +137,23 @@ OWN = {
         "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 12,
         "sliding_window": 5,
     },
+    "muse_glimmer_text": {
+        "head_dim": 6, "sliding_window": 5, "layer_rope_theta": [10000.0, 10000.0, 0],
+        "final_logit_softcapping": 1.5, "output_multiplier": 4.0, "qk_scale_factor": 2.3,
+        "post_norm_eps": 1e-2,
+    },
     "gemma4_unified_text": {
         "head_dim": 6, "global_head_dim": 10, "sliding_window": 5, "num_kv_shared_layers": 1,
         "attention_k_eq_v": True,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
 }  # fmt: skip
+MAMBA_KEYS = (
+    "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
+    "mamba_expand", "mamba_chunk_size", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit",
+    "rms_norm_eps", "hidden_act", "attention_bias", "position_embedding_type",
+    "num_local_experts",
+)  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
@@ -139,6 +162,7 @@ TEXTS = {
     "idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "llava_next": "qwen2",
     "lfm2_vl": "lfm2", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text", "qwen3_vl_moe": "qwen3_vl_moe_text", "exaone4_5": "exaone4",
+    "muse_glimmer": "muse_glimmer_text",
 }  # fmt: skip
 # Small image towers of those that transformers makes with one alone.
 _TOWER = {
@@ -155,6 +179,7 @@ TOWERS = {
     "qwen3_vl": {**_QWEN, "num_position_embeddings": 16},
     "exaone4_5": {**_QWEN, "num_key_value_heads": 1, "fullatt_block_indexes": [0]},
     "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
+    "muse_glimmer": {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 # Those whose text part is called otherwise by itself.
@@ -205,7 +230,7 @@ ROPES = [
 ]  # fmt: skip
 ALIKE = [  # keys that take the same values
     (
-        "hidden_act hidden_activation",
+        "hidden_act hidden_activation mlp_hidden_act mamba_hidden_act",
         [
             "silu",
             "swish",
@@ -220,7 +245,10 @@ ALIKE = [  # keys that take the same values
             None,
         ],
     ),
-    ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon", [0.3, 0, 1e-5]),
+    (
+        "rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon layer_norm_epsilon",
+        [0.3, 0, 1e-5],
+    ),
     ("rope_theta rope_local_base_freq rotary_emb_base", [77.0, None, 1]),
     ("rope_parameters rope_scaling", [*ROPES, None]),
     ("partial_rotary_factor rotary_pct", [0.67, 0.34, 1.0, None]),
@@ -231,7 +259,9 @@ ALIKE = [  # keys that take the same values
         " attention_k_eq_v use_double_wide_mlp enable_moe_block is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
         " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
-        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias",
+        " block_auto_adjust_ff_dim mamba_rms_norm mamba_norm_before_gate projectors_bias"
+        " add_bias_linear use_shared_attention_adapter use_mem_rope use_long_context"
+        " residual_in_fp32 rescale_prenorm_residual use_conv_bias moe_shared_expert_overlap",
         [True, False, None],
     ),
     (
@@ -295,12 +325,25 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "mamba_proj_bias": [True, None], "attn_layer_indices": [[0, 2], [], None, [-1], [7]],
     "mamba_d_ssm": [48, 64, 1], "mlp_multipliers": [[0.7, 1.3], [1.0], None],
     "ssm_multipliers": [[1.3, 0.7, 1.6, 0.8, 1.2], [1.0] * 3, None],
+    "mamba_num_heads": [6, 3], "mamba_head_dim": [16, 12], "n_groups": [1, 3],
+    "ssm_state_size": [16, 12], "conv_kernel": [1, 2, 5], "expand": [1], "chunk_size": [3],
+    "time_step_min": [0.7, 0], "time_step_max": [0.2], "time_step_floor": [0.7],
+    "mamba_dt_min": [0.7, None], "mamba_dt_limit": [[0.4, 0.6]], "moe_latent_size": [12, None],
+    "layers_block_type": [["moe", "attention"], ["mamba", "attention", "mlp"], ["dense"], [], None,
+        ["mamba", "hybrid"], ["hybrid"] * 3],
+    "hybrid_override_pattern": ["*E", "M|*", None], "moe_shared_expert_intermediate_size": [20, 0],
+    "num_nextn_predict_layers": [1], "mtp_layers_block_type": [["moe"]],
+    "use_mamba_kernels": [False], "n_mamba_heads": [1, 6, 7], "mamba_ngroups": [1],
+    "mamba_headdim": [24, 12], "num_mem_blocks": [2, 3], "adapter_rank": [2],
+    "attention_head_dim": [12, 8], "attention_hidden_size": [48, 24], "kv_channels": [3],
+    "hybrid_layer_ids": [[0, 2], [0]],
     "time_step_limit": [[0.0, 0.5], [0.7, 1e9], [0.4, 0.6], [0.5], None],
     "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
     "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],
     "layer_rope_theta": [[77.0, 0, 10000.0], [0, 0, 0], [77.0], [77.0, -1, 3], None],
     "global_attn_every_n_layers": [1, 2, 9, None], "num_shared_experts": [1, 3],
     "linear_allow_neg_eigval": [True, False, None], "route_scale": [0.5],
+    "qk_scale_factor": [0.7], "output_multiplier": [0.5], "post_norm_eps": [0.3],
     "mup_enabled": [True, False, None],
     "linear_key_head_dim": [12, 24], "linear_value_head_dim": [3, 16], "mrope_section": [[1, 1, 1]],
 }  # fmt: skip
@@ -338,6 +381,10 @@ def singles(model_type):
     for window, types in itertools.product((5, None), VALUES["layer_types"]):
         yield {"sliding_window": window, "layer_types": types}
         yield {"sliding_window": window, "layer_types": types, "use_sliding_window": True}
+    if model_type == "granitemoehybrid":  # all of whose layers have attention otherwise
+        for key in MAMBA_KEYS:
+            for value in VALUES[key]:
+                yield {"layer_types": ["mamba", "attention", "mamba"], key: value}
     for interval in (1, 2, 9):
         yield {"layer_types": None, "full_attention_interval": interval}
     for rope in ROPES:  # of models that were stretched

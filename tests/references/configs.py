@@ -62,6 +62,7 @@ def theirs(config, ids):
     stacked = {
         "mixtral": ("block_sparse_moe.", "w1", "w3", "w2"),
         "lfm2_moe": ("feed_forward.", "w1", "w3", "w2"),
+        "nemotron_h": ("mixer.", "", "up_proj", "down_proj"),
         "gemma4_text": texts,
         "gemma4": texts,
         **dict.fromkeys(
@@ -96,7 +97,8 @@ def theirs(config, ids):
                     parameter.shape[:1] + parameter.shape[:0:-1] if in_turns else parameter.shape
                 )
                 count, rows, *columns = shape
-                leaves = (gate, up) if "gate_up" in name else (down,)
+                wide = (gate, up) if gate else (up,)
+                leaves = (down,) if "down" in name else wide
                 is_renamed = config["model_type"] in RENAMED
                 file = name.replace("model.", "model.language_model.", 1) if is_renamed else name
                 prefix = file.rsplit(".", 3 if at else 2)[0] + f".{at}experts."

@@ -72,6 +72,8 @@ def compare_logits(library, case, place):
     if "kv_lora_rank" in config:
         config |= {"num_key_value_heads": 6, "head_dim": 8, "kv_lora_rank": 64,
                    "qk_nope_head_dim": 32, "v_head_dim": 32}  # fmt: skip
+    if "mamba_d_head" in config:
+        config["mamba_d_head"] = 32
     if "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = 32
     windows = ARCHITECTURES[model_type].windows

@@ -202,3 +202,26 @@ def features(deepstack):
         [0.7 * rng.standard_normal((h * w, width), dtype=np.float32) for h, w in grids]
         for grids in GRIDS
     ]
+
+
+ANSWERED, BETA = ("qwen2_vl", "gemma3"), 0.5  # cases of image_answers.npz, and β
+# The first tokens of a row that are its prompt, in ``pairs``.
+PROMPTS = {1: 20, 2: 30}
+
+
+def pairs():
+    """Rows of ``GRIDS``, and ids, mask and labels of chosen and rejected answers to them in turn.
+
+    The rejected answer ends earlier.
+    """
+    ids, mask, _ = batch()
+    rows = [row for row in PROMPTS for _ in range(2)]
+    ids, mask = ids[rows], mask[rows]
+    rng = np.random.default_rng(9)
+    for number, begin in enumerate(PROMPTS.values()):
+        ids[2 * number + 1, begin:] = rng.integers(0, 320, SEQ - begin)
+        mask[2 * number + 1, number - 6 :] = 0  # fewer than the window, as above
+    labels = np.where(mask == 1, ids, -100)
+    for number, begin in enumerate(PROMPTS.values()):
+        labels[2 * number : 2 * number + 2, :begin] = -100
+    return rows, ids, mask, labels

@@ -42,9 +42,9 @@ def names(architecture):
     if not architecture.tied:
         shapes[architecture.head_name] = hidden
     for spec in architecture.every_linear:
-        shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
+        shapes[f"{spec.stored}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
-            shapes[f"{spec.name}.bias"] = (spec.out_features,)
+            shapes[f"{spec.stored}.bias"] = (spec.out_features,)
     shapes |= architecture.tables
     return {**shapes, **architecture.stored_norms, **architecture.router_shapes}
 
@@ -55,6 +55,7 @@ class NumpyOps(LayerOps):
     def __init__(self, architecture, arrays, ids):
         self._architecture, self._arrays, self._ids = architecture, arrays, ids
         self.batch = SimpleNamespace(routers=None, image_rows=None)  # of a step
+        self._stored = {spec.name: spec.stored for spec in architecture.linears}
 
     def array(self, name):
         if "*" not in name:
@@ -65,7 +66,11 @@ class NumpyOps(LayerOps):
     def embedding(self, scale=1.0, noise_scale=1.0):
         return scale * self.array(self._architecture.embed_name)[self._ids]
 
+    def normed_embedding(self, eps):
+        return self.plain_rms_norm(self.embedding(), eps)
+
     def linear(self, x, name, residual=None, *, float32=False, multiplier=1.0):
+        name = self._stored.get(name, name)
         y = multiplier * (x @ self.array(f"{name}.weight").T)
         if f"{name}.bias" in self._arrays:
             y = y + self.array(f"{name}.bias")
@@ -161,6 +166,9 @@ class NumpyOps(LayerOps):
         plain = [(part.x, part.group, part.first, part.width) for part in parts]
         return attention.head_parts(plain, heads, head_dim)
 
+    def joined(self, x, y):
+        return np.concatenate([x, y], axis=1)
+
     def operand(self, x):
         return x
 
@@ -213,6 +221,7 @@ class _Experts:
 
     def trace(self, ops, x, at, residual, scale):
         of, layer, at = self._experts, at, f"{at}{self._experts.name}."
+        residual = 0.0 if residual is None and self._experts.shared is None else residual
         if of.shared is not None:
             residual = of.shared.trace(ops, x, layer, residual, scale)
         router = of.choice or softmax_router(normalized=of.norm_topk_prob)
@@ -227,13 +236,16 @@ class _Experts:
         ids, weights = experts.route_by_scores(scores, bias, top, **rule)
         p = np.zeros((len(x), of.num_experts))
         np.put_along_axis(p, ids, weights, 1)
+        if of.latent is not None:
+            x = ops.linear(x, at + of.latent.before)
+        mixed = 0.0
         for i in range(of.num_experts):
-            gate, up, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
+            *wide, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
             clamped = isinstance(of.activation, ClampedGLU)
-            unit = ops.clamped_glu if clamped else ops.glu
-            inner = unit(ops.linear(x, gate), ops.linear(x, up), of.activation)
-            residual = residual + p[:, i : i + 1] * ops.linear(inner, down)
-        return residual
+            unit = ops.clamped_glu if clamped else ops.glu if len(wide) == 2 else ops.activation
+            inner = unit(*(ops.linear(x, name) for name in wide), of.activation)
+            mixed = mixed + p[:, i : i + 1] * ops.linear(inner, down)
+        return residual + (mixed if of.latent is None else ops.linear(mixed, at + of.latent.after))
 
 
 class _Beside:

@@ -23,6 +23,13 @@ CASES = {
     "gspo": {"loss_type": "grpo", "sequence_level": True, "epsilon": 0.2, "beta": 0.04},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
     "sapo": {"loss_type": "sapo", "beta": 0.04},
+    "dapo-top": {
+        "loss_type": "dapo",
+        "beta": 0.04,
+        "temperature": 0.7,
+        "top_entropy_quantile": 0.2,
+    },
+    "gspo-top": {"loss_type": "grpo", "sequence_level": True, "top_entropy_quantile": 0.5},
     "rloo": {"loss_type": "rloo"},
     "rloo-wide": {"loss_type": "rloo", "epsilon": 0.6, "epsilon_high": 1.5},
 }

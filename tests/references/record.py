@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from seeded import adapter, batch, marks, norm_offset, samples, weights
 from torch.nn.utils.parametrize import register_parametrization
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 HERE = Path(__file__).parent
 STEPS, RATE, R, ALPHA, SHOWN = 10, 5e-3, 5, 10, 40
@@ -37,7 +37,16 @@ EXPERTS = {
     "granitemoehybrid": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "granitemoe_swa": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
+    "nemotron_h": ("mixer", "", "up_proj", "down_proj"),  # without a gate
 }
+# Models with images that have no text part by itself: a small tower, which is not recorded.
+TOWERS = {
+    "muse_glimmer": {
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4,
+    },
+}  # fmt: skip
+TEXT_MODULES = ("model.language_model.", "lm_head.")
 
 
 def rank(case):
@@ -73,36 +82,54 @@ def tensors(case, shapes, offset):
 
 def make(case):
     model_type, changes = CASES[case]
-    config = AutoConfig.for_model(model_type, **{**ODD, **changes})
-    model = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    keys, auto = {**ODD, **changes}, AutoModelForCausalLM
+    if model_type in TOWERS:
+        keys = {"text_config": keys, "vision_config": TOWERS[model_type]}
+        auto = AutoModelForImageTextToText
+    config = AutoConfig.for_model(model_type, **keys)
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with tempfile.TemporaryDirectory() as folder:  # what the files of such a model hold
         model.save_pretrained(folder)
         shapes = {n: list(t.shape) for n, t in load_file(f"{folder}/model.safetensors").items()}
         saved = json.loads(Path(folder, "config.json").read_text())
+    if model_type in TOWERS:
+        shapes = {n: shape for n, shape in shapes.items() if n.startswith(TEXT_MODULES)}
     offset = norm_offset(model_type)
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
         save_file(tensors(case, shapes, offset), f"{folder}/model.safetensors", {"format": "pt"})
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
             experts_implementation="eager",
             output_loading_info=True,
         )
-    assert not report["unexpected_keys"] and not report["missing_keys"], report
+    missing = report["missing_keys"]
+    if model_type in TOWERS:
+        missing = [name for name in missing if name.startswith(TEXT_MODULES)]
+    assert not report["unexpected_keys"] and not missing, report
     # Gradients of float32 differ from those of float64 by up to 1.5e-5 here.
     return model.eval().double(), saved, shapes, offset
 
 
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    if model.config.model_type in TOWERS:
+        return [n for n in names if n.startswith(TEXT_MODULES[0])]
     # Routers that are linear layers (Gemma 4, Hunyuan, Trinity) stay frozen.
-    frozen = {"out_proj"} if model.config.model_type == "falcon_h1" else set()
+    frozen = {"out_proj"} if model.config.model_type in ("falcon_h1", "nemotron_h") else set()
     frozen |= {"lm_head", "proj", "wg", "gate"}
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - frozen)
+    terms = {n for n in names if "_adapter_list." in n}  # of Zamba 2, in each copy of a block
+    return sorted({n.rsplit(".", 1)[-1] for n in names - terms} - frozen) + used_terms(model, terms)
+
+
+def used_terms(model, terms):
+    """Those that the layer with this copy of the block uses."""
+    if not terms:
+        return []
+    uses = {layer: str(use) for use, layer in enumerate(model.config.hybrid_layer_ids)}
+    return sorted(n for n in terms if n.split(".")[-2] == uses[int(n.split(".")[2])])
 
 
 def peft_name(name):
@@ -136,7 +163,8 @@ def adapted_experts(model, model_type, dtype):
         if not name.endswith(".experts"):
             continue
         layer = name.rsplit(".", 2 if at else 1)[0]
-        for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
+        wide = ("gate_up_proj", (gate, up)) if gate else ("up_proj", (up,))
+        for stack, leaves in (wide, ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
             in_turns = model_type == "gpt_oss"
             if in_turns:

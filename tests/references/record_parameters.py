@@ -22,6 +22,7 @@ from record import HERE, SHOWN, make, peft_name
 from seeded import adapter, batch
 
 PARAMETERS = ["experts.gate_up_proj", "experts.down_proj"]
+UNGATED = ["experts.up_proj", "experts.down_proj"]
 ALL_LINEAR = ("qwen3_moe-experts", "gemma4-experts", "hunyuan_moe-experts", "mixtral-experts")
 
 
@@ -36,7 +37,8 @@ def config_of(kind, case, model):
         return LoraConfig(r=2, lora_alpha=3, target_modules="all-linear")
     modules = ["o_proj" if "deepseek" in case or "lite" in case else "q_proj"]
     if kind == "parameters":
-        return LoraConfig(r=2, lora_alpha=3, target_modules=modules, target_parameters=PARAMETERS)
+        names = UNGATED if model.config.model_type == "nemotron_h" else PARAMETERS
+        return LoraConfig(r=2, lora_alpha=3, target_modules=modules, target_parameters=names)
     weights = routers_of(model)
     names = [name.removesuffix(".weight") for name in weights]
     if all(isinstance(model.get_submodule(name), torch.nn.Linear) for name in names):

@@ -11,6 +11,7 @@ last adapter its norm and projections (``projections.py``).
 import json
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,15 +36,22 @@ from references.policy_cases import (  # noqa: E402
 from references.projections import projections  # noqa: E402
 
 
-def logps_of(model, ids, mask, count, temperature):
+def logps_and_entropies(model, ids, mask, count, temperature):
     """Of each row by itself: padding on the left would move its positions."""
     rows = []
     for row, own in zip(ids, mask, strict=True):
         logits = model(input_ids=row[own == 1][None]).logits[0, :-1] / temperature
-        made = logits.log_softmax(-1).gather(-1, row[own == 1][1:, None])[:, 0]
+        logps = logits.log_softmax(-1)
+        made = logps.gather(-1, row[own == 1][1:, None])[:, 0]
+        entropies = torch.distributions.Categorical(logits=logits.detach()).entropy()
         answer = int(own[-count:].sum())
-        rows.append(torch.nn.functional.pad(made[-answer:], (0, count - answer)))
-    return torch.stack(rows)
+        pair = torch.stack([made, entropies])[:, -answer:]
+        rows.append(torch.nn.functional.pad(pair, (0, count - answer)))
+    return torch.stack(rows, 1)
+
+
+def logps_of(*given):
+    return logps_and_entropies(*given)[0]
 
 
 def trainer(case):
@@ -51,13 +59,14 @@ def trainer(case):
     options = {
         "loss_type": "dapo", "beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None,
         "sequence_level": False, "temperature": 1.0,
-        "use_bias_correction_kl": True, **CASES[case],
+        "use_bias_correction_kl": True, "top_entropy_quantile": 1.0, **CASES[case],
     }  # fmt: skip
     high = options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"]
     same = SimpleNamespace(
         gather=lambda x: x,
         reduce=lambda x, **_: x,
         gather_for_metrics=lambda x: x,
+        pad_across_processes=lambda x, **_: x,
         num_processes=1,
         sync_gradients=True,
     )
@@ -67,7 +76,8 @@ def trainer(case):
         loss_type=options["loss_type"], beta=options["beta"],
         epsilon_low=options["epsilon"], epsilon_high=high,
         importance_sampling_level="sequence" if options["sequence_level"] else "token",
-        top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
+        top_entropy_quantile=options["top_entropy_quantile"], use_vllm=False,
+        off_policy_mask_threshold=None,
         aux_loss_enabled=False, _entropy_bonus_enabled=False,
         max_completion_length=MAX_COMPLETION_LENGTH,
         current_gradient_accumulation_steps=1,
@@ -80,10 +90,10 @@ def trainer(case):
     )  # fmt: skip
 
     def logps(model, ids, mask, count, **_):
-        values = logps_of(model, ids, mask, count, options["temperature"])
-        return values, torch.zeros_like(values), None
+        return *logps_and_entropies(model, ids, mask, count, options["temperature"]), None
 
     made._get_per_token_logps_and_entropies = logps
+    made.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, made)
     return made, options
 
 
@@ -135,7 +145,7 @@ def record(case):
         optimizer.step()
         optimizer.zero_grad()
     last = [projections(peft_name(n), trained[n].detach().numpy()) for n in names]
-    metrics = {k: v[0] for k, v in self._metrics["train"].items() if k != "entropy"}
+    metrics = {k: v[0] for k, v in self._metrics["train"].items()}
     print(case, losses, metrics, flush=True)
     return {
         f"{case}:losses": losses, f"{case}:gradients": gradients, f"{case}:adapter": last,

@@ -18,6 +18,8 @@ def norm_offset(model_type):
         return 0.0 if "gemma4" in model_type else 1.0
     if model_type == "nemotron_h":
         return 0.0
+    if model_type == "muse_glimmer":
+        return 1.0
     offset = ("nemotron", "qwen3_next", "qwen3_5")
     return 1.0 if model_type.startswith(offset) else 0.0
 

@@ -12,11 +12,12 @@ COMPOSED = (
     "apertus", "arcee", "bamba", "falcon_h1",
     "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
-    "lfm2_moe", "glm4_moe",
+    "flex_olmo", "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
     "gpt_neox", "olmo", "afmoe", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
-    "olmo_hybrid", "solar_open", "youtu",
+    "nemotron_h", "olmo_hybrid", "solar_open", "youtu",
+    "zamba2",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (
@@ -38,13 +39,24 @@ def family_configs():
 
 
 def _recorded_config(path):
-    """The config.json of a case; None where what was recorded is of losses alone."""
+    """The config.json of a case; None for losses alone, and for a text part within a model."""
+    config = _any_config(path)
+    return None if "text_config" in (config or ()) else config
+
+
+def _any_config(path):
     with np.load(path) as archive:
         return json.loads(str(archive["config"])) if "config" in archive else None
 
 
+def nested_configs():
+    """The recorded config.json of each model_type whose text part is none by itself."""
+    recorded = filter(None, map(_any_config, FOLDER.glob("*.npz")))
+    return {config["model_type"]: config for config in recorded if "text_config" in config}
+
+
 def _is_scaled(config):
-    return "factor" in config["rope_parameters"]
+    return "factor" in config.get("rope_parameters", {})
 
 
 def traced_configs():
@@ -65,6 +77,9 @@ def with_head_dim(config, head_dim):
         return {**config, **own, "num_attention_heads": 4, "hidden_size": 4 * head_dim}
     # Mamba's heads make up twice the hidden size.
     own = {"mamba_n_heads": head_dim // 4, "mamba_d_head": 32} if "mamba_d_head" in config else {}
+    if config["model_type"] == "zamba2":
+        own = {"n_mamba_heads": head_dim // 4, "attention_head_dim": 2 * head_dim}
+        own |= {"mamba_headdim": 32, "attention_hidden_size": 8 * head_dim}
     return {
         **config,
         **own,

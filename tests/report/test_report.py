@@ -10,7 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.report import Facts, TextSample, write_png, write_report
+from qlora_wgpu.report import (
+    DataSample,
+    Facts,
+    TextSample,
+    write_png,
+    write_report,
+    write_samples,
+)
 from qlora_wgpu.report.page import (
     _MAX_POINTS,
     Axis,
@@ -98,6 +105,27 @@ def test_whatever_stands_in_a_name_is_text():
     assert hostile.texts.count(SCRIPT) == plain.texts.count("a word") == 14
     [warning] = [text for text in hostile.texts if text.endswith(SCRIPT) and text != SCRIPT]
     assert warning.startswith("\u26a0")
+
+
+def test_samples_of_data_are_text_next_to_pictures(tmp_path):
+    def parsed(text):
+        sample = DataSample(text, [(text, True), (text, False)], [("data:,x", text), ("", text)])
+        write_samples(tmp_path / "page.html", text, [sample], text)
+        parser = Skeleton()
+        parser.feed((tmp_path / "page.html").read_text("utf-8"))
+        return parser
+
+    hostile, plain = parsed(SCRIPT), parsed("a word")
+    assert hostile.tags == plain.tags and "script" not in hostile.tags
+    assert plain.tags.count("mark") == 2 and plain.tags.count("img") == 1
+    assert hostile.texts.count(SCRIPT) == plain.texts.count("a word") == 8
+
+
+def test_pictures_of_prompts_stand_next_to_them():
+    samples = [TextSample("p", "e", "b", pictures=["data:,1", 'data:,2"><script>']),
+               TextSample("q", "e", "b")]  # fmt: skip
+    made = skeleton(Facts("t", "s", {}, samples))
+    assert made.tags.count("img") == 2 and "script" not in made.tags
 
 
 def test_marks_of_direction_have_no_power_on_the_page():

@@ -21,7 +21,7 @@ def workload():
     return runs.estimate("S", seq=256).workload
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     monkeypatch.setattr(planned, "GIB", MIB)
     monkeypatch.setattr(planned, "room_of", lambda nbytes: nbytes)

@@ -83,6 +83,29 @@ def test_sources_are_found_one_by_one(project):
     assert [source.path for source in found] == expected
 
 
+def test_a_reward_model_is_found_and_its_run_resumes(project):
+    """Another folder of the same name is the same setting; code is not searched."""
+
+    def settings(folder):
+        functions = [{"reward_model": f"{folder}/runs/begun"}, f"{folder}/own.py:brief", "json"]
+        return begun(project, train={"objective": "grpo"}, grpo={"reward_funcs": functions})
+
+    touch(project / "own.py")
+    notes = Notes()
+    found = relocate_paths(settings("/gone"), notes)
+    expected = [
+        {"reward_model": {"path": str(project / "runs/begun")}},
+        "/gone/own.py:brief",
+        "json",
+    ]
+    assert found.grpo.reward_funcs == expected
+    assert any("grpo.reward_funcs: /gone/runs/begun does not exist" in text for text in notes.texts)
+    before = settings("/gone").fixed_settings()
+    assert before == settings("/new").fixed_settings()
+    other = begun(project, train={"objective": "grpo"}, grpo={"reward_funcs": ["json"]})
+    assert before != other.fixed_settings()
+
+
 def test_a_folder_of_that_name_that_holds_no_model_is_none(project):
     (project / "bases" / "small" / "config.json").unlink()
     with pytest.raises(

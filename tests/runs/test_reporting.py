@@ -9,6 +9,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.runs import reporting
 from qlora_wgpu.runs.reporting import Reporter
+from qlora_wgpu.training import Sample
 
 
 class Warned:
@@ -65,7 +66,20 @@ def test_texts_between_the_first_and_the_last_are_shown_with_their_steps(reporte
     ]  # fmt: skip
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reporter.started(30, 0, {})
-    assert reporter._texts_between() == {"p": [(1, "one"), (4, "four")], "q": [(4, "other")]}
+    assert reporter._texts_between() == {
+        ("p", 0): [(1, "one"), (4, "four")],
+        ("q", 0): [(4, "other")],
+    }
+
+
+def test_equal_prompts_have_their_own_pictures_and_texts(reporter, pages, tmp_path):
+    rows = [{"step": n, "prompt": "p", "text": f"{n}{k}"} for n in (1, 2) for k in "ab"]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reporter.take_samples([Sample("p", "e", "b")] * 2, [["data:,1"], []])
+    reporter.started(30, 0, {})
+    samples = pages[-1][1].samples
+    assert [each.between for each in samples] == [[(1, "1a"), (2, "2a")], [(1, "1b"), (2, "2b")]]
+    assert [each.pictures for each in samples] == [["data:,1"], []]
 
 
 def test_a_page_that_cannot_be_written_is_told_at_the_end_alone(reporter, monkeypatch):

@@ -5,12 +5,25 @@ import json
 import numpy as np
 import pytest
 from e2e.tiny import write_model, write_pairs, write_tokenizer
+from support.observing import observed
 
-from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, train
+from qlora_wgpu import (
+    Config,
+    LoraConfig,
+    QLoRAModel,
+    QuantConfig,
+    Trainer,
+    estimate,
+    open_adapter,
+    train,
+)  # fmt: skip
+from qlora_wgpu.config import DeviceConfig
 from qlora_wgpu.config.loading import load_config
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.grpo.reward_set import RewardSet
-from qlora_wgpu.runs.rewards import reward_model, reward_models
+from qlora_wgpu.runs.rewards import RewardModel, reward_model, reward_models
+from qlora_wgpu.runs.workload import DeviceSpec
+from qlora_wgpu.training import Observer
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +62,9 @@ def test_a_run_is_rewarded_by_a_model(folder, judge, tmp_path):
             "num_generations": 4, "max_completion_length": 6, "log_completions": True,
         },
     )  # fmt: skip
-    train(config)
+    plans = Plans()
+    train(config, callbacks=observed(plans))
+    assert plans.memory["reward models"] == estimate(config).memory["reward models"] > 0
     logged = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     steps = [row for row in map(json.loads, logged) if "rewards/careful/mean" in row]
     samples = [json.loads(s) for s in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
@@ -69,6 +84,18 @@ def test_a_run_is_rewarded_by_a_model(folder, judge, tmp_path):
     for number, step in enumerate(steps):
         mean = scored[4 * number : 4 * number + 4].mean()
         assert step["rewards/careful/mean"] == pytest.approx(mean, rel=1e-5, abs=1e-6)
+
+
+class Plans(Observer):
+    def planned(self, memory):
+        self.memory = memory
+
+
+def test_the_planned_memory_is_what_it_takes(judge):
+    model = open_adapter(judge)
+    model.score(["what is it? " * 50] * 8, batch_size=8, max_length=64)
+    planned = RewardModel(str(judge), 8, 64, None, DeviceConfig())
+    assert planned.nbytes(DeviceSpec.of(model.device), 200) == model.device.memory.peak
 
 
 @pytest.mark.parametrize("written", ["judge", "{path: judge, max_length: 64}"])

@@ -52,7 +52,7 @@ def test_this_driver_is_sound(device, index, dtype, check, pytestconfig):
         assert outcome.good, outcome
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_doctor_goes_through_all_checks_of_all_variants_in_both_types(
     device, traced_once, monkeypatch
 ):
@@ -96,7 +96,7 @@ def of_tiles(launch):
     return isinstance(getattr(launch, "__self__", None), MatrixTiles)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_finding_out_what_checks_launch_runs_nothing(device, monkeypatch):
     """What a run does not need may be what its driver refuses, or crashes of."""
     programs = []

@@ -21,6 +21,10 @@ LATENT_YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7,
     "mscale_all_dim": 0.7, "original_max_position_embeddings": 16,
 }  # fmt: skip
+MAMBA = {
+    "num_hidden_layers": 3, "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 3,
+    "mamba_d_state": 40, "mamba_d_conv": 3, "mamba_expand": 2,
+}  # fmt: skip
 # What llama.cpp has of a family, where the recorded case has something else.
 CHANGES = {
     "mistral": {}, "llama": {"attention_bias": True, "mlp_bias": True}, "mixtral": {},
@@ -79,6 +83,16 @@ CHANGES = {
     "gemma4_text": {}, "gemma4_text dense": MORE["gemma4-dense"],
     "gemma4_text experts": MORE["gemma4-experts"],
     "gemma4_unified_text": {},
+    "bamba": {"mamba_proj_bias": False, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
+    "granitemoehybrid mamba": {
+        **MAMBA, "layer_types": ["mamba", "attention", "mamba"], "position_embedding_type": "nope",
+    },
+    "granitemoehybrid mamba experts": {
+        **MAMBA, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 5,
+        "num_experts_per_tok": 2, "intermediate_size": 44, "shared_intermediate_size": 36,
+        "position_embedding_type": "rope",
+    },
+    "afmoe": {"num_hidden_layers": 5, "layer_types": None, "mup_enabled": True},
     "deepseek_v2": {"mlp_bias": False, "topk_method": "greedy"},
     "deepseek_v3": {"rope_interleave": True}, "glm4_moe_lite": {"attention_bias": False,
         "rope_parameters": LATENT_YARN},

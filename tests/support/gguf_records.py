@@ -19,7 +19,7 @@ from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.exporting.gguf import export_gguf
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gguf.architectures import architecture_of, model_type_of
+from qlora_wgpu.gguf.architectures import architecture_for, model_type_of
 from qlora_wgpu.gguf.config import model_keys, read_config, rope_tensors
 from qlora_wgpu.gguf.folder import GGUFFolder
 from support.gguf_models import ROPES, adapter_of, changed, folder_of, written
@@ -144,7 +144,7 @@ def _keys(config: dict[str, Any], others: dict[str, Any]) -> Any:
     except QLoRAError:
         return "no model"
     model_type = model_type_of(own)
-    llama_cpp = architecture_of(model_type, "models", has_experts=bool(architecture.experts))
+    llama_cpp = architecture_for(own, architecture, "models")
     keys = model_keys(model_type, own, architecture.config, llama_cpp)
     return [list(keys.values.items()), keys.notes, rope_tensors(keys)]
 

@@ -55,6 +55,10 @@ def test_the_objective_of_a_configuration():
     rloo = Config(model={"path": "none"}, train={"objective": "rloo"}, grpo=given)
     policy = policy_of(rloo)
     assert policy.loss_type == "rloo" and policy.has_sequence_ratios and not policy.has_reference
+    grpo = Config(
+        model={"path": "none"}, train={"objective": "grpo"}, grpo={"top_entropy_quantile": 0.2}
+    )
+    assert policy_of(grpo).top_entropy_quantile == 0.2 and policy_of(grpo).loss_type == "dapo"
     default = Config(model={"path": "none"}, train={"objective": "rloo"})
     assert policy_of(default).beta == 0.05
     assert policy_of(Config(model={"path": "none"})) is None

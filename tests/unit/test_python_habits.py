@@ -49,7 +49,7 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_users_script_is_checked_by_its_types(tmp_path):
     head = "import qlora_wgpu\nfrom qlora_wgpu import Config, LoraConfig, QuantConfig\n"
     (tmp_path / "right.py").write_text(RIGHT)

@@ -238,6 +238,14 @@ def test_a_site_has_the_template_for_conversations_with_tools(tmp_path):
         assert (texts["template"], texts["tool_template"]) == (told or (template, None))
 
 
+@pytest.mark.parametrize("base", ["base", "images/base"])
+def test_rows_with_images_are_refused_if_the_model_reads_them(tmp_path, base):
+    config = settings(f"model.path={DEMO.parent / base}", "lora.r=2")
+    site = write_page(config, tmp_path / "site", SiteOptions(buckets=(32,)))
+    rows = json.loads((site.folder / "site.json").read_text())["text"]["rows"]
+    assert rows["refuses_images"] == (base == "images/base")
+
+
 def test_vendored_libraries_are_those_of_npm():
     for name, known in VENDORED.items():
         content = (page_folder() / "vendor" / name).read_bytes()

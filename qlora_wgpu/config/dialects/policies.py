@@ -20,10 +20,10 @@ _SAME = (
     "num_iterations temperature top_p top_k min_p repetition_penalty beta epsilon epsilon_high "
     "delta loss_type importance_sampling_level scale_rewards multi_objective_aggregation "
     "mask_truncated_completions use_bias_correction_kl sapo_temperature_pos sapo_temperature_neg "
+    "top_entropy_quantile "
     "normalize_advantages reward_clip_range reward_weights log_completions"
 )
 _OWN_ENGINE = "completions are sampled by the run itself, on the same GPU"
-_NO_ENTROPY = "entropies of tokens are not supported"
 _FIXED_REFERENCE = "the reference model is the one at the start of the run"
 _REASONS = {
     _OWN_ENGINE: (
@@ -41,9 +41,9 @@ _REASONS = {
     ),
     "generation has no other options": "generation_kwargs",
     "set chat_template_kwargs in the rows": "chat_template_kwargs",
-    _NO_ENTROPY: (
-        "top_entropy_quantile entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max "
-        "entropy_coef_delta entropy_target"
+    "entropy bonuses are not supported": (
+        "entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta "
+        "entropy_target"
     ),
     _FIXED_REFERENCE: "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
     "masks of off-policy completions are not supported": "off_policy_mask_threshold",
@@ -65,7 +65,7 @@ _REASONS = {
         "reward_model_name_or_path reward_model_path"
     ),
 }
-_INERT: Mapping[str, Any] = {"top_entropy_quantile": 1.0, "entropy_coef": 0.0, "use_vllm": False}
+_INERT: Mapping[str, Any] = {"entropy_coef": 0.0, "use_vllm": False}
 _THINK = r"^(?!.*<think>)(.*?)</think>.*$"
 _FUNCTIONS = {
     "think_format_reward": {"regex": {"pattern": _THINK}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -14,6 +15,7 @@ POLICY_OBJECTIVES = ("grpo", "rloo")
 _ONLY_GRPO = (
     "delta", "loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl",
     "multi_objective_aggregation", "sapo_temperature_pos", "sapo_temperature_neg",
+    "top_entropy_quantile",
 )  # fmt: skip
 _ONLY_RLOO = ("normalize_advantages", "reward_clip_range")
 
@@ -32,6 +34,12 @@ def _with_options(function: Any) -> Any:
     return {name: {"path": options}}
 
 
+def reward_model_in(function: Any) -> dict[str, Any] | None:
+    """The options of an entry of ``reward_funcs`` that is a reward model with a path; else None."""
+    options = function.get("reward_model") if isinstance(function, dict) else None
+    return options if isinstance(options, dict) and isinstance(options.get("path"), str) else None
+
+
 class GRPOConfig(Section):
     """Sampling, rewards and loss of train.objective: grpo and rloo, by TRL's names."""
 
@@ -43,7 +51,7 @@ class GRPOConfig(Section):
     reward_weights: list[Float] | None = Field(None)
     """Weight of each reward function; null weights all by 1."""
     reward_timeout: float = Field(60.0, gt=0)
-    """Maximum duration of a call of a reward function in a file, in seconds."""
+    """Maximum duration of a call of a reward function of your own, in seconds."""
     num_generations: int | None = Field(None, ge=2)
     """Completions per prompt; null is TRL's default, 8 for grpo and 2 for rloo. A micro-batch has
     train.per_device_train_batch_size completions."""
@@ -95,6 +103,9 @@ class GRPOConfig(Section):
     """Temperature of loss_type: sapo for positive advantages."""
     sapo_temperature_neg: Float = Field(1.05, gt=0.0)
     """Temperature of loss_type: sapo for other advantages."""
+    top_entropy_quantile: Float = Field(1.0, ge=0.0, le=1.0)
+    """Share of a micro-batch's tokens, those with the highest entropies, that have a policy loss; 1
+    for all, 0 for the highest one. All tokens have a KL divergence."""
     normalize_advantages: bool = False
     """Whether rloo's advantages are normalized over all completions that are sampled at once."""
     reward_clip_range: list[Float] | None = Field(None, min_length=2, max_length=2)
@@ -125,6 +136,19 @@ class GRPOConfig(Section):
         if value is not None and value[0] >= value[1]:
             raise ValueError("must be a minimum and a larger maximum")
         return value
+
+    @property
+    def functions_by_name(self) -> list[Any]:
+        """``reward_funcs`` without the folders of models and files, which may move."""
+        made: list[Any] = []
+        for each in self.reward_funcs:
+            if (model := reward_model_in(each)) is not None:
+                made.append({"reward_model": {**model, "path": Path(model["path"]).name}})
+            elif isinstance(each, str) and each.rpartition(":")[0].endswith(".py"):
+                made.append(Path(each).name)
+            else:
+                made.append(each)
+        return made
 
     def group_size(self, objective: str) -> int:
         """Completions per prompt: ``num_generations``, or the objective's default."""

@@ -56,6 +56,7 @@ from qlora_wgpu.families.parts.mlp import (
     read_activation,
 )
 from qlora_wgpu.families.parts.moe import (
+    LatentExperts,
     MixtureBeside,
     Router,
     Scoring,
@@ -78,6 +79,7 @@ from qlora_wgpu.families.parts.rope import (
     read_ropes_of_layers,
     without_sections,
 )
+from qlora_wgpu.families.parts.shared_block import HybridDecoder, HybridLayer, SharedBlock
 from qlora_wgpu.families.parts.shared_kv import PerLayerInputs, SharingDecoder, SharingLayer
 from qlora_wgpu.families.parts.vision import TowerMatrix, VisionTower
 from qlora_wgpu.families.parts.vision_positions import BilinearPositions
@@ -128,6 +130,9 @@ __all__ = [
     "GatedMLP",
     "Growth",
     "Half",
+    "HybridDecoder",
+    "HybridLayer",
+    "LatentExperts",
     "Layer",
     "LayerNorm",
     "Mamba",
@@ -148,6 +153,7 @@ __all__ = [
     "Router",
     "Scoring",
     "SeparateDeltaNet",
+    "SharedBlock",
     "SharedExpert",
     "SharingDecoder",
     "SharingLayer",

@@ -74,43 +74,59 @@ class Half(Protocol):
         """Adds scale times the output for x to the residual, or returns only that in float32."""
 
 
+Mixer = Attention | LatentAttention | ShortConv | GatedDeltaNet | Mamba | ParallelMixers
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a decoder."""
+    """One layer of a decoder: attention and an MLP, or one of them."""
 
     norm: Norm  # the kind of all the layer's norms
-    # Attention, or what replaces it.
-    attention: Attention | LatentAttention | ShortConv | GatedDeltaNet | Mamba | ParallelMixers
-    mlp: Half
+    attention: Mixer | None  # attention, or what replaces it
+    mlp: Half | None
     order: ResidualOrder = PRE_NORM  # the places of the norms
     residual_scale: float = 1.0  # factor of each half's output
+    post_norm: Norm | None = None  # the norm of each half's output, if it differs from ``norm``
 
-    def weights(self, at: str) -> Weights:
-        weights = self.attention.weights(at) + self.mlp.weights(at)
+    def weights(self, at: str, hidden_size: int) -> Weights:
+        weights = Weights()
+        for half in (self.attention, self.mlp):
+            if half is not None:
+                weights += half.weights(at)
         for name in self.order.names:
-            weights += self.norm.weights(at + name, self.attention.dimensions.hidden_size)
+            weights += self.norm.weights(at + name, hidden_size)
         return weights
 
     def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
         """The state after the i-th layer, whose prefix is ``at``."""
-        order, scale, h = self.order, self.residual_scale, state[STREAM]
-        x = of_mlp = self._before(ops, h, at, order.before_attention)
-        if order.parallel and order.before_mlp is not None:
-            of_mlp = self._before(ops, h, at, order.before_mlp)
-        residual = h if order.after_attention is None else None
-        made = self.attention.trace(ops, x, at, residual, scale)
-        h = self._after(ops, made, h, at, order.after_attention)
-        if not order.parallel:
-            of_mlp = self._before(ops, h, at, order.before_mlp)
-        residual = h if order.after_mlp is None else None
-        made = self.mlp.trace(ops, of_mlp, at, residual, scale)
-        return {**state, STREAM: self._after(ops, made, h, at, order.after_mlp)}
+        order, h = self.order, state[STREAM]
+        of_mlp = None
+        if self.attention is not None:
+            x = self._before(ops, h, at, order.before_attention)
+            if order.parallel:
+                name = order.before_mlp
+                of_mlp = x if name is None else self._before(ops, h, at, name)
+            h = self._added(ops, self.attention, x, h, at, order.after_attention)
+        if self.mlp is not None:
+            if of_mlp is None:
+                of_mlp = self._before(ops, h, at, order.before_mlp)
+            h = self._added(ops, self.mlp, of_mlp, h, at, order.after_mlp)
+        return {**state, STREAM: h}
+
+    def _added(
+        self, ops: LayerOps, half: Half, x: Tensor, h: Tensor, at: str, after: str | None
+    ) -> Tensor:
+        """h plus the half's output for x, which passes the norm ``after`` if there is one."""
+        residual = h if after is None else None
+        made = half.trace(ops, x, at, residual, self.residual_scale)
+        return self._after(ops, made, h, at, after)
 
     def _before(self, ops: LayerOps, h: Tensor, at: str, name: str | None) -> Tensor:
         return ops.operand(h) if name is None else self.norm.trace(ops, h, at + name)
 
     def _after(self, ops: LayerOps, made: Tensor, h: Tensor, at: str, name: str | None) -> Tensor:
-        return made if name is None else self.norm.trace(ops, made, at + name, residual=h)
+        norm = self.post_norm or self.norm
+        return made if name is None else norm.trace(ops, made, at + name, residual=h)
 
 
 @dataclass(frozen=True)
@@ -128,6 +144,8 @@ class Decoder:
     embedding_scale: float = 1.0  # factor of the embedding
     # The epsilon of a norm of the embedding, without a weight; None without a norm.
     embedding_norm: float | None = None
+    # Whether that norm is a part of the embedding's module, before what NEFTune and adapters add.
+    norms_within: bool = False
     # Factor of NEFTune's noise, which Hugging Face adds to the embedding module's output: a factor
     # that the model applies later also applies to the noise.
     noise_scale: float = 1.0
@@ -147,7 +165,7 @@ class Decoder:
         """All weights except the embedding and the head."""
         weights = Weights()
         for i, layer in enumerate(self.layers):
-            weights += layer.weights(self._at(i))
+            weights += layer.weights(self._at(i), self.dimensions.hidden_size)
         name = f"{self.prefix}{self.final_norm}"
         return weights + self.norm.weights(name, self.dimensions.hidden_size)
 
@@ -189,6 +207,8 @@ class Decoder:
         return {**state, STREAM: ops.with_features(state[STREAM], i + 1)}
 
     def embedded(self, ops: LayerOps) -> State:
+        if self.norms_within and self.embedding_norm is not None:
+            return {STREAM: ops.normed_embedding(self.embedding_norm)}
         h = ops.embedding(self.embedding_scale, self.noise_scale)
         if self.embedding_norm is not None:
             h = ops.plain_rms_norm(h, self.embedding_norm, float32=True)
@@ -231,10 +251,13 @@ def read_decoder(
 
     The head is tied by ``tie_word_embeddings``, whose default is ``ties``.
     """
+    every = [layers] if isinstance(layers, Layer) else [*layers]
+    mixers = [layer.attention for layer in every if layer.attention is not None]
+    dimensions = mixers[0].dimensions
     if isinstance(layers, Layer):
-        layers = (layers,) * layers.attention.dimensions.num_hidden_layers
-    tied, dimensions = read.flag("tie_word_embeddings", ties), layers[0].attention.dimensions
-    return Decoder(dimensions, norm, tuple(layers), tied, **more)
+        every *= dimensions.num_hidden_layers
+    tied = read.flag("tie_word_embeddings", ties)
+    return Decoder(dimensions, norm, tuple(every), tied, **more)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.family import built_in_family
-from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.config import ConfigReader
 from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
 from qlora_wgpu.ops.batch import ImageLayout
@@ -51,11 +50,7 @@ def with_images(read: ConfigReader, decoder: Decoder, default: int, **layout: An
         **layout: Further fields of ``ImageLayout``.
     """
     read = read.renamed("image_token_id", "image_token_index")
-    attentions = (layer.attention for layer in decoder.layers)
-    windows = [each.window for each in attentions if isinstance(each, Attention) and each.window]
-    images = ImageLayout(
-        read.count("image_token_id", default), window=min(windows, default=None), **layout
-    )
+    images = ImageLayout(read.count("image_token_id", default), **layout)
     return replace(decoder, images=images)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import Modules
 from qlora_wgpu.families.parts.rope import Rope
 from qlora_wgpu.graph.graph import Graph
@@ -29,6 +30,7 @@ from qlora_wgpu.ops.image_features import add_features
 from qlora_wgpu.ops.linear import largest_group, linear, linear_group
 from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.mamba import gated_group_norm, mamba_scan, mamba_steps
+from qlora_wgpu.ops.modules import trained_rows, trained_whole
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     ClampedGLU,
@@ -80,6 +82,17 @@ class LayerOps:
             self.g, of.embedding, self.batch, scale, noise_scale, of.embedding_lora, of.padding_idx,
             noise_scale,
         )  # fmt: skip
+
+    def normed_embedding(self, eps: float) -> Tensor:
+        """The embedded tokens if the embedding's module normalizes them, without a weight."""
+        of = self._modules
+        trains = trained_rows(of.embedding) or trained_whole(of.embedding) or of.embedding_lora
+        if self.batch.noise > 0 or trains is not None:
+            raise UnsupportedModelError(
+                "the embedding of this model normalizes its rows: neftune_noise_alpha, and "
+                "training the embedding or rows of it, are not supported"
+            )
+        return self.plain_rms_norm(self.embedding(), eps, float32=True)
 
     def with_features(self, x: Tensor, part: int) -> Tensor:
         """x plus a further part of the images' features in their rows, if the batch has images."""
@@ -304,6 +317,11 @@ class LayerOps:
 
     def head_parts(self, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
         return head_parts(self.g, parts, heads, head_dim)
+
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        """The columns of x, then those of y, in float32."""
+        parts = [HeadPart(each, 0, 0, each.columns) for each in (x, y)]
+        return head_parts(self.g, parts, 1, x.columns + y.columns, float32=True)
 
     def operand(self, x: Tensor) -> Tensor:
         return cast(self.g, x)

@@ -88,12 +88,14 @@ class PlainMLP:
     activation: str  # between the two
     bias: bool  # whether both have biases
     leaves: tuple[str, str] = ("up_proj", "down_proj")  # the names of up and down
+    name: str = "mlp"  # the module's name within a layer
 
     def weights(self, at: str) -> Weights:
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
-        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         shapes: dict[str, NormSize] = {"alpha_p": 1, "alpha_n": 1, "beta": (), "eps": ()}
-        scalars = {f"{at}mlp.act_fn.{name}": size for name, size in shapes.items()}
+        at += f"{self.name}.act_fn."
+        scalars = {at + name: size for name, size in shapes.items()}
         first = LinearSpec(up, inner, hidden_size, self.bias)
         linears = first, LinearSpec(down, hidden_size, inner, self.bias)
         return Weights(linears, scalars if self.activation == XIELU else {})
@@ -101,8 +103,12 @@ class PlainMLP:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         y = ops.linear(x, up)
         is_plain = self.activation != XIELU
-        y = ops.activation(y, self.activation) if is_plain else ops.xielu(y, f"{at}mlp.act_fn")
+        y = (
+            ops.activation(y, self.activation)
+            if is_plain
+            else ops.xielu(y, f"{at}{self.name}.act_fn")
+        )
         return ops.linear_out(y, down, residual, scale)

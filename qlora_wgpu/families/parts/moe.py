@@ -18,7 +18,7 @@ from qlora_wgpu.families.family import (
 )
 from qlora_wgpu.families.parts.config import ConfigReader
 from qlora_wgpu.families.parts.layer_ops import LayerOps
-from qlora_wgpu.families.parts.mlp import FusedGatedMLP, GatedMLP
+from qlora_wgpu.families.parts.mlp import FusedGatedMLP, GatedMLP, PlainMLP
 from qlora_wgpu.families.parts.norm import RMSNorm
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
@@ -89,7 +89,7 @@ def read_groups(read: ConfigReader, experts: int, top_k: int, scoring: Scoring) 
 class SharedExpert:
     """sigmoid(gate(x)) · mlp(x), or mlp(x) alone."""
 
-    mlp: GatedMLP | FusedGatedMLP  # the expert, by its name within a layer
+    mlp: GatedMLP | FusedGatedMLP | PlainMLP  # the expert, by its name within a layer
     # The name within a layer of the gate, a linear layer with one output, if there is one.
     gate: str | None = None
 
@@ -111,25 +111,40 @@ class SharedExpert:
         return ops.row_gate(self.mlp.trace(ops, x, at, None, 1.0), gate, residual)
 
 
-def _gated(
-    at: str, leaves: tuple[str, str, str], count: int, inner: int, hidden_size: int, *more: Any
+def _experts(
+    at: str, leaves: tuple[str, ...], count: int, inner: int, hidden_size: int, *more: Any
 ) -> tuple[ExpertSpec, ...]:
-    gate, up = (ExpertSpec(at, leaf, count, inner, hidden_size, *more) for leaf in leaves[:2])
-    return gate, up, ExpertSpec(at, leaves[2], count, hidden_size, inner, *more)
+    *wide, down = leaves
+    specs = [ExpertSpec(at, leaf, count, inner, hidden_size, *more) for leaf in wide]
+    return *specs, ExpertSpec(at, down, count, hidden_size, inner, *more)
 
 
 def _through(
     ops: LayerOps, x: Tensor, names: Sequence[str], routing: Routing,
     activation: str | ClampedGLU, residual: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The outputs of each row's experts, by the names of gate, up and down."""
+    """The outputs of each row's experts, by the names of gate, up and down, or up and down."""
     x, (*wide, down) = permute(ops.g, x, routing), names
-    gate, up = (ops.expert_linear(x, name, routing) for name in wide)
+    made = [ops.expert_linear(x, name, routing) for name in wide]
     if isinstance(activation, ClampedGLU):
-        y = ops.clamped_glu(gate, up, activation)
+        y = ops.clamped_glu(*made, activation)
     else:
-        y = ops.glu(gate, up, activation)
+        y = (ops.glu if len(made) == 2 else ops.activation)(*made, activation)
     return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
+
+
+@dataclass(frozen=True)
+class LatentExperts:
+    """Layers before and after all experts, which are smaller than the residual stream."""
+
+    size: int  # elements of the experts' rows
+    bias: bool  # whether both layers have biases
+    before: str = "fc1_latent_proj"  # the name of the layer before
+    after: str = "fc2_latent_proj"  # the name of the layer after
+
+    def weights(self, at: str, hidden_size: int) -> Weights:
+        before = LinearSpec(at + self.before, self.size, hidden_size, self.bias)
+        return Weights((before, LinearSpec(at + self.after, hidden_size, self.size, self.bias)))
 
 
 @dataclass(frozen=True)
@@ -138,15 +153,15 @@ class SparseMoeBlock:
 
     hidden_size: int  # elements of a row of the residual stream
     intermediate_size: int  # rows of an expert's gate and up
-    # The activation of the experts' gates, or gpt-oss's gated unit.
+    # The activation of the experts' gates, or of up without gates, or gpt-oss's gated unit.
     activation: str | ClampedGLU
     num_experts: int  # number of experts
     num_experts_per_tok: int  # experts per token
     # Whether a token's expert weights sum to one, if there is no ``choice``.
     norm_topk_prob: bool = True
     name: str = "mlp"  # the module's name within a layer
-    # The names of gate, up and down within an expert.
-    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    # The names of gate, up and down within an expert, or of up and down.
+    leaves: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"  # the router's name within the module
     router_is_module: bool = False  # see ``RouterSpec``
     router_held: str | None = None  # its name in transformers, if different
@@ -157,10 +172,12 @@ class SparseMoeBlock:
     shared: SharedExpert | None = None  # the shared expert, if there is one
     # How experts are chosen and weighted, if not by the largest logits and their softmax.
     choice: Router | None = None
+    latent: LatentExperts | None = None  # if experts are smaller than the residual stream
 
     def weights(self, at: str) -> Weights:
         experts, count = f"{at}{self.name}.experts", self.num_experts
         hidden_size, inner = self.hidden_size, self.intermediate_size
+        size = hidden_size if self.latent is None else self.latent.size
         router, bias = f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
         held = self.name if self.held is None else self.held
@@ -176,9 +193,11 @@ class SparseMoeBlock:
         corrections = self._router.weights(at, count)
         own = Weights(
             norms={f"{router}.bias": count} if bias else {},
-            experts=_gated(experts, self.leaves, count, inner, hidden_size, *more),
+            experts=_experts(experts, self.leaves, count, inner, size, *more),
             routers=(RouterSpec(router, count, hidden_size, is_module=self.router_is_module),),
         )
+        if self.latent is not None:
+            own += self.latent.weights(f"{at}{self.name}.", hidden_size)
         return shared + corrections + own
 
     def trace(
@@ -189,8 +208,13 @@ class SparseMoeBlock:
         logits = ops.router(x, f"{at}{self.name}.{self.router}")
         routing = self._router.route(ops, logits, at, self.num_experts_per_tok, scale)
         ops.balance(logits, routing, by_logits=self._router.by_logits)
-        names = [f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves]
-        return _through(ops, x, names, routing, self.activation, residual)
+        at = f"{at}{self.name}."
+        names = [f"{at}experts.{leaf}" for leaf in self.leaves]
+        if self.latent is None:
+            return _through(ops, x, names, routing, self.activation, residual)
+        x = ops.linear(x, f"{at}{self.latent.before}")
+        y = ops.operand(_through(ops, x, names, routing, self.activation, None))
+        return ops.linear_out(y, f"{at}{self.latent.after}", residual, 1.0)
 
     @property
     def _router(self) -> Router:
@@ -266,7 +290,7 @@ class MixtureBeside:
         more = False, Stacking(self.leaves), False  # no bias, and unknown to PEFT
         weights = Weights(
             norms={f"{at}router.scale": hidden_size, f"{at}router.per_expert_scale": count},
-            experts=_gated(f"{at}experts", self.leaves, count, inner, hidden_size, *more),
+            experts=_experts(f"{at}experts", self.leaves, count, inner, hidden_size, *more),
             routers=(RouterSpec(f"{at}router.proj", count, hidden_size, is_module=True),),
         )
         for name in (self.after_mlp, self.before, self.after):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.families.family import Weights
+from qlora_wgpu.families.family import NormSize, Weights
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
@@ -17,9 +17,11 @@ class RMSNorm:
     eps: float  # added under the root
     offset: float = 0.0  # added to the stored weight: 1 if files store weight - 1
     weight: bool = True  # whether there is a weight
+    as_stored: bool = False  # whether it has no offset, unlike the model's other norms
 
     def weights(self, name: str, size: int) -> Weights:
-        return Weights(norms={f"{name}.weight": size} if self.weight else {})
+        norms: dict[str, NormSize] = {f"{name}.weight": size} if self.weight else {}
+        return Weights(norms=norms, as_stored=frozenset(norms if self.as_stored else ()))
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
         """Normalizes x to an operand, or to float32 with the residual added."""

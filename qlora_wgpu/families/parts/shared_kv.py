@@ -79,8 +79,8 @@ class SharingLayer(Layer):
     mixture: MixtureBeside | None = None  # the experts next to its MLP, if any
     scalar: str = "layer_scalar"  # the name of the factor
 
-    def weights(self, at: str) -> Weights:
-        weights = super().weights(at) + Weights(norms={at + self.scalar: 1})
+    def weights(self, at: str, hidden_size: int) -> Weights:
+        weights = super().weights(at, hidden_size) + Weights(norms={at + self.scalar: 1})
         if self.mixture is not None:
             weights += self.mixture.weights(at)
         return weights if self.inputs is None else weights + self.inputs.layer_weights(at)

@@ -402,6 +402,11 @@ class VisionTower:
         is_whole = self.last_norm is not None or not self.selected
         return self.layers if is_whole else self.layers[: max(self.selected)]
 
+    def rows(self, height: int, width: int) -> int:
+        """Rows of its sequence for a crop of this size."""
+        side = self.embedding.patch_size
+        return (height // side) * (width // side) + self.class_token
+
     def weights(self) -> TowerWeights:
         weights = self.embedding.weights() + self.connector.weights()
         for i, layer in enumerate(self.needed):

@@ -152,8 +152,14 @@ def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
 
 def narrow(g: Graph, gemm: Gemm) -> None:
     """For software GPUs: for so few columns that invocations share them."""
-    constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size, "ROWS": 1}
-    launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=1)
+    together = rows_of_workgroup(gemm.x.rows)
+    constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
+    launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=together)
+
+
+def rows_of_workgroup(rows: int) -> int:
+    """For how many rows a workgroup of a subgroup reads weights once, so that two have work."""
+    return min(max(rows // 2, 1), _MOST_ROWS)
 
 
 def subgroup(g: Graph, gemm: Gemm) -> None:

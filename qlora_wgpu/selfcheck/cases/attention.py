@@ -83,7 +83,7 @@ def check_attention_of_blocks(
     short: bool,
     exact_gradient: bool,
 ) -> None:
-    """Tokens of a block see each other in both directions, also beyond a window."""
+    """Tokens see all later ones of their block, and earlier ones within a window."""
     samples = _SAMPLES if short else _LONG
     if not short:
         run.graph.profile = replace(run.graph.profile, least_workgroups=0)

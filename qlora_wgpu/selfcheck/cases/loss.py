@@ -14,8 +14,9 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.lora_ends import embedding
-from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy
+from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy, label_losses
 from qlora_wgpu.ops.modules import DenseMatrix, Head
+from qlora_wgpu.ops.policy import Policy
 from qlora_wgpu.ops.tensor import softcap_in_place
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import loss as loss_reference
@@ -175,6 +176,21 @@ def check_logits(run: Runner, softcap: float | None) -> None:
     start, module = (0.5, 7.0, 3.0, 4.0, 0.0), _head(run, head, softcap)
     some = 5, count - 2  # some before, and three that are not label rows
     compare_loss(run, module, hidden, head, targets, PLAIN, start, gradient=False, logits=some)
+
+
+@each((None,), (5.0,))
+def check_entropies(run: Runner, softcap: float | None) -> None:
+    """Entropies of label rows from nearly uniform to certain, across blocks of the vocabulary."""
+    hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
+    hidden *= np.array([0.01, 0.3, 3.0])[np.arange(ROWS) % 3, None]
+    targets, module = targets_of(1, ROWS), _head(run, head, softcap)
+    batch = run.batch(np.ones((1, ROWS), np.int64), targets=targets)
+    objective = Objective(policy=Policy())
+    (got,) = run.run(label_losses(run.graph, run.operand(hidden), module, batch, objective))
+    exact = loss_reference.entropies(
+        run.rounded(hidden), run.rounded_weight(head), targets.ravel(), 0.7, softcap
+    )
+    run.compare(got.reshape(-1, 2)[: len(exact), 1], exact)
 
 
 def check_softcap(run: Runner) -> None:

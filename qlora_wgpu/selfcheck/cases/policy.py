@@ -33,11 +33,17 @@ _BETA, _EPSILON, _HIGH, _DELTA = 0.04, 0.2, 0.28, 1.5
     ("grpo", False, True), ("bnpo", False, False), ("dr_grpo", True, True), ("dapo", False, True),
     ("luspo", True, False), ("cispo", False, True), ("sapo", False, True), ("grpo", True, True),
     ("rloo", True, True), ("dapo", False, True, True), ("grpo", True, True, True),
+    ("dapo", False, True, False, 0.2), ("grpo", True, True, False, 0.5),
+    ("cispo", True, True, False, 0.0),
 )  # fmt: skip
 def check_policy(
-    run: Runner, loss_type: str, sequence_level: bool, corrects: bool, is_on_policy: bool = False
-) -> None:
-    """Ratios on both sides of both bounds, advantages of both signs and zero."""
+    run: Runner, loss_type: str, sequence_level: bool, corrects: bool, is_on_policy: bool = False,
+    top: float = 1.0,
+) -> None:  # fmt: skip
+    """Ratios on both sides of both bounds, advantages of both signs and zero.
+
+    Entropies have ties at both ends: tokens that are certain, and those that are uniform.
+    """
     rng = np.random.default_rng(7)
     lengths = np.array(_LENGTHS)
     mask = np.zeros((2, lengths.reshape(2, -1).sum(axis=1).max() + 3), np.int64)
@@ -56,6 +62,8 @@ def check_policy(
     apart = np.log(ratios) / (tokens[of_rows] if loss_type == "rloo" else 1)
     old = (logps - apart).astype(np.float32).astype(np.float64)
     reference = (logps + rng.normal(0.0, 0.3, len(rows))).astype(np.float32).astype(np.float64)
+    entropies = np.clip(rng.uniform(-0.5, 3.5, len(rows)), 0.0, 3.0).astype(np.float32)
+    kept = policy_reference.has_high_entropy(entropies, top)
     advantages = np.array([1.5, -0.5, -2.0, 0.0, 0.75, -1.25, 1.0, -0.3])
     high = 1.25 if loss_type == "cispo" else _HIGH
     weights, shares = token_weights(loss_type, tokens, 300.0, 160)
@@ -70,9 +78,9 @@ def check_policy(
     )
     if is_on_policy:  # those given are ignored
         old = logps
-    batch = run.batch(mask, targets=targets, policy=given)
+    batch = run.batch(mask, targets=targets, samples=given)
     losses = np.zeros((mask.size, 2))
-    losses[: len(rows), 0] = -logps
+    losses[: len(rows)] = np.stack([-logps, entropies], axis=1)
     is_summed = loss_type == "rloo"
     beta, delta = (0.0, np.inf) if is_summed else (_BETA, _DELTA)
     stats, policy = (
@@ -86,6 +94,7 @@ def check_policy(
             sequence_level,
             1.0,
             corrects,
+            top_entropy_quantile=top,
             is_on_policy=is_on_policy,
         ),
     )
@@ -100,15 +109,16 @@ def check_policy(
         ratio = np.exp(of_ratio @ (logps - old))[of_rows]
 
     def total(logps: Array) -> Array:
+        mean_ratio = (of_ratio * (logps - old)).sum(axis=1)[of_rows] if sequence_level else None
         if loss_type == "cispo":
             loss = -np.minimum(ratio, high) * wanted * logps
             apart = reference - logps
-            divergence = (np.exp(apart) - apart - 1) * np.exp(logps - old)
-            return (weights[of_rows] * (loss + _BETA * divergence)).sum()
-        mean_ratio = (of_ratio * (logps - old)).sum(axis=1)[of_rows] if sequence_level else None
+            own = np.exp(logps - old if mean_ratio is None else mean_ratio)
+            divergence = (np.exp(apart) - apart - 1) * own
+            return (weights[of_rows] * (loss * kept + _BETA * divergence)).sum()
         losses = policy_reference.token_losses(
             logps, old, reference, wanted, loss_type, beta, _EPSILON, high, delta,
-            mean_ratio=mean_ratio, corrects=corrects,
+            mean_ratio=mean_ratio, kept=kept, corrects=corrects,
         )  # fmt: skip
         return (weights[of_rows] * losses).sum()
 
@@ -130,4 +140,5 @@ def check_policy(
         sums[at + 1 : at + 4] = _START[at + 1 : at + 4] + np.array([*own.sum(axis=1), own.sum()])
     sums[at + 6] = min(sums[at + 6], (means @ low_clipped).min())
     sums[at + 7] = max(sums[at + 7], (means @ high_clipped).max())
+    sums[at + 8] += entropies.sum(dtype=np.float64)
     run.compare_each(got_stats[0], sums)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.attention import attend, attention
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.kv_cache import KVCache
@@ -165,6 +165,37 @@ def check_cached_attention(
     _compare_steps(run, op, formula, [q, k, v], prompt, padding=0)
 
 
+@each((40, 6, None, False), (16, 8, 4, True), (64, 16, None, False))
+def check_attention_of_sequences(
+    run: Runner, head_dim: int, heads: int, window: int | None, has_sinks: bool
+) -> None:
+    """New tokens of sequences of different lengths, whose places in the cache are mixed."""
+    capacity, kv_columns, scale = 19, 2 * head_dim, 1 / np.sqrt(head_dim)
+    past, places = [0, 3, 18, 8, 15], [3, 0, 4, 1, 2]
+    q = 2 * normal("q", len(past), heads * head_dim)
+    k, v = (normal(name, len(past) * capacity, kv_columns) for name in "kv")
+    sinks = rounded(2 * normal("sinks", heads), "float32") if has_sinks else None
+    batch = cached_batch(
+        KVCache(capacity, len(past)), np.ones((len(past), 1), np.int64),
+        past=np.array(past)[:, None], places=np.array(places)[:, None],
+    )  # fmt: skip
+    held = None if sinks is None else run.float32(sinks)
+    o = attend(
+        run.graph, *map(run.operand, (q, k, v)), batch, head_dim, scale, window, None, held
+    )  # fmt: skip
+    exact = []
+    for row, (count, place) in enumerate(zip(past, places, strict=True)):
+        own = slice(place * capacity, place * capacity + count + 1)
+        queries = np.repeat(run.rounded(q)[row : row + 1], count + 1, axis=0)
+        made = attention_reference.attention(
+            queries, run.rounded(k)[own], run.rounded(v)[own], np.ones((1, count + 1), np.int64),
+            head_dim, scale, window, None, sinks,
+        )  # fmt: skip
+        exact.append(made[-1])
+    (got,) = run.run(o)
+    run.compare(got, np.array(exact), o.dtype, inner=of_halves(run))
+
+
 @each(
     (64, 64, True, False, False),
     (40, 16, False, False, True),
@@ -226,7 +257,7 @@ ROWS = (
     Row(1.0, logit_bias={3: 1.0}),
 )
 # Of equally likely tokens the first wins; others belong to the same invocation or an earlier one.
-_FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
+_FIRST, _AS_LIKELY = 300, (301, 320, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 
 @each((1000, False), (49_155, True), (1000, False, 7))

@@ -23,7 +23,7 @@ export class RowEncoder {
   /**
    * @param {import('./tokens.mjs').Tokenizer} tokenizer
    * @param {import('./chat.mjs').ChatTemplate|null} template
-   * @param {{train_on: string, max_length: number, truncation: string, format: string, columns: Record<string, string>}} how
+   * @param {{train_on: string, max_length: number, truncation: string, format: string, columns: Record<string, string>, refuses_images?: boolean}} how
    * @param {number|null} turnEnd The token that the template writes behind an assistant's turn.
    */
   constructor(tokenizer, template, how, turnEnd = null) {
@@ -53,6 +53,7 @@ export class RowEncoder {
         if (Object.values(given).every((value) => value === null)) throw new EmptyRow('all values of the row are null');
         refuseMasks(given);
         const row = this.named(given);
+        if (this.how.refuses_images) refuseImages(row);
         const own = formatOf(row, this.how.format, this.how.columns);
         format ??= own;
         if (own !== format) {
@@ -232,6 +233,12 @@ export function refuseMasks(row) {
     if (!numbers.length || (key === 'labels' && !numbers.some((each) => Number(each) === IGNORED))) continue;
     throw new Told(`the column '${key}' is a loss mask, which is not supported for rows of text: put what to train on into 'completion', set train: false in the other turns, or remove the column`);
   }
+}
+
+/** Refuses a row with images: the page trains a model that reads them on text alone. */
+export function refuseImages(row) {
+  const column = ['image', 'images'].find((each) => isSome(row[each] ?? null));
+  if (column !== undefined) throw new Told(`the row has images ('${column}'), but the page only trains on text: remove the row, or train with qlora-wgpu`);
 }
 
 /** A list of numbers, also where a table keeps it as text; empty for all else. */
