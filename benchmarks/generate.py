@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from engines import PROMPT, engines_of, medians
 
-from qlora_wgpu import LoraConfig, QuantConfig
-from qlora_wgpu.bench.workload import find_shape
-from qlora_wgpu.generation import Engine, QLoRAModel
-from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.generation import Engine
 from qlora_wgpu.graph.launch import Launch
 
-_PROMPT, _TOKENS = 64, 24
+_TOKENS = 24
 _PEER_TOKENS = 160  # it makes them faster than a server answers
 _PEER = Path(__file__).parent / "peers" / "llama_generate.py"
 
@@ -63,32 +59,23 @@ def main() -> None:
     parser.add_argument("--gguf", help="the file that llama.cpp reads")
     parser.add_argument("--peer", help="a Python that has xllamacpp")
     args = parser.parse_args()
-    shape, device = find_shape(args.shape), Device("auto")
-    model = QLoRAModel.from_folder(
-        shape.folder, LoraConfig(r=8, lora_alpha=16), QuantConfig(), "bfloat16", device,
-        name_or_path=args.shape,
-    )  # fmt: skip
-    prompt = (np.arange(_PROMPT) * 37 % shape.config["vocab_size"]).tolist()
-    engines = {batch: Engine(model, batch, 2 * _PROMPT) for batch in args.batch}
+    engines, prompt, _, device = engines_of(args.shape, args.batch)
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(args.rounds):
         for batch, engine in engines.items():
             found.setdefault(f"batch {batch}", []).append(measured(engine, prompt))
         if args.peer:
-            command = [args.peer, str(_PEER), args.gguf, str(_PROMPT), str(_PEER_TOKENS), "1"]
+            command = [args.peer, str(_PEER), args.gguf, str(PROMPT), str(_PEER_TOKENS), "1"]
             done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
             found.setdefault("llama.cpp", []).append(json.loads(done.stdout.splitlines()[-1]))
     result = {
         "device": device.name,
         "shape": args.shape,
-        "prompt": _PROMPT,
+        "prompt": PROMPT,
         "launches_per_token": {
             f"batch {batch}": len(launches_of_a_turn(engine)) for batch, engine in engines.items()
         },
-        "median": {
-            name: {key: statistics.median(each[key] for each in runs) for key in runs[0]}
-            for name, runs in found.items()
-        },
+        "median": medians(found),
         "runs": found,
     }
     json.dump(result, sys.stdout, indent=1)

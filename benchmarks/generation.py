@@ -13,21 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
+from engines import PROMPT, engines_of, medians
 
-from qlora_wgpu import LoraConfig, QuantConfig
-from qlora_wgpu.bench.workload import find_shape
-from qlora_wgpu.generation import Engine, QLoRAModel
-from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.generation import Engine
 
-_PROMPT = 64
 _PEER = Path(__file__).parent / "peers" / "transformers_generate.py"
 
 
@@ -59,7 +54,7 @@ def _rates(tokens: int, begin: tuple[float, float], end: tuple[float, float]) ->
 def of_peer(python: str, config: Path, batch: int, count: int, compute: str) -> dict[str, float]:
     """The same of transformers, which decodes after a prefill of all prompts."""
     command = [
-        python, str(_PEER), str(config), "--prompt", str(_PROMPT), "--tokens", str(count),
+        python, str(_PEER), str(config), "--prompt", str(PROMPT), "--tokens", str(count),
         "--batch", str(batch), "--quant", "none", "--compute", compute,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
@@ -79,31 +74,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help="a Python with torch, transformers and peft")
     args = parser.parse_args()
-    shape, device = find_shape(args.shape), Device("auto")
-    model = QLoRAModel.from_folder(
-        shape.folder, LoraConfig(r=8, lora_alpha=16), QuantConfig(), "bfloat16", device,
-        name_or_path=args.shape,
-    )  # fmt: skip
-    prompt = (np.arange(_PROMPT) * 37 % shape.config["vocab_size"]).tolist()
-    engines = {batch: Engine(model, batch, 2 * _PROMPT) for batch in args.batch}
+    engines, prompt, config, device = engines_of(args.shape, args.batch)
     for engine in engines.values():
         measured(engine, prompt, 2)  # compiles
     runs: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.json"
-        config.write_text(json.dumps(dict(shape.config)), encoding="utf-8")
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config), encoding="utf-8")
         for _ in range(args.rounds):
             for batch, engine in engines.items():
                 for name, rates in measured(engine, prompt, args.tokens).items():
                     runs.setdefault(f"{name} {batch}", []).append(rates)
                 for compute in ("float32", "bfloat16") if args.peer else ():
-                    rates = of_peer(args.peer, config, batch, args.tokens, compute)
+                    rates = of_peer(args.peer, path, batch, args.tokens, compute)
                     runs.setdefault(f"transformers {compute} {batch}", []).append(rates)
-    median = {
-        name: {key: statistics.median(each[key] for each in own) for key in own[0]}
-        for name, own in runs.items()
-    }
-    result = {"device": device.name, "shape": args.shape, "median": median, "runs": runs}
+    result = {"device": device.name, "shape": args.shape, "median": medians(runs), "runs": runs}
     json.dump(result, sys.stdout, indent=1)
     print()
 

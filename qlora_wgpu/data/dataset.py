@@ -36,7 +36,7 @@ from qlora_wgpu.data.row_source import (
     unit_of,
 )
 from qlora_wgpu.data.row_stats import PreprocessConfig
-from qlora_wgpu.data.scored_rows import LabelledSource, RewardSource, label_names
+from qlora_wgpu.data.scored_rows import LabelledSource, RewardSource, has_label, label_names
 from qlora_wgpu.data.sources import holds_documents, place_of, read_rows, select_files
 from qlora_wgpu.data.splits import RowSlice, SplitFiles
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -269,7 +269,10 @@ def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def infer_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
-    """``dpo`` for pairs of answers, ``kto`` for labelled ones, else ``sft``."""
+    """``dpo`` for pairs of answers, ``kto`` for labelled ones, ``classification`` for labels.
+
+    Others are ``sft``.
+    """
     row = first_row(data_path)
     if row is None:
         return "sft"
@@ -277,7 +280,7 @@ def infer_objective(data_path: str, columns: Mapping[str, str] | None = None) ->
     try:
         return _OBJECTIVES[format_of(row, "kto")]
     except DataError:
-        return "sft"
+        return "classification" if has_label(row) else "sft"
 
 
 def infer_chat_template(

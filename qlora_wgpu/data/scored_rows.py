@@ -202,6 +202,19 @@ def _class_number(value: object) -> int | None:
     return int(number) if 0 <= number < CLASSES and number.is_integer() else None
 
 
+def has_label(row: Mapping[str, Any]) -> bool:
+    """Whether a row is text with a label; chats may have one for other reasons."""
+    return row.get("text") is not None and row.get("label") is not None
+
+
+def problem_type_of(label: object) -> str:
+    """``train.problem_type`` for labels like this one."""
+    if isinstance(label, list):
+        return "multi_label_classification"
+    is_class = not isinstance(label, float) or label.is_integer()
+    return "single_label_classification" if is_class else "regression"
+
+
 def label_names(rows: Iterable[Placed], columns: Mapping[str, str], problem_type: str) -> list[str]:
     """The names of all labels of some rows: sorted, or of numbers 0, 1, … up to the largest."""
     numbers, names = set[int](), set[str]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from qlora_wgpu.lora import AdapterConfig
@@ -28,8 +28,9 @@ def model_card(
     kind: CardKind = "adapter",
     file: str = "model.gguf",
     plot: str | None = None,
+    labels: Sequence[str] = (),
 ) -> str:
-    """The text of README.md, without a licence."""
+    """The text of README.md, without a licence; ``labels`` are the names of a scored adapter."""
     title = name.rpartition("/")[2]
     head = [f"base_model: {json.dumps(base)}"] if base else []
     if base and kind != "adapter":
@@ -45,7 +46,7 @@ def model_card(
     picture = [f"![Loss over the steps of the run]({plot})", ""] if plot else []
     return "\n".join(
         ["---", *head, "---", "", f"# {title}", "", about, "", "| | |", "|---|---|", rows, "",
-         *picture, "## Use", "", _usage(name, base, adapter, kind, file), ""]
+         *picture, "## Use", "", _usage(name, base, adapter, kind, file, labels), ""]
     )  # fmt: skip
 
 
@@ -62,7 +63,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _usage(name: str, base: str | None, adapter: AdapterConfig, kind: CardKind, file: str) -> str:
+def _usage(
+    name: str, base: str | None, adapter: AdapterConfig, kind: CardKind, file: str,
+    labels: Sequence[str],
+) -> str:  # fmt: skip
     if kind == "gguf":
         return f"""\
 ```
@@ -70,7 +74,7 @@ llama-cli --hf-repo {name} --hf-file {file}
 ollama run hf.co/{name}
 ```"""
     if adapter.task_type == "SEQ_CLS":
-        return _usage_of_scores(name)
+        return _usage_of_scores(name, kind, labels)
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}")']
     if kind == "merged":
@@ -82,12 +86,14 @@ ollama run hf.co/{name}
     return "\n".join(["```python", *lines, "```"])
 
 
-def _usage_of_scores(name: str) -> str:
-    return f"""\
-```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-# num_labels is the number of rows of base_model.model.score.weight, 1 for a reward model
-model = AutoModelForSequenceClassification.from_pretrained("{name}", num_labels=1)
-```"""
+def _usage_of_scores(name: str, kind: CardKind, labels: Sequence[str]) -> str:
+    lines = ["from transformers import AutoModelForSequenceClassification, AutoTokenizer", ""]
+    lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}")']
+    if kind == "adapter":  # PEFT keeps no names
+        lines += [f"labels = {json.dumps(list(labels), ensure_ascii=False)}"]
+        lines += ["model = AutoModelForSequenceClassification.from_pretrained("]
+        lines += [f'    "{name}", id2label=dict(enumerate(labels)),']
+        lines += ["    label2id={label: number for number, label in enumerate(labels)},", ")"]
+    else:
+        lines += [f'model = AutoModelForSequenceClassification.from_pretrained("{name}")']
+    return "\n".join(["```python", *lines, "```"])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import Entry
 from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
-from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.exporting.folders import Tensors
 from qlora_wgpu.families.family import SCORE, Architecture

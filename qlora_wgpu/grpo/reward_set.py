@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, QLoRAError, brief, command
 from qlora_wgpu.grpo.advantages import AdvantageConfig
+from qlora_wgpu.grpo.reward_failures import limited
 from qlora_wgpu.grpo.reward_process import RewardProcess
 from qlora_wgpu.grpo.rewards import RewardFunction, built_in
-from qlora_wgpu.grpo.time_limit import limited
 
 
 class RewardModel(Protocol):

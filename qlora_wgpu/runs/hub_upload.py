@@ -20,7 +20,8 @@ from qlora_wgpu.exporting.model_card import CardKind, model_card
 from qlora_wgpu.files import file_bytes, is_file, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.scoring_files import is_scored_adapter
+from qlora_wgpu.lora.peft_names import WHOLE, tensor_name
+from qlora_wgpu.lora.scoring_files import is_scored_adapter, read_scoring
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.runs.reporting import RunHistory
@@ -158,10 +159,15 @@ def card_text(
     if run is not None:
         facts |= _training_facts(config_of_run(run), run)
     plot = _plot_of(run)
-    prompt = _SCORED if is_scored_adapter(folder) else _PROMPTS[prompt_kind(folder)]
+    head = tensors.get(tensor_name("score", WHOLE))
+    labels: tuple[str, ...] = ()
+    if is_scored_adapter(folder) and head is not None:
+        prompt, labels = _SCORED, read_scoring(folder, len(head)).names
+    else:
+        prompt = _PROMPTS[prompt_kind(folder)]
     return model_card(
         name, named, config, facts, prompt,
-        kind=kind, file=file, plot=None if plot is None else plot.name,
+        kind=kind, file=file, plot=None if plot is None else plot.name, labels=labels,
     )  # fmt: skip
 
 

@@ -24,17 +24,19 @@ from qlora_wgpu.data import (
     row_format,
 )
 from qlora_wgpu.data.batches import pack
-from qlora_wgpu.data.dataset import first_row, infer_objective
+from qlora_wgpu.data.columns import with_columns
+from qlora_wgpu.data.dataset import first_row, infer_objective, read_label_names
 from qlora_wgpu.data.mixture import ConcatDataset
 from qlora_wgpu.data.prepared import has_labels
+from qlora_wgpu.data.scored_rows import problem_type_of
 from qlora_wgpu.data.sources import holds_documents, select_files
-from qlora_wgpu.errors import ConfigError, QLoRAError
+from qlora_wgpu.errors import ConfigError, DataError, QLoRAError
 from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.files import exists, is_dir
 from qlora_wgpu.gpu import memory as memory
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import image_files
-from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.pretrained import SCORED, Pretrained
 from qlora_wgpu.runs.workload import DeviceSpec, TrainingWorkload, totals
 from qlora_wgpu.training import refuse_existing_run, training_options
 
@@ -65,11 +67,15 @@ class FirstData:
         tokenizer: Tokenizer,
         template: str | None,
         columns: Sequence[Mapping[str, str]],
+        train: TrainConfig,
     ) -> FirstData:
         """Reads and encodes the data."""
-        objective = objective_of(paths, columns)
+        objective = train.objective
         images = image_files(folder.path, folder.config, tokenizer.token)
-        each = PreprocessConfig(1 << 20, template, objective=objective, images=images)
+        each = PreprocessConfig(
+            1 << 20, template, objective=objective, images=images,
+            labels=tuple(train.labels or ()), problem_type=train.problem_type,
+        )  # fmt: skip
         configs = [replace(each, columns=names) for names in columns]
         parts = [
             load_dataset(path, tokenizer, 2, how=config)
@@ -151,6 +157,33 @@ def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> 
                 f"{objectives[0]}: a run has one objective, so use data sets of one kind"
             )
     return objectives[0]
+
+
+def first_train(
+    paths: Sequence[str], columns: Sequence[Mapping[str, str]], config: Mapping[str, Any]
+) -> TrainConfig:
+    """The objective that all data sets' rows fit, with the labels of a classifier.
+
+    Labels are ignored if they are no classes or transformers has no classifier of this model type.
+    """
+    objective, supervised = objective_of(paths, columns), TrainConfig()
+    if objective != "classification":
+        return TrainConfig.model_validate({"objective": objective})
+    row = with_columns(first_row(paths[0]) or {}, columns[0])
+    problem, labels = problem_type_of(row["label"]), dict[str, None]()
+    try:
+        if problem != "regression":
+            for path, own in zip(paths, columns, strict=True):
+                labels |= dict.fromkeys(read_label_names(path, own, problem))
+    except DataError:
+        return supervised
+    is_alike = len(labels) < 2 and problem == "single_label_classification"
+    if is_alike or config.get("model_type") not in SCORED:
+        return supervised
+    names = list(labels) or None
+    return TrainConfig.model_validate(
+        {"objective": objective, "problem_type": problem, "labels": names}
+    )
 
 
 # ---- batches -------------------------------------------------------------------------------------
@@ -300,17 +333,20 @@ def recommend_config(
     pretrained = Pretrained.from_config(folder.config)
     tokenizer = Tokenizer.from_folder(folder.text_folder)
     by_path = columns_by_path(paths, columns or {})
-    objective = objective_of(paths, by_path)
+    first = first_train(paths, by_path, folder.config)
+    objective = first.objective
     names = (
         infer_chat_template(path, tokenizer, objective, own)
         for path, own in zip(paths, by_path, strict=True)
     )
     template = next((name for name in names if name is not None), None)
-    data = FirstData.read(paths, folder, tokenizer, template, by_path)
-    options = training_options(TrainConfig.model_validate({"objective": objective}))
+    data = FirstData.read(paths, folder, tokenizer, template, by_path, first)
+    options = training_options(first)
     sides = 2 if objective == "dpo" else 1
 
     step = options.step("train", 1, 1)
+    if (scoring := step.objective.scoring) is not None:
+        pretrained = pretrained.scored(scoring.classes)
     total = totals(TrainingWorkload(pretrained, step).layout(room.target), step)
 
     def fits(rows: int, length: int, checkpointing: bool) -> bool:
@@ -338,7 +374,7 @@ def recommend_config(
         Setting("lora.lora_dropout", 0.0),
         Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
         *_data(data, batches, paths, held_out, template, by_path),
-        *_train(batches, room, objective),
+        *_train(batches, room, first),
         *_optim(pretrained.architecture.hidden_size, objective),
         *_output(batches, Path(model).name),
     ]
@@ -387,7 +423,7 @@ def _data(
     return [*settings, Setting("data.packing", batches.packing, why)]
 
 
-def _train(batches: FirstBatches, room: MemoryBudget, objective: str) -> list[Setting]:
+def _train(batches: FirstBatches, room: MemoryBudget, first: TrainConfig) -> list[Setting]:
     rows = batches.rows * batches.micro_batches
     step = f"a step has {rows} row{'s' if rows > 1 else ''}"
     if batches.packing:
@@ -402,7 +438,7 @@ def _train(batches: FirstBatches, room: MemoryBudget, objective: str) -> list[Se
         why = "layers are recomputed: slower, but much less memory"
     epochs = f"about {batches.steps:,} steps"
     return [
-        *_objective(objective),
+        *_objective(first),
         Setting("train.num_train_epochs", batches.epochs, epochs),
         Setting("train.per_device_train_batch_size", batches.rows, fitting),
         Setting("train.gradient_accumulation_steps", batches.micro_batches, step),
@@ -410,10 +446,17 @@ def _train(batches: FirstBatches, room: MemoryBudget, objective: str) -> list[Se
     ]
 
 
-def _objective(objective: str) -> list[Setting]:
-    """The settings of preference training; none for supervised rows."""
+def _objective(first: TrainConfig) -> list[Setting]:
+    """The settings of the objective; none for supervised rows."""
+    objective = first.objective
     if objective == "sft":
         return []
+    if objective == "classification":
+        why = f"{len(first.labels):,} labels" if first.labels else "a number for each row"
+        chosen = [Setting("train.objective", objective, why)]
+        if first.problem_type != "single_label_classification":
+            chosen.append(Setting("train.problem_type", first.problem_type))
+        return chosen
     why = "pairs of answers; orpo needs no reference model"
     if objective == "kto":
         why = "desirable and undesirable answers"
@@ -423,7 +466,7 @@ def _objective(objective: str) -> list[Setting]:
 
 def _optim(hidden_size: int, objective: str) -> list[Setting]:
     rate, why = first_learning_rate(hidden_size), "smaller models need a higher one"
-    if objective != "sft":
+    if objective not in ("sft", "classification"):
         rate, why = rate / 10, "a tenth of that of supervised training"
     return [
         Setting("optim.learning_rate", rate, f"for a model of width {hidden_size:,}: {why}"),

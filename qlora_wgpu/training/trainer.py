@@ -37,10 +37,7 @@ from qlora_wgpu.training.start import refuse_both
 
 
 class Trainer:
-    """Trains the adapter of an open model on a configuration's data or on your own rows.
-
-    It prints nothing; warnings are ``QLoRAWarning``s.
-    """
+    """The public ``Trainer`` without rewards: it trains on rows that are given."""
 
     def __repr__(self) -> str:
         return f"Trainer({self.model!r}, output.dir={self.config.output.dir!r})"
@@ -54,20 +51,7 @@ class Trainer:
         overwrite: bool = False,
         resume: bool = False,
     ) -> None:
-        """Uses the sections ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
-
-        Args:
-            model: A ``QLoRAModel`` whose adapter is trained, with its own LoraConfig and
-                QuantConfig.
-            config: The settings.
-            callbacks: ``TrainerCallback`` objects that watch and steer the run.
-            overwrite: Whether a run in ``output.dir`` may be replaced.
-            resume: Whether to continue the run in ``output.dir`` from its latest complete
-                checkpoint, or to start it if there is none.
-
-        Raises:
-            ConfigError: If an argument has another type.
-        """
+        """Checks the arguments, which ``qlora_wgpu.Trainer`` describes."""
         check_callbacks(callbacks)
         for given, kind, named in (
             (model, AdapterModel, "an open model, such as QLoRAModel.from_pretrained(...)"),

@@ -54,6 +54,29 @@ def test_long_chats_are_not_cut_to_what_teaches_nothing(place, model, length):
     assert len(dataset) == 4 and dataset.num_label_tokens >= 4
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["bad", "good"], {"objective": "classification"}),
+        ([0.5, 2.0], {"objective": "classification", "problem_type": "regression"}),
+        (
+            [["a"], ["a", "b"]],
+            {"objective": "classification", "problem_type": "multi_label_classification"},
+        ),
+        (["bad", "bad"], {}),
+        (["bad", 3], {}),
+    ],
+)
+def test_rows_with_labels_are_for_a_classifier(place, labels, expected):
+    rows = [{"review": "a film", "label": label} for label in labels for _ in range(4)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, data = fitted(place, "model", "rows.jsonl", more=["--columns", "text=review"])
+    train = yaml.safe_load(text)["train"]
+    kept = {key: train[key] for key in ("objective", "problem_type") if key in train}
+    assert kept == expected and (data["packing"] is False or not expected)
+    load_config(place / "run.yaml")
+
+
 def test_documents_are_cut_into_windows(place):
     (place / "long.txt").write_text("the quick brown fox. " * 1000)
     text, data = fitted(place, "long", "long.txt")

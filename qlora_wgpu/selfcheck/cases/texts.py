@@ -180,9 +180,8 @@ def check_attention_of_sequences(
         past=np.array(past)[:, None], places=np.array(places)[:, None],
     )  # fmt: skip
     held = None if sinks is None else run.float32(sinks)
-    o = attend(
-        run.graph, *map(run.operand, (q, k, v)), batch, head_dim, scale, window, None, held
-    )  # fmt: skip
+    of_q, of_k, of_v = map(run.operand, (q, k, v))
+    o = attend(run.graph, of_q, of_k, of_v, batch, head_dim, scale, window, None, held)
     exact = []
     for row, (count, place) in enumerate(zip(past, places, strict=True)):
         own = slice(place * capacity, place * capacity + count + 1)
