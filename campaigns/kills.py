@@ -80,7 +80,7 @@ def _disturbed(
     if last:
         return stage.run(trial.command(*options))
     if rng.random() < 0.5 and not stage.quick:
-        moment = rng.uniform(0.2, 1.1)
+        moment = rng.uniform(0.2, max(1.1, trial.scene.seconds))
         story.append(f"{moment:.2f} s")
         return stage.run(trial.command(*options), kill_after=moment)
     at = rng.randint(1, trial.scene.operations)

@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ COMMON: dict[str, dict[str, Any]] = {
 # Prepared data of whatever run, adapters that could not be saved in their place, marks of what a
 # driver was tried at, and the lock of a file that had to be written anew as it could not be read.
 KEPT = re.compile(r"cache/qlora-wgpu/(data/[0-9a-f]{32}|rescued|attempts|\.checked\.json\.lock$)")
+TALKATIVE = "talkative"  # the folder of a base whose texts have more than one token
 OLDER = "an older run"  # of another seed: what it has left is of no use to others
 SCENES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {},
@@ -66,6 +68,19 @@ SCENES: dict[str, dict[str, dict[str, Any]]] = {
         "output": {"save_steps": 50},
     },
     "pictures": {"output": {"save_steps": 3}},
+    "rewards": {
+        "model": {"path": TALKATIVE},
+        "train": {"objective": "grpo", "per_device_train_batch_size": 4, "max_steps": 4},
+        "grpo": {
+            "reward_funcs": [{"length": {"target": 4}}, {"regex": {"pattern": "[a-m]"}}],
+            "num_generations": 4,
+            "max_completion_length": 6,
+            "steps_per_generation": 2,
+            "beta": 0.04,
+            "top_entropy_quantile": 0.5,
+            "log_completions": True,
+        },
+    },
     "tensorboard": {"log": {"report_to": ["tensorboard"]}, "output": {"save_total_limit": 2}},
 }
 
@@ -81,6 +96,8 @@ class Scene:
         rows: metrics.jsonl without timings.
         files: All files' names, below the trial's folder.
         operations: Of a run with nothing prepared.
+        completions: Those of samples.jsonl.
+        seconds: How long it takes.
     """
 
     name: str
@@ -89,6 +106,8 @@ class Scene:
     rows: list[dict[str, Any]] = field(default_factory=list)
     files: set[str] = field(default_factory=set)
     operations: int = 0
+    completions: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 @dataclass
@@ -130,6 +149,13 @@ class Trial:
         except (OSError, ValueError) as err:
             return [{"unreadable": str(err)}]
 
+    def completions(self) -> list[str]:
+        """The lines of samples.jsonl that are completions with their rewards."""
+        with contextlib.suppress(OSError):
+            lines = (self.out / "samples.jsonl").read_text().splitlines()
+            return [line for line in lines if '"rewards"' in line]
+        return []
+
     def files(self) -> set[str]:
         names = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*")}
         return {_stable(name) for name in names if not KEPT.match(name)}
@@ -141,6 +167,8 @@ class Trial:
             losses.append("another adapter" if self.adapter() else "no adapter")
         if self.rows() != self.scene.rows:
             losses.append("other rows in metrics.jsonl")
+        if self.completions() != self.scene.completions:
+            losses.append("other completions in samples.jsonl")
         if extra := sorted(self.files() - self.scene.files):
             losses.append(f"left behind: {extra[0]}")
         if missing := sorted(self.scene.files - self.files()):
@@ -173,6 +201,7 @@ class Stage:
         write_model(path / "base", **SIZES)
         vocabulary = json.loads((path / "base" / "config.json").read_text())["vocab_size"]
         # Texts are generated before and after a run: any token ends them.
+        shutil.copytree(path / "base", path / TALKATIVE)
         every = json.dumps({"eos_token_id": list(range(vocabulary))})
         (path / "base" / "generation_config.json").write_text(every)
         write_chats(path / "train.jsonl", 8)
@@ -190,9 +219,12 @@ class Stage:
         if name not in self.scenes:
             scene = self.scenes[name] = Scene(name, self.config(name, self._changes[name]))
             with self.trial(scene) as trial:
+                began = time.monotonic()
                 outcome = self.worker.run(trial.command())
                 assert outcome.code == 0, outcome.text
+                scene.seconds = time.monotonic() - began
                 scene.adapter, scene.rows = trial.adapter(), trial.rows()
+                scene.completions = trial.completions()
                 scene.files, scene.operations = trial.files(), outcome.operations
         return self.scenes[name]
 
@@ -269,7 +301,8 @@ def staged(*, quick: bool = False) -> Iterator[Stage]:
 
 
 def _without_timings(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if "second" not in k and "time" not in k}
+    timings = ("second", "time", "generation_share")
+    return {k: v for k, v in row.items() if not any(name in k for name in timings)}
 
 
 def _stable(name: str) -> str:

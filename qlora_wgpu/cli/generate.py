@@ -141,14 +141,15 @@ def _complete_file(
     images = {image.key: image for _, own in found for image in own}
     longest = max(len(prompt.ids) for prompt, _ in found)
     texts = GenerationWorkload.of(
-        source.pretrained, longest, count, min(batch, len(found)), images=bool(images)
-    )
+        source.pretrained, longest, count, min(batch, len(found)), images=bool(images),
+        encoded=True,
+    )  # fmt: skip
     with Display(Terminal(stderr=True)) as display:
         settings = opening.settings(display)
         features = images_with_own_device(settings, source, images, display)
         model = load_adapted(source, opening.adapter, settings, display, texts)
     prompts = [
-        replace(prompt, images=ImagesOfPrompt(features, [image.key for image in own]))
+        replace(prompt, images=ImagesOfPrompt(features or {}, [image.key for image in own]))
         for prompt, own in found
     ]
     made = complete(

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ClusterError
+from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -24,11 +25,14 @@ from qlora_wgpu.ops.optimizers import (
     STATS_METRICS,
     STATS_TOKENS,
 )
+from qlora_wgpu.ops.policy import Policy, added_metrics
 from qlora_wgpu.ops.preference import METRICS, Preference
+from qlora_wgpu.training.executor import MicroBatch
 
 # ---- requests and results ------------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,26 @@ class BlockRequest:
 
     version: int  # of the parameters to compute with
     nonce: int  # random; the result must contain it
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Prompts to complete: the same tokens on any worker."""
+
+    prompts: Sequence[Sequence[int]]  # token ids of each completion's prompt
+    seeds: Sequence[int]  # of each completion
+    sampling: Sampling
+    max_completion_length: int
+    stop_ids: frozenset[int]
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTokens:
+    """The completions of a block's prompts."""
+
+    ids: IntArray  # int32, the tokens of one completion after another, with those that end them
+    lengths: IntArray  # int32, tokens of each
+    nonce: int  # as sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +75,10 @@ class BlockResult:
     gradient: FloatArray | None = None
     correct: float = 0.0  # label tokens that are predicted correctly; a float32
     balance: float = 0.0  # router balancing loss times the label tokens; a float32
-    # Sums of ``ops.preference.METRICS``, in their order; the divergence is the block's share
+    # Those of the objective, in their order; KTO's divergence is the block's share
     metrics: FloatArray | None = None
-    # The summed log probability of each of its answers, if requested
-    answers: FloatArray | None = None
+    # Log probabilities, if requested: summed by answer, or of each token
+    logps: FloatArray | None = None
     nonce: int = 0  # as sent
 
     @property
@@ -62,7 +86,7 @@ class BlockResult:
         """Whether it contains neither NaN nor infinity."""
         if not np.isfinite([self.loss, self.correct, self.balance]).all():
             return False
-        for few in (self.metrics, self.answers):
+        for few in (self.metrics, self.logps):
             if few is not None and not np.isfinite(few).all():
                 return False
         if self.gradient is None:
@@ -87,7 +111,9 @@ class RunningSums:
         saturated: Values that kernels clamped to the range of their type.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy | None = None) -> None:
+        """With a policy, metrics are those of ``ops.policy``, not all of which are sums."""
+        self._policy = policy
         self.stats = np.zeros(STATS_LENGTH, np.float32)
         self.saturated = 0
 
@@ -98,7 +124,10 @@ class RunningSums:
         own[STATS_CORRECT], own[STATS_BALANCE] = sums.correct, sums.balance
         if sums.metrics is not None:
             own[STATS_METRICS:] = sums.metrics
-        self.stats += own
+        total = self.stats + own
+        if self._policy is not None:
+            total[STATS_METRICS:] = added_metrics(self.stats[STATS_METRICS:], own[STATS_METRICS:])
+        self.stats = total
         self.saturated += sums.saturated
 
     @property
@@ -126,7 +155,7 @@ class Expected:
     is_weighted: bool = False  # a sum of weights, which a device rounds differently
     gradient: int | None = None  # length of the gradient, if there is one
     has_metrics: bool = False  # sums of ``METRICS``
-    answers: int | None = None  # number of log probabilities, if there are any
+    logps: int | None = None  # number of log probabilities, if there are any
 
     def check(self, request: BlockRequest, sums: Any) -> BlockResult:
         """Returns the result if it has this form, else raises ``WrongAnswerError``."""
@@ -138,7 +167,7 @@ class Expected:
         for name, array, length in (
             ("gradient", sums.gradient, self.gradient),
             ("metrics", sums.metrics, metrics),
-            ("log probabilities", sums.answers, self.answers),
+            ("log probabilities", sums.logps, self.logps),
         ):
             _check_vector(name, array, length)
         for name in ("loss", "tokens", "correct", "balance", "seconds"):
@@ -158,25 +187,36 @@ class Expected:
 
 
 def expected(
-    method: str, given: Sequence[Any], length: int, preference: Preference | None
+    method: str, batch: MicroBatch, length: int, preference: Preference | None
 ) -> Expected:
-    """The form of the result of a worker's method."""
-    _, targets, mask, *more = given
-    if method == "loss":
-        targets = shifted_targets(np.asarray(targets, np.int64), np.asarray(mask, np.int64))
-        return Expected(_labels(targets))
+    """The form of the result of a worker's method, with an adapter of this length."""
     if method == "answer_logps":
-        return Expected(0.0, answers=int(more[0]))
+        return Expected(0.0, logps=len(answers_of(batch).references))
+    if method == "token_logps":
+        return Expected(0.0, logps=batch.ids.size)
     if method == "divergence":
         return Expected(0.0, has_metrics=True)
-    samples = next((each for each in more if isinstance(each, PreferenceInputs)), None)
     gradient = length if method == "gradient" else None
-    if samples is not None and preference is not None:
-        count = len(samples.references) / (2 if preference.is_paired else 1)
+    if isinstance(batch.samples, PolicyInputs):
+        return Expected(float(batch.samples.shares.sum()), True, gradient, has_metrics=True)
+    if batch.samples is not None and preference is not None:
+        count = len(answers_of(batch).references) / (2 if preference.is_paired else 1)
         return Expected(count, gradient=gradient, has_metrics=True)
-    weights = more[1]
-    count = _labels(targets, weights)
+    weights = batch.weights
+    count = _labels(batch.targets, weights)
     return Expected(count, weights is not None, gradient, has_metrics=True)
+
+
+def expected_loss(labels: Any, mask: Any) -> Expected:
+    """The form of the result of a worker's ``loss``, whose labels are not shifted."""
+    targets = shifted_targets(np.asarray(labels, np.int64), np.asarray(mask, np.int64))
+    return Expected(_labels(targets))
+
+
+def answers_of(batch: MicroBatch) -> PreferenceInputs:
+    """The answers of a micro-batch of a preference objective."""
+    assert isinstance(batch.samples, PreferenceInputs)
+    return batch.samples
 
 
 def check_parameters(values: Any, length: int) -> FloatArray:
@@ -199,15 +239,43 @@ def check_text(ids: Any, max_new_tokens: int, vocab_size: int) -> list[int]:
     return [int(token) for token in ids]
 
 
+def check_completions(
+    request: BlockRequest, sampled: Any, given: Samples, vocab_size: int
+) -> list[list[int]]:
+    """Validates the completions of a block's prompts; returns the tokens of each."""
+    if not isinstance(sampled, SampledTokens):
+        raise WrongAnswerError(f"it returned {_kind(sampled)} instead of completions")
+    if sampled.nonce != request.nonce:
+        raise WrongAnswerError("it returned the completions of another block")
+    count, most = len(given.seeds), given.max_completion_length
+    _check_array("list of lengths", sampled.lengths, np.int32, count)
+    if not ((sampled.lengths >= 1) & (sampled.lengths <= most)).all():
+        raise WrongAnswerError(f"it returned completions that do not have 1 to {most} tokens")
+    _check_array("list of tokens", sampled.ids, np.int32, int(sampled.lengths.sum()))
+    if not ((sampled.ids >= 0) & (sampled.ids < vocab_size)).all():
+        raise WrongAnswerError("its completions contain invalid token ids")
+    parts = np.split(sampled.ids, np.cumsum(sampled.lengths)[:-1])
+    completions: list[list[int]] = [part.tolist() for part in parts]
+    for ids in completions:
+        if not given.stop_ids.isdisjoint(ids[:-1]):
+            raise WrongAnswerError("it returned a completion with tokens after its end")
+        if len(ids) < most and ids[-1] not in given.stop_ids:
+            raise WrongAnswerError("it returned a completion without an end")
+    return completions
+
+
 def _check_vector(name: str, array: Any, length: int | None) -> None:
-    if length is None:
-        if array is not None:
-            raise WrongAnswerError(f"its result has {name}, expected none")
-        return
+    if length is not None:
+        _check_array(name, array, np.float32, length)
+    elif array is not None:
+        raise WrongAnswerError(f"its result has {name}, expected none")
+
+
+def _check_array(name: str, array: Any, dtype: npt.DTypeLike, length: int) -> None:
     if type(array) is not np.ndarray:
         raise WrongAnswerError(f"its {name} is {_kind(array)}, expected an array")
-    if array.dtype != np.float32:
-        raise WrongAnswerError(f"its {name} is {array.dtype}, expected float32")
+    if array.dtype != dtype:
+        raise WrongAnswerError(f"its {name} is {array.dtype}, expected {np.dtype(dtype)}")
     if array.shape != (length,):
         shape = " × ".join(map(str, array.shape))
         raise WrongAnswerError(f"its {name} has {shape or 'no'} values, expected {length}")
@@ -249,6 +317,8 @@ class WorkerSpec:
     # What the run computes, as plain data: memory is planned from it
     shapes: dict[str, Any]
     gpu: str | None = None  # None if the worker chooses
+    rollouts: dict[str, Any] | None = None  # its generation of completions, the same way
+    images: bool = False  # whether its rows have images
 
 
 WorkerClass = Callable[[WorkerSpec], Any]

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import queue
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,16 +26,18 @@ import numpy as np
 from qlora_wgpu.cluster.blocks import (
     BlockRequest,
     BlockResult,
-    Expected,
     FloatArray,
     RunningSums,
+    Samples,
     WorkerClass,
     WorkerInfo,
     WorkerSpec,
     WrongAnswerError,
+    check_completions,
     check_parameters,
     check_text,
     expected,
+    expected_loss,
 )
 from qlora_wgpu.cluster.connection import Connection, LoopThread, connect
 from qlora_wgpu.cluster.scheduler import Assignment, Scheduler
@@ -50,10 +52,15 @@ from qlora_wgpu.cluster.workers import (
 )
 from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, QLoRAError
+from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.graph.sharded_vector import ShardedVector
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE
+from qlora_wgpu.grpo.rollouts import Completion, Prompt
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
+from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs
+from qlora_wgpu.model.steps import LossSums, StepKind
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import add_to
 from qlora_wgpu.training.executor import Arrays, Done, MicroBatch
@@ -159,40 +166,39 @@ class Cluster:
         total.begin()
         self._publish()
         compute = partial(self._compute, is_stopped=is_stopped)
-        if measured := [block for block in blocks if block.is_measured]:
-            given = [(*_tokens(b), _samples(b)) for b in measured]
-            if not compute("divergence", given, total.sums.add):
-                return False
-        arguments = [
-            _training_arguments(b, total.sums.divergence) for b in blocks if not b.is_measured
-        ]
-        done = compute("gradient", arguments, total.add)
+        measured = [(block,) for block in blocks if block.is_measured]
+        if measured and not compute("divergence", measured, total.sums.add):
+            return False
+        of_all = total.sums.divergence
+        trained = [(block, of_all) for block in blocks if not block.is_measured]
+        done = compute("gradient", trained, total.add)
         if done:
             total.end()
         return done
 
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
         """The loss summed over all labels, their number, and how many are correct."""
-        arguments = [tuple(map(np.asarray, batch[:3])) for batch in batches]  # without images
         self._publish()
         total = RunningSums()
-        self._compute("loss", arguments, total.add)
+        for some in _in_groups(batches, lambda given: _feature_bytes(given[3])):
+            blocks = [Block(given, expected_loss(given[1], given[2]).check) for given in some]
+            self._in_order("loss", blocks, [each[0].size for each in some], total.add)
         loss, tokens, correct = (total.stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
         return LossSums(float(loss), int(tokens), int(correct))
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
         """Yields the summed log probabilities of each micro-batch's answers."""
         self._publish()
-        count, given = 0, ((*_tokens(b), len(_samples(b).references)) for b in batches)
+        count = 0
 
         def add(sums: BlockResult) -> None:
-            assert sums.answers is not None
+            assert sums.logps is not None
             done(count + len(logps))
-            logps.append(sums.answers)
+            logps.append(sums.logps)
 
-        while some := list(islice(given, _AT_ONCE)):
+        for some in _in_groups(batches, lambda batch: _feature_bytes(batch.images)):
             logps: list[FloatArray] = []
-            self._compute("answer_logps", some, add)
+            self._compute("answer_logps", [(each,) for each in some], add)
             count += len(some)
             yield from logps
 
@@ -209,26 +215,83 @@ class Cluster:
             total.add(sums)
 
         for is_measured, group in itertools.groupby(batches, lambda batch: batch.is_measured):
-            while some := list(islice(group, _AT_ONCE)):
-                given = [(*_tokens(b), _samples(b)) for b in some]
+            for some in _in_groups(group, lambda batch: _feature_bytes(batch.images)):
                 if is_measured:
-                    self._compute("divergence", given, add)
+                    self._compute("divergence", [(each,) for each in some], add)
                 else:
                     of_all = total.divergence
-                    self._compute("answer_loss", [(*each, of_all) for each in given], add)
+                    self._compute("answer_loss", [(each, of_all) for each in some], add)
         return total.stats
 
+    def token_logps(
+        self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None
+    ) -> list[FloatArray]:
+        """The log probability of each target of some micro-batches, by an adapter."""
+        self._publish(parameters)
+        found: list[FloatArray] = []
+
+        def add(sums: BlockResult) -> None:
+            assert sums.logps is not None
+            found.append(sums.logps.reshape(batches[len(found)].ids.shape))
+
+        self._compute("token_logps", [(batch,) for batch in batches], add)
+        return found
+
+    def complete(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        max_completion_length: int,
+        stop_ids: Collection[int],
+        is_stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[Completion] | None:
+        """A completion of each prompt, as ``sample_completions``; None if stopped."""
+        self._publish()
+        ends = frozenset(map(int, stop_ids))
+        ids = [list(map(int, prompt.ids)) for prompt in prompts]
+        size = min(math.ceil(len(prompts) / max(self.num_workers, 1)), MOST_AT_ONCE)
+        given = [
+            Samples(
+                ids[first : first + size], list(seeds[first : first + size]), sampling,
+                max_completion_length, ends,
+            )
+            for first in range(0, len(prompts), size)
+        ]  # fmt: skip
+        vocab_size = self._sum.model.architecture.vocab_size
+        blocks = [
+            Block((each,), partial(check_completions, given=each, vocab_size=vocab_size))
+            for each in given
+        ]
+        found: list[Completion] = []
+
+        def add(sampled: list[list[int]]) -> None:
+            found.extend(Completion(each, each[-1] not in ends) for each in sampled)
+            progress(len(found))
+
+        sizes = [len(each.seeds) * max_completion_length for each in given]
+        done = self._in_order("complete", blocks, sizes, add, is_stopped, is_query=True)
+        return found if done else None
+
     def text(
-        self, ids: list[int], max_new_tokens: int, stop_ids: list[int], longest: int
-    ) -> list[int]:
-        """A greedy completion by the current adapter."""
+        self, ids: list[int], max_new_tokens: int, stop_ids: list[int], longest: int,
+        *images: ImageFeatures,
+    ) -> list[int]:  # fmt: skip
+        """A greedy completion by the current adapter; ``images`` are the prompt's."""
         self._publish()
         vocab_size = self._sum.model.architecture.vocab_size
 
         def check(written: Any) -> list[int]:
             return check_text(written, max_new_tokens, vocab_size)
 
-        return self._query("text", ids, max_new_tokens, stop_ids, longest, check=check)
+        return self._query("text", ids, max_new_tokens, stop_ids, longest, *images, check=check)
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that are ready."""
+        return self._run(self._engine.num_workers())
 
     def worker_metrics(self) -> tuple[WorkerMetrics, ...]:
         """What each worker has done since the last call."""
@@ -236,33 +299,41 @@ class Cluster:
 
     # -- internals -------------------------------------------------------------------------
 
-    def _expected(self, method: str, given: Arguments) -> Expected:
-        model = self._sum.model
-        return expected(method, given, model.adapter.length, model.options.objective.preference)
-
     def _query(self, method: str, *given: Any, check: Callable[[Any], _T]) -> _T:
         answer: _T = self._run(self._engine.query(method, *given, check=check))
         return answer
 
-    def _publish(self) -> None:
-        """Makes workers compute with the current adapter."""
-        self._engine.publish(self._sum.parameters())
+    def _publish(self, parameters: FloatArray | None = None) -> None:
+        """Makes workers compute with the current adapter, or with another one."""
+        self._engine.publish(self._sum.parameters() if parameters is None else parameters)
 
     def _compute(
-        self, method: str, arguments: list[Arguments], add: Callable[[BlockResult], None],
-        is_stopped: Callable[[], bool] = lambda: False,
+        self, method: str, arguments: Sequence[tuple[MicroBatch, *tuple[Any, ...]]],
+        add: Callable[[BlockResult], None], is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:  # fmt: skip
-        """Computes blocks and adds their results in order; False if it was stopped."""
-        results: queue.SimpleQueue[tuple[int, BlockResult]] = queue.SimpleQueue()
-        early: dict[int, BlockResult] = {}
-        sizes = [given[0].size for given in arguments]  # a block's token ids come first
-        blocks = [Block(given, self._expected(method, given).check) for given in arguments]
-        work = self._engine.compute(
-            method, blocks, sizes, lambda block, sums: results.put((block, sums))
+        """Computes micro-batches and adds their results in order; False if it was stopped."""
+        model = self._sum.model
+        of = model.adapter.length, model.options.objective.preference
+        blocks = [Block(given, expected(method, given[0], *of).check) for given in arguments]
+        return self._in_order(
+            method, blocks, [given[0].ids.size for given in arguments], add, is_stopped
         )
+
+    def _in_order(
+        self, method: str, blocks: Sequence[Block], sizes: Sequence[int],
+        add: Callable[[Any], None], is_stopped: Callable[[], bool] = lambda: False, *,
+        is_query: bool = False,
+    ) -> bool:  # fmt: skip
+        """Computes blocks as ``Engine.compute``, and adds their results in order."""
+        results: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        early: dict[int, Any] = {}
+        work = self._engine.compute(
+            method, blocks, sizes, lambda block, sums: results.put((block, sums)),
+            is_query=is_query,
+        )  # fmt: skip
         future = self._thread.submit(work)
         try:
-            for turn in range(len(arguments)):
+            for turn in range(len(blocks)):
                 while turn not in early:
                     if is_stopped():
                         return False
@@ -295,29 +366,33 @@ async def _ended(engine: Engine, connection: Connection) -> None:
     await connection.close()
 
 
-# ---- arguments of a block ------------------------------------------------------------------------
+# ---- micro-batches in memory ---------------------------------------------------------------------
 
-# Workers keep no state of preference objectives: the reference's log probabilities of a
-# micro-batch, and KTO's divergence over a step or an evaluation, are sent with each call. So
-# workers may join and leave at any time.
+# Workers keep no state: the reference's log probabilities of a micro-batch, KTO's divergence over a
+# step or an evaluation, and images' features are sent with each call. So workers may join and leave
+# at any time.
 
-Arguments = tuple[Any, ...]
-
-_AT_ONCE = 256  # maximum number of micro-batches whose tokens are in memory
-
-
-def _tokens(batch: MicroBatch) -> Arguments:
-    return batch.ids, batch.targets, batch.mask
+_AT_ONCE = 256  # maximum number of an evaluation's micro-batches that are in memory
+_BYTES = 512 * MIB  # maximum size of their images' features, unless one has more
 
 
-def _samples(batch: MicroBatch) -> PreferenceInputs:
-    assert isinstance(batch.samples, PreferenceInputs)
-    return batch.samples
+def _in_groups(batches: Iterable[_T], nbytes: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Micro-batches in groups that are computed together."""
+    some: list[_T] = []
+    taken = 0
+    for batch in batches:
+        own = nbytes(batch)
+        if len(some) == _AT_ONCE or (some and taken + own > _BYTES):
+            yield some
+            some, taken = [], 0
+        some.append(batch)
+        taken += own
+    if some:
+        yield some
 
 
-def _training_arguments(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
-    of_answers = () if batch.samples is None else (batch.samples, divergence)
-    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
+def _feature_bytes(images: ImageInputs | None) -> int:
+    return 0 if images is None else images.features.nbytes
 
 
 # ---- the sum on the owner's device ---------------------------------------------------------------
@@ -352,7 +427,7 @@ class GradientSum:
 
     def begin(self) -> None:
         """Starts a step."""
-        self.sums = RunningSums()
+        self.sums = RunningSums(self.model.options.objective.policy)
 
     def add(self, result: BlockResult) -> None:
         """Adds a block's gradient and sums."""
@@ -391,7 +466,8 @@ class _Step:
     is_query: bool  # a worker that cannot answer may still compute blocks
     # By block, the worker whose result is not finite; another one computes the block as well
     doubted: dict[int, WorkerHandle] = field(default_factory=dict)
-    unable: set[WorkerHandle] = field(default_factory=set)  # cannot answer the query
+    # Blocks with workers that cannot answer them
+    unable: set[tuple[int, WorkerHandle]] = field(default_factory=set)
     failure: Exception | None = None
 
 
@@ -439,6 +515,10 @@ class Engine:
         """All workers that are ready, sorted by name."""
         return {m.name: m.identity for m in self._members.ready if m.identity is not None}
 
+    async def num_workers(self) -> int:
+        """The number of workers that are ready."""
+        return len(self._members.ready)
+
     async def worker_metrics(self) -> tuple[WorkerMetrics, ...]:
         """What each worker has done since the last call."""
         return self._scheduler.worker_metrics(time.monotonic())
@@ -474,7 +554,7 @@ class Engine:
                 raise step.failure
             if not scheduler.is_complete:
                 what = "no worker has answered" if is_query else "no worker has returned a result"
-                self._patience.check(what)
+                self._patience.check(what, is_slow=method == "complete")
 
     async def query(self, method: str, *given: Any, check: Callable[[Any], Any]) -> Any:
         """Calls a method on one worker, or on another one if that fails or takes too long."""
@@ -539,9 +619,9 @@ class Engine:
         elif is_expected and isinstance(error, ClusterError):
             member.version = -1
         elif is_expected and step.is_query:
-            if member in step.unable:  # no other worker is left
+            if (order.block, member) in step.unable:  # no other worker is left
                 step.failure = error
-            step.unable.add(member)  # another worker may have more memory
+            step.unable.add((order.block, member))  # another worker may have more memory
             self._scheduler.reject(order)
         else:
             self._members.exclude(member, sentence(error))

@@ -379,7 +379,8 @@ def sentence(error: BaseException) -> str:
 # ---- patience ------------------------------------------------------------------------------------
 
 _SOON = 3.0  # seconds after which missing workers are reported
-_OPENING = 1800.0  # minimum patience, in seconds, while a worker opens the model
+# Minimum patience, in seconds, while a worker opens the model or samples completions
+_SLOW = 1800.0
 
 
 class Watchdog:
@@ -395,8 +396,11 @@ class Watchdog:
         self._report = report
         self._reported = ""
 
-    def check(self, what: str, *, count: int = 1) -> None:
-        """Reports missing workers; raises ``ClusterError`` after too long without progress."""
+    def check(self, what: str, *, count: int = 1, is_slow: bool = False) -> None:
+        """Reports missing workers; raises ``ClusterError`` after too long without progress.
+
+        ``is_slow`` workers have more time while there are any.
+        """
         waited, members = self._progress.seconds_without, self._members
         missing = ""
         if members.is_empty:
@@ -409,7 +413,8 @@ class Watchdog:
             self._report(f"{missing} {limit}")
         if members.ready and not missing:
             self._reported = ""  # to be reported again the next time
-        if waited > (max(self._seconds, _OPENING) if members.opening else self._seconds):
+        is_slow = bool(members.opening) or (is_slow and bool(members.ready))
+        if waited > (max(self._seconds, _SLOW) if is_slow else self._seconds):
             reason = f"; {members.last_reason}" if members.last_reason else ""
             if names := ", ".join(member.name for member in members.opening):
                 reason += f"; still opening the model: {names}"

@@ -343,6 +343,12 @@ def export_gguf(
     count = len(pairs)
     if llama_cpp.joins_experts:
         pairs = _with_expert_scales(pairs, architecture.experts, model)
+    factors = layout.end("embed_tokens", architecture.vocab_size).factors
+    if embedding in pairs and factors is not None:
+        raise UnsupportedModelError(
+            f"{adapter} adapts {embedding}, whose rows this base's GGUF file has with a factor: "
+            "merge the adapter, or export the whole model"
+        )
     if embedding in pairs:  # its rows are looked up in A, so llama.cpp swaps A and B
         a, b = pairs.pop(embedding)
         writer.add_tensor("token_embd.weight.lora_a", np.ascontiguousarray(b))

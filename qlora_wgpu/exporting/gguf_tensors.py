@@ -172,11 +172,14 @@ class _Tensors:
             stored = architecture.embed_name
         refuse_untied(self._merged, self._llama_cpp)
         is_head = architecture.tied and head != "own" and not self._merged.untied
-        yield self._matrix(EMBEDDING, shape, [self._reader(stored)], is_head=is_head)
+        change = self._layout.end("embed_tokens", shape[0]).of
+        reads = [self._reader(stored, change=change)]
+        yield self._matrix(EMBEDDING, shape, reads, is_head=is_head)
         if head == "own" or not architecture.tied or self._merged.untied:
             shared = architecture.tied and not self._merged.untied
             own = stored if shared else architecture.head_name
-            yield self._matrix(HEAD, shape, [self._reader(own)], is_head=True)
+            reads = [self._reader(own, change=self._layout.end("lm_head", shape[0]).of)]
+            yield self._matrix(HEAD, shape, reads, is_head=True)
 
     def tables(self) -> Iterator[FileTensor]:
         """Further embeddings, some rows in memory at a time."""

@@ -13,6 +13,7 @@ from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.decoder import Decoder
+from qlora_wgpu.families.parts.mamba import ParallelMixers
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.moe import SparseMoeBlock
 
@@ -172,7 +173,8 @@ class ModelKeys:
     @property
     def attentions(self) -> list[Attention]:
         """The attention of each layer that has it."""
-        return [mixer for mixer in self.mixers if isinstance(mixer, Attention)]
+        each = (m.attention if isinstance(m, ParallelMixers) else m for m in self.mixers)
+        return [mixer for mixer in each if isinstance(mixer, Attention)]
 
     @property
     def mixtures(self) -> list[SparseMoeBlock]:

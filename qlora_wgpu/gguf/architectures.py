@@ -246,9 +246,13 @@ _ROWS = (
         "granitehybrid", ("bamba",), "GraniteMoeHybridForCausalLM",
         keys=_GRANITE, fixed={"model_type": "granitemoehybrid"},
         allowed=by_softmax(normalized=True), default_scale=False,
-        rotated_share="partial_rotary_factor", hybrid=True,
-        read=mamba.read_hybrid, write=(mamba.write_hybrid,), pairs=True, biases=_ALL,
-        scalings=_FACTORS,
+        rotated_share="partial_rotary_factor", hybrid=True, read=mamba.read_hybrid,
+        write=(mamba.write_hybrid,), pairs=True, biases=_ALL, scalings=_FACTORS,
+    ),
+    # Its factors are part of the weights
+    GGUFArchitecture(
+        "falcon-h1", ("falcon_h1",), "FalconH1ForCausalLM", read=mamba.read_parallel,
+        write=(mamba.write_parallel,), head="own", biases=(),
     ),
     GGUFArchitecture(
         "afmoe", ("afmoe",), "AfmoeForCausalLM",

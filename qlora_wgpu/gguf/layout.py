@@ -20,6 +20,7 @@ from qlora_wgpu.families.parts.latent_attention import LatentAttention
 from qlora_wgpu.families.parts.mamba import Mamba, MambaSizes, ParallelMixers
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet
 from qlora_wgpu.gguf.architecture import GGUFArchitecture
+from qlora_wgpu.gguf.mamba import row_factors
 
 Number = TypeVar("Number", bound="np.generic[Any]")
 FloatArray = npt.NDArray[np.float32]
@@ -96,10 +97,13 @@ class TensorSlice:
     transposed: bool = False  # whether each of these is transposed
     decays: bool = False  # whether -exp of the values is stored
     own_shape: tuple[int, ...] | None = None  # the file's, if it is not the model's
+    factors: FloatArray | None = None  # of each row, which only the file's rows include
 
     def of(self, array: FloatArray) -> FloatArray:
         """The file's tensor, from the model's."""
         taken = self.by_columns(array if self.rows is None else array[self.rows])
+        if self.factors is not None:
+            taken = taken * self.factors[:, None]
         if self.decays:
             taken = -np.exp(taken)
         if self.own_shape is not None:
@@ -117,6 +121,8 @@ class TensorSlice:
 
     def by_rows(self, array: FloatArray) -> FloatArray:
         """The rows of a bias, an adapter's B, or each matrix of a stack."""
+        if self.factors is not None:
+            return array * self.factors[:, None]
         if self.rows is None:
             return array
         return array[..., self.rows, :] if array.ndim > 1 else array[self.rows]
@@ -173,6 +179,7 @@ class Layout:
         import gguf  # slow to import
 
         labels = {name: label for label, name in gguf.MODEL_ARCH_NAMES.items()}
+        self._decoder = architecture.config
         self._map = gguf.get_tensor_name_map(labels[llama_cpp.name], 1)  # for layer 0
         self._llama_cpp = llama_cpp
         self._names = _NAMES | _SHARED_MLP if architecture.experts else _NAMES
@@ -221,6 +228,9 @@ class Layout:
         at, _, leaf = module.rpartition(".")
         if self._delta is not None and at.endswith("linear_attn"):
             return self._of_delta_net(at, leaf, self._delta)
+        if self._llama_cpp.name == "falcon-h1":
+            factors = row_factors(self._decoder, leaf, rows)
+            return [TensorSlice(module, factors=factors)]
         if leaf == "kv_b_proj" and self.latent is not None:
             return _of_latent(at, rows, self.latent)
         own = next((leaf for leaf in self._names if module.endswith(leaf)), None)
@@ -231,6 +241,12 @@ class Layout:
             parts = np.arange(rows).reshape(len(names), -1)
             return [TensorSlice(at + name, part) for name, part in zip(names, parts, strict=True)]
         return [TensorSlice(module, self._row_order(leaf, rows))]
+
+    def end(self, leaf: str, rows: int) -> TensorSlice:
+        """The file's embedding or head."""
+        is_scaled = self._llama_cpp.name == "falcon-h1"
+        factors = row_factors(self._decoder, leaf, rows) if is_scaled else None
+        return TensorSlice(leaf, factors=factors)
 
     def small(self, name: str) -> TensorSlice:
         """The file's tensor for a small one that is stored in float32."""

@@ -1,13 +1,16 @@
-"""Hybrids with Mamba 2 in GGUF files, both ways: Bamba's and Granite 4's."""
+"""Hybrids with Mamba 2 in GGUF files, both ways: Bamba, Granite 4 and Falcon-H1."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.mamba import Mamba
+from qlora_wgpu.families.parts.decoder import Decoder
+from qlora_wgpu.families.parts.mamba import Mamba, ParallelMixers
+from qlora_wgpu.families.parts.mlp import GatedMLP
 from qlora_wgpu.gguf.architecture import Config, Keys, ModelKeys
 from qlora_wgpu.gguf.families import check_granite
 from qlora_wgpu.gguf.mixtures import SHARED, check_every_layer
@@ -56,8 +59,28 @@ def _sizes(keys: Keys, config: Config) -> Config:
             f"{keys.where}: {keys.architecture}.ssm.inner_size must be {EXPANSION} times "
             f"embedding_length and a multiple of ssm.time_step_rank, got {inner} and {heads}"
         )
+    return {"mamba_expand": EXPANSION, **_heads(keys, inner, heads)}
+
+
+def read_parallel(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Falcon-H1, whose weights include all factors."""
+    inner, heads = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
+    if heads < 1 or inner % heads:
+        raise CheckpointError(
+            f"{keys.where}: {keys.architecture}.ssm.inner_size {inner} must be a multiple of "
+            f"ssm.time_step_rank {heads}"
+        )
     return {
-        "mamba_expand": EXPANSION,
+        "mamba_d_ssm": inner,
+        **_heads(keys, inner, heads),
+        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "mamba_rms_norm": _has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _heads(keys: Keys, inner: int, heads: int) -> Config:
+    return {
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
         "mamba_n_groups": keys.integer("ssm.group_count"),
@@ -93,8 +116,6 @@ def write_hybrid(keys: ModelKeys) -> None:
     hidden_size = keys.decoder.dimensions.hidden_size
     if sizes.inner_size != EXPANSION * hidden_size:
         raise keys.unsupported(f"a mamba_expand other than {EXPANSION}")
-    if mamba.limits != (0.0, None):
-        raise keys.unsupported("bounds of the time steps (time_step_limit)")
     counts = [
         keys.decoder.dimensions.num_key_value_heads if isinstance(mixer, Attention) else 0
         for mixer in keys.mixers
@@ -102,11 +123,7 @@ def write_hybrid(keys: ModelKeys) -> None:
     keys.values |= {
         "attention.head_count_kv": np.array(counts, np.uint32),
         _ROTATES: keys.attentions[0].rope is not None,
-        "ssm.conv_kernel": mamba.taps,
-        "ssm.state_size": sizes.state_size,
-        "ssm.group_count": sizes.groups,
-        "ssm.inner_size": sizes.inner_size,
-        "ssm.time_step_rank": sizes.heads,
+        **_mamba_keys(keys, mamba),
     }
     if keys.mixtures:
         check_every_layer(keys)
@@ -115,3 +132,48 @@ def write_hybrid(keys: ModelKeys) -> None:
             "expert_used_count": keys.experts.num_experts_per_tok,
             SHARED: keys.shared_size,
         }
+
+
+def _mamba_keys(keys: ModelKeys, mamba: Mamba) -> Config:
+    if mamba.limits != (0.0, None):
+        raise keys.unsupported("bounds of the time steps (time_step_limit)")
+    return {
+        "ssm.conv_kernel": mamba.taps,
+        "ssm.state_size": mamba.sizes.state_size,
+        "ssm.group_count": mamba.sizes.groups,
+        "ssm.inner_size": mamba.sizes.inner_size,
+        "ssm.time_step_rank": mamba.sizes.heads,
+    }
+
+
+def write_parallel(keys: ModelKeys) -> None:
+    """Adds the keys of Falcon-H1's Mamba; ``row_factors`` has what llama.cpp has no keys for."""
+    mixers = keys.mixers[0]
+    assert isinstance(mixers, ParallelMixers)
+    if mixers.mamba.gate == "after":
+        raise keys.unsupported("a norm before the gate (mamba_norm_before_gate)")
+    keys.values |= _mamba_keys(keys, mixers.mamba)
+
+
+def row_factors(decoder: Decoder, leaf: str, rows: int) -> npt.NDArray[np.float32] | None:
+    """Factors of the rows of Falcon-H1's layers, by the last part of their name; None for ones."""
+    layer = decoder.layers[0]
+    mixers, mlp = layer.attention, layer.mlp
+    assert isinstance(mixers, ParallelMixers) and isinstance(mlp, GatedMLP)
+    attention, mamba = mixers.attention, mixers.mamba
+    sizes, unscaled = mamba.sizes, attention.dimensions.head_dim**-0.5
+    widths = (sizes.inner_size,) * 2 + (sizes.group_size,) * 2 + (sizes.heads,)
+    factors = {
+        "k_proj": (attention.scale or unscaled) / unscaled,  # of the scores
+        "o_proj": mixers.multiplier,
+        "out_proj": mixers.mamba_multiplier,
+        "gate_proj": mlp.gate_multiplier,
+        "down_proj": mlp.multiplier,
+        "lm_head": decoder.logit_scale,
+        "embed_tokens": decoder.embedding_scale,
+    }
+    each = [factors.get(leaf, 1.0)] * rows
+    if leaf == "in_proj":
+        each = np.repeat(mamba.multipliers, widths).tolist()
+    array = np.array(each, np.float32)
+    return None if (array == 1.0).all() else array

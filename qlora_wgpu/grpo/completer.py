@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.config.sections.grpo import GRPOConfig
 from qlora_wgpu.data import Dataset, Tokenizer
-from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.grpo.reward_set import RewardSet
 from qlora_wgpu.grpo.rollouts import (
+    Completion,
     Prompt,
     Rollout,
     evaluate_completions,
-    sample_completions,
     seed_of,
 )
 
 MOST_AT_ONCE = 64  # completions that are sampled at once, if memory allows
+SampleCompletions = Callable[..., list[Completion] | None]
+"""``sample_completions`` without its engine."""
 _EVALUATION = 1 << 40  # numbers of evaluations' seeds are beyond those of generations
 
 
@@ -40,7 +41,7 @@ def sampling_of(given: GRPOConfig) -> Sampling:
 class Completer:
     """Samples completions from the adapter that is active, and scores them."""
 
-    engine: Engine
+    sample: SampleCompletions
     tokenizer: Tokenizer
     rewards: RewardSet
     settings: GRPOConfig
@@ -52,8 +53,7 @@ class Completer:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Rollout | None:  # fmt: skip
         """Scored completions, of which ``size`` neighbours form a group; None if stopped."""
-        completions = sample_completions(
-            self.engine,
+        completions = self.sample(
             prompts,
             sampling_of(self.settings),
             seeds,

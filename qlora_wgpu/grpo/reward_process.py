@@ -24,9 +24,8 @@ from typing import IO, Any
 
 from qlora_wgpu.errors import ConfigError, RewardError
 from qlora_wgpu.files import is_file
-from qlora_wgpu.grpo.time_limit import RewardTimeoutError
+from qlora_wgpu.grpo.reward_failures import RewardTimeoutError, described
 from qlora_wgpu.supervision.processes import signal_name
-from qlora_wgpu.visible import one_line
 
 _START = 60.0  # seconds for a file to be imported
 _ENDS = 5.0  # seconds for a process to end that has closed its pipe
@@ -197,7 +196,7 @@ def _main(path: str, name: str) -> None:
     try:
         function = getattr(_imported(path), name, None)
     except BaseException as err:
-        answer(0, error=_described(err))
+        answer(0, error=described(err))
         return
     if not callable(function):
         answer(0, error=f"it has no function {name}")
@@ -210,7 +209,7 @@ def _main(path: str, name: str) -> None:
             made = itertools.islice(function(**batch), len(batch["completions"]) + 1)
             rewards = [_as_json(reward) for reward in made]
         except BaseException as err:
-            answer(number, error=_described(err))
+            answer(number, error=described(err))
         else:
             answer(number, rewards=rewards)
 
@@ -249,10 +248,6 @@ def _as_json(reward: Any) -> Any:
         return float("inf")
     except (TypeError, ValueError):
         return repr(reward)[:100]
-
-
-def _described(err: BaseException) -> str:
-    return f"{type(err).__name__}: {one_line(str(err)[:300])}"
 
 
 if __name__ == "__main__":

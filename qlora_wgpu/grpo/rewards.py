@@ -20,8 +20,7 @@ import numpy as np
 
 from qlora_wgpu.errors import ConfigError, RewardError, brief, require_extra
 from qlora_wgpu.grpo.advantages import Array
-from qlora_wgpu.grpo.time_limit import RewardTimeoutError
-from qlora_wgpu.visible import one_line
+from qlora_wgpu.grpo.reward_failures import RewardTimeoutError, described
 
 RewardFunction = Callable[..., Sequence[float | None]]
 
@@ -346,7 +345,7 @@ def rewards_of(
         except RewardTimeoutError:
             raise
         except Exception as err:
-            what = f"reward function {shown} failed: {type(err).__name__}: {_text(err)}"
+            what = f"reward function {shown} failed: {described(err)}"
             if isinstance(err, RewardError):
                 what = str(err)
             raise RewardError(f"{what}{_on_which(function, batch)}") from err
@@ -366,13 +365,6 @@ def rewards_of(
                 )
             rewards[number, place] = value
     return rewards
-
-
-def _text(err: Exception) -> str:
-    try:
-        return one_line(str(err)[:200])
-    except Exception:  # an exception of the user's that has no text
-        return "without a message"
 
 
 def _finite(reward: Any) -> float | None:

@@ -17,10 +17,10 @@ from qlora_wgpu.grpo.advantages import AdvantageConfig, Scores, score
 from qlora_wgpu.grpo.rewards import RewardFunction, rewards_of
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import PolicyInputs
 from qlora_wgpu.ops.policy import Policy, token_weights
 from qlora_wgpu.training.batching import padded_batch
+from qlora_wgpu.training.executor import Executor, MicroBatch
 
 IntArray = npt.NDArray[np.int64]
 Checked = tuple[IntArray, IntArray, IntArray]  # ids, targets and mask
@@ -191,26 +191,26 @@ class RolloutBatches:
 
     def __init__(
         self,
-        model: QLoRAModel,
+        executor: Executor,
         rollout: Rollout,
         policy: Policy,
         *,
         batch_size: int,
         longest: int,
         max_completion_length: int,
-        start: FloatArray | None = None,
+        reference: FloatArray | None = None,
         known: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
         """Computes log probabilities, unless they are known.
 
         Args:
-            model: The model with the adapter that has sampled the completions.
+            executor: Computes with the adapter that has sampled the completions.
             rollout: The completions; their number is a multiple of ``batch_size``.
             policy: The objective.
             batch_size: Completions of a micro-batch.
             longest: Maximum number of tokens of a row.
             max_completion_length: As in ``token_weights``.
-            start: Flat parameters of the reference model's adapter; None for none.
+            reference: Flat parameters of the reference model's adapter, if the policy has one.
             known: Old and reference log probabilities that were computed before, flat.
         """
         self._policy, self._batch_size = policy, batch_size
@@ -219,7 +219,7 @@ class RolloutBatches:
             self._collate(rollout, first, longest) for first in range(0, len(rollout), batch_size)
         ]
         self.logps = (
-            self._log_probs(model, start)
+            self._log_probs(executor, reference)
             if known is None
             else LogProbs(self._shaped(known[0]), self._shaped(known[1]))
         )
@@ -290,17 +290,15 @@ class RolloutBatches:
             own.reshape(ids.shape) for own, (ids, _, _) in zip(parts, self._checked, strict=True)
         ]
 
-    def _log_probs(self, model: QLoRAModel, start: FloatArray | None) -> LogProbs:
-        old = [np.zeros(ids.shape, np.float32) for ids, _, _ in self._checked]
+    def _log_probs(self, executor: Executor, reference: FloatArray | None) -> LogProbs:
+        batches = [MicroBatch(*checked, None, 0) for checked in self._checked]
+        old = [np.zeros(batch.ids.shape, np.float32) for batch in batches]
         if self._policy.needs_old:
-            old = [model.token_logps(*checked) for checked in self._checked]
-        reference = [np.zeros_like(logps) for logps in old]
-        if self._policy.has_reference:
-            with model.disable_adapter():
-                if start is not None:
-                    model.write_parameters(start)
-                reference = [model.token_logps(*checked) for checked in self._checked]
-        return LogProbs(old, reference)
+            old = executor.token_logps(batches)
+        if not self._policy.has_reference:
+            return LogProbs(old, [np.zeros_like(logps) for logps in old])
+        assert reference is not None
+        return LogProbs(old, executor.token_logps(batches, reference))
 
     def _divergences(self) -> npt.NDArray[np.float64]:
         """RLOO's KL divergence of each completion, summed over its tokens."""

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.grpo.advantages import Scores
-from qlora_wgpu.grpo.completer import MOST_AT_ONCE, Completer, prompt_of
+from qlora_wgpu.grpo.completer import MOST_AT_ONCE, Completer, SampleCompletions, prompt_of
 from qlora_wgpu.grpo.reward_set import RewardSet
-from qlora_wgpu.grpo.rollouts import Completion, Rollout, RolloutBatches, seed_of
+from qlora_wgpu.grpo.rollouts import (
+    Completion,
+    Rollout,
+    RolloutBatches,
+    sample_completions,
+    seed_of,
+)
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.policies import RolloutPlan, policy_of
@@ -30,28 +37,27 @@ class RolloutSampler:
 
     def __init__(
         self, run: Run, rewards: RewardSet, tokenizer: Tokenizer, stop_ids: frozenset[int],
-        at_once: int = MOST_AT_ONCE,
+        at_once: int = MOST_AT_ONCE, sample: SampleCompletions | None = None,
     ) -> None:  # fmt: skip
-        """Samples nothing yet."""
+        """Samples nothing yet.
+
+        Completions are sampled by ``sample``, or with an engine, at most ``at_once``.
+        """
         assert isinstance(run.plan, RolloutPlan)
-        if not isinstance(run.model, QLoRAModel):
-            raise ConfigError(
-                f"train.objective: {run.config.train.objective} is not supported on a cluster: "
-                "remove cluster.scheduler"
-            )
         policy = policy_of(run.config)
         assert policy is not None
         self._run, self._model, self._plan, self._policy = run, run.model, run.plan, policy
         self._rewards, self._tokenizer, self._stop_ids = rewards, tokenizer, stop_ids
-        self._at_once = at_once
-        self._opened: Completer | None = None
+        self._at_once, self._sample = at_once, sample
         self._generation = -1  # the one that the batches are of
         self._batches: RolloutBatches | None = None
         self._metrics: dict[int, Mapping[str, float]] = {}
         self._seconds = 0.0
-        self._start: npt.NDArray[np.float32] | None = None
-        if run.config.lora.init_from is not None:  # it is part of the reference model
-            self._start = run.model.read_flat(run.model.adapter.parameters).copy()
+        self._reference: npt.NDArray[np.float32] | None = None
+        if policy.has_reference and run.config.lora.init_from is not None:
+            self._reference = run.model.read_flat(run.model.adapter.parameters).copy()
+        elif policy.has_reference:
+            self._reference = run.executor.neutral()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -70,7 +76,7 @@ class RolloutSampler:
         numbers = [n for n in self._plan.prompts_of(generation) for _ in range(size)]
         prompts = [prompt_of(self._run.rows, number) for number in numbers]
         seeds = [seed_of(self._plan.seed, generation, n) for n in range(len(prompts))]
-        rollout = self._completer().complete(
+        rollout = self._completer.complete(
             prompts, seeds, "sampling completions", size, lambda: self._run.stop.requested
         )
         self._seconds += time.perf_counter() - began
@@ -114,7 +120,7 @@ class RolloutSampler:
         """TRL's metrics of completions of the held-out prompts, with the same seeds each time."""
         run = self._run
         assert run.held_out is not None
-        rollout = self._completer().evaluate(
+        rollout = self._completer.evaluate(
             run.held_out, run.config.train.objective, self._plan.seed, "evaluating by reward"
         )
         return rollout.metrics(list(self._rewards.functions))
@@ -180,22 +186,25 @@ class RolloutSampler:
             "max_completion_length": self._plan.max_completion_length,
         }
         if flats is None:
-            return RolloutBatches(self._model, rollout, self._policy, start=self._start, **given)
-        return RolloutBatches(self._model, rollout, self._policy, known=flats, **given)
+            given["reference"] = self._reference
+        return RolloutBatches(self._run.executor, rollout, self._policy, known=flats, **given)
 
+    @cached_property
     def _completer(self) -> Completer:
-        if self._opened is None:
-            run, completions = self._run, self._plan.num_prompts * self._plan.num_generations
+        run, sample = self._run, self._sample
+        if sample is None:
+            assert isinstance(self._model, QLoRAModel)
+            completions = self._plan.num_prompts * self._plan.num_generations
             longest = max(each.longest for each in [run.rows, *filter(None, [run.held_out])])
             engine = Engine(
                 self._model, min(self._at_once, completions),
                 longest + self._plan.max_completion_length, packs_weights=False,
             )  # fmt: skip
-            self._opened = Completer(
-                engine, self._tokenizer, self._rewards, run.config.grpo, self._stop_ids,
-                run.events.activity,
-            )  # fmt: skip
-        return self._opened
+            sample = partial(sample_completions, engine)
+        return Completer(
+            sample, self._tokenizer, self._rewards, run.config.grpo, self._stop_ids,
+            run.events.activity,
+        )  # fmt: skip
 
     def _log(self, step: int, rollout: Rollout, size: int) -> None:
         """Writes completions with their rewards to ``samples.jsonl``."""

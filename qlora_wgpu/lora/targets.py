@@ -228,7 +228,7 @@ def peft_config(
 
 def _shortest_name(spec: LinearSpec, taken: set[str]) -> str:
     leaf = spec.name.rpartition(".")[2]
-    return spec.name if leaf in taken else leaf
+    return spec.name if leaf in taken or leaf.isdigit() else leaf  # layers are numbers, too
 
 
 def lora_config(

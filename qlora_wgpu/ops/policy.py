@@ -182,6 +182,16 @@ def policy_loss(
     return factors
 
 
+def added_metrics(total: FloatArray, own: FloatArray) -> FloatArray:
+    """``METRICS`` of some micro-batches and of one more, as shaders/policy/total.wgsl adds them."""
+    added = total + own
+    least, most = METRICS.index("least_clipped_low"), METRICS.index("most_clipped_high")
+    is_first = total[METRICS.index("completions")] == 0
+    added[least] = own[least] if is_first else min(total[least], own[least])
+    added[most] = max(total[most], own[most])
+    return added
+
+
 def means(sums: Mapping[str, float], given: Policy) -> dict[str, float]:
     """TRL's metrics by its names, from sums by the names of ``METRICS``."""
     tokens = max(sums["tokens"], 1.0)

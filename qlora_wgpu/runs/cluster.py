@@ -19,22 +19,28 @@ from qlora_wgpu.cluster.blocks import (
     BlockRequest,
     BlockResult,
     FloatArray,
+    SampledTokens,
+    Samples,
     WorkerInfo,
     WorkerSpec,
+    answers_of,
 )
 from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import changed
 from qlora_wgpu.errors import ClusterError, ConfigError, OutOfMemoryError
+from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.grpo.rollouts import Prompt, sample_completions
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import PreferenceInputs, StepKind
+from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -51,12 +57,20 @@ from qlora_wgpu.runs.opening import (
     place_training,
     verified_layout,
 )
-from qlora_wgpu.runs.placement import limit_of
+from qlora_wgpu.runs.placement import limit_of, with_fitting_rollouts
 from qlora_wgpu.runs.prompts import writer_of
 from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.settings import load_init_from
-from qlora_wgpu.runs.workload import RunShapes, TrainingWorkload, owner_memory, update_plan, zeroing
+from qlora_wgpu.runs.workload import (
+    RolloutShape,
+    RunShapes,
+    TrainingWorkload,
+    owner_memory,
+    update_plan,
+    zeroing,
+)
 from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import visible
 
@@ -84,13 +98,14 @@ class Worker:
             )
         settings = _worker_settings(Config(**specification.settings), specification.gpu)
         self._notes = _Notes()
-        shapes = RunShapes(**specification.shapes)
-        self._model = _opened(settings, specification.length, shapes, self._notes)
+        self._model, self._rollouts = _opened(settings, specification, self._notes)
+        self._engine: Engine | None = None  # of completions
         self._zero = self._model.programs.from_graph(zeroing(self._model.layout))
         self._version = -1
-        self._shapes: set[tuple[str, int, int]] = set()
+        self._shapes: set[tuple[str, bool, int, int]] = set()
         self._write = writer_of(self._model)
-        self._compile("train", (settings.rows_at_once, specification.length))
+        shape = settings.rows_at_once, specification.length
+        self._compile("train", shape, images=specification.images)
 
     def identity(self) -> WorkerInfo:
         """Its device, version and hashes; waits until the base weights are hashed."""
@@ -121,60 +136,82 @@ class Worker:
         self._version = version
 
     def gradient(
-        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
-        weights: Any = None, samples: PreferenceInputs | None = None,
-        divergence: tuple[float, float] = NO_DIVERGENCE,
-    ) -> BlockResult:  # fmt: skip
-        """The summed gradient, loss, label tokens and hits of a ``MicroBatch``, or its metrics.
+        self, request: BlockRequest, batch: MicroBatch, divergence: tuple[float, float]
+    ) -> BlockResult:
+        """The summed gradient, loss, label tokens and hits of a micro-batch, or its metrics.
 
         ``divergence`` is the sum over all answers of the step, and their number.
         """
         model = self._model
-        with self._turn(request, "train", ids.shape) as began:
+        with self._turn(request, "train", batch.ids, batch.images) as began:
             self._zero.run()
             self._begin(divergence)
             model.accumulate(
-                ids, targets, mask, dropout_key=dropout_key, weights=weights, samples=samples
-            )
+                batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
+                weights=batch.weights, samples=batch.samples, images=batch.images,
+            )  # fmt: skip
             return self._sums(request, began, "train", model.read_flat(model.adapter.gradient))
 
-    def divergence(
-        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
-    ) -> BlockResult:
+    def divergence(self, request: BlockRequest, batch: MicroBatch) -> BlockResult:
         """A micro-batch's divergence from the reference model; no gradient."""
-        return self._measured("divergence", request, ids, targets, mask, samples, NO_DIVERGENCE)
+        return self._measured("divergence", request, batch, NO_DIVERGENCE)
 
     def answer_loss(
-        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs,
-        divergence: tuple[float, float],
-    ) -> BlockResult:  # fmt: skip
-        """Loss and metrics of a micro-batch's answers; no gradient."""
-        return self._measured("loss", request, ids, targets, mask, samples, divergence)
-
-    def answer_logps(
-        self, request: BlockRequest, ids: Any, targets: Any, mask: Any, count: int
+        self, request: BlockRequest, batch: MicroBatch, divergence: tuple[float, float]
     ) -> BlockResult:
-        """The summed log probability of each of ``count`` answers."""
-        with self._turn(request, "sums", ids.shape) as began:
-            logps = self._model.answer_logps(ids, targets, mask, count)
-            seconds = time.perf_counter() - began
-            return BlockResult(0.0, 0.0, 0, seconds, answers=logps, nonce=request.nonce)
+        """Loss and metrics of a micro-batch's answers; no gradient."""
+        return self._measured("loss", request, batch, divergence)
 
-    def loss(self, request: BlockRequest, ids: Any, labels: Any, mask: Any) -> BlockResult:
+    def answer_logps(self, request: BlockRequest, batch: MicroBatch) -> BlockResult:
+        """The summed log probability of each answer of a micro-batch."""
+        count = len(answers_of(batch).references)
+        with self._turn(request, "sums", batch.ids, batch.images) as began:
+            given = batch.ids, batch.targets, batch.mask, count
+            logps = self._model.answer_logps(*given, images=batch.images)
+            return _logps(request, began, logps)
+
+    def token_logps(self, request: BlockRequest, batch: MicroBatch) -> BlockResult:
+        """The log probability of each target of a micro-batch."""
+        with self._turn(request, "logps", batch.ids) as began:
+            logps = self._model.token_logps(batch.ids, batch.targets, batch.mask)
+            return _logps(request, began, logps.ravel())
+
+    def loss(
+        self, request: BlockRequest, ids: Any, labels: Any, mask: Any, images: ImageInputs | None
+    ) -> BlockResult:
         """The loss summed over a batch's labels, their number and hits; no gradient."""
-        with self._turn(request, "loss", ids.shape) as began:
-            loss, tokens, correct = self._model.summed_loss([(ids, labels, mask)])
+        with self._turn(request, "loss", ids, images) as began:
+            loss, tokens, correct = self._model.summed_loss([(ids, labels, mask, images)])
             seconds = time.perf_counter() - began
             return BlockResult(
                 loss, float(tokens), 0, seconds, correct=float(correct), nonce=request.nonce
             )
 
+    def complete(self, request: BlockRequest, given: Samples) -> SampledTokens:
+        """A completion of each prompt, sampled with its seed."""
+        self._require(request.version)
+        assert self._rollouts is not None  # the run samples completions
+        engine = self._engine or Engine(
+            self._model, self._rollouts.count, self._rollouts.capacity, packs_weights=False
+        )
+        self._engine = None  # after an error, its requests are dropped with it
+        completions = sample_completions(
+            engine, [Prompt(ids, "") for ids in given.prompts], given.sampling, given.seeds,
+            max_completion_length=given.max_completion_length, stop_ids=given.stop_ids,
+        )  # fmt: skip
+        self._engine = engine
+        assert completions is not None  # it was not stopped
+        ids = np.array([token for each in completions for token in each.ids], np.int32)
+        lengths = np.array([len(each.ids) for each in completions], np.int32)
+        return SampledTokens(ids, lengths, request.nonce)
+
     def text(
-        self, request: BlockRequest, ids: list[int], more: int, stop_ids: list[int], longest: int
-    ) -> list[int]:
+        self, request: BlockRequest, ids: list[int], more: int, stop_ids: list[int], longest: int,
+        *images: ImageFeatures,
+    ) -> list[int]:  # fmt: skip
         """The greedy continuation of a prompt."""
         self._require(request.version)
-        return self._write(ids, more, stop_ids, longest)
+        return self._write(ids, more, stop_ids, longest, *images)
 
     def _require(self, version: int) -> None:
         if version != self._version:
@@ -182,21 +219,22 @@ class Worker:
 
     @contextmanager
     def _turn(
-        self, request: BlockRequest, kind: StepKind, shape: tuple[int, int]
+        self, request: BlockRequest, kind: StepKind, ids: Any, images: ImageInputs | None = None
     ) -> Iterator[float]:
         """The device's turn with the requested parameters; yields when computing begins."""
         self._require(request.version)
         with self._model.device.in_turn:
-            self._compile(kind, shape)
+            self._compile(kind, ids.shape, images=images is not None)
             yield time.perf_counter()
 
     def _measured(
-        self, kind: Literal["loss", "divergence"], request: BlockRequest, ids: Any, targets: Any,
-        mask: Any, samples: PreferenceInputs, divergence: tuple[float, float],
+        self, kind: Literal["loss", "divergence"], request: BlockRequest, batch: MicroBatch,
+        divergence: tuple[float, float],
     ) -> BlockResult:  # fmt: skip
-        with self._turn(request, kind, ids.shape) as began:
+        with self._turn(request, kind, batch.ids, batch.images) as began:
             self._begin(divergence)
-            self._model.measure(kind, ids, targets, mask, samples)
+            given = batch.ids, batch.targets, batch.mask, batch.samples, batch.images
+            self._model.measure(kind, *given)
             return self._sums(request, began, kind)
 
     def _begin(self, divergence: tuple[float, float]) -> None:
@@ -212,7 +250,8 @@ class Worker:
         """The sums of everything that ran since ``began``; waits for the device."""
         model, stats = self._model, self._model.read_stats()
         metrics = stats[STATS_METRICS:].copy()
-        if kind != "divergence":  # the owner has added it up already
+        has_answers = model.options.objective.preference is not None
+        if has_answers and kind != "divergence":  # the owner has added it up already
             metrics[DIVERGENCE] = 0.0
         saturated = model.count_saturated() + (model.kept_saturated if kind == "train" else 0)
         places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
@@ -223,11 +262,15 @@ class Worker:
             nonce=request.nonce,
         )  # fmt: skip
 
-    def _compile(self, kind: StepKind, shape: tuple[int, int]) -> None:
+    def _compile(self, kind: StepKind, shape: tuple[int, int], *, images: bool) -> None:
         """Compiles the programs of a shape; that time is not measured."""
-        if (kind, *shape) not in self._shapes:
-            self._shapes.add((kind, *shape))
-            self._model.program(kind, *shape)
+        if (kind, images, *shape) not in self._shapes:
+            self._shapes.add((kind, images, *shape))
+            self._model.program(kind, *shape, images=images)
+
+
+def _logps(request: BlockRequest, began: float, logps: FloatArray) -> BlockResult:
+    return BlockResult(0.0, 0.0, 0, time.perf_counter() - began, logps=logps, nonce=request.nonce)
 
 
 def _worker_settings(settings: Config, gpu: str | None) -> Config:
@@ -242,12 +285,19 @@ def _worker_settings(settings: Config, gpu: str | None) -> Config:
     return changed(settings, changes)
 
 
-def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer) -> QLoRAModel:
+def _opened(
+    settings: Config, given: WorkerSpec, observer: Observer
+) -> tuple[QLoRAModel, RolloutShape | None]:
+    """The model, and how many completions at once it has memory for."""
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
-    workload = TrainingWorkload.of(settings, source.pretrained, length, shapes).on_worker
+    workload = TrainingWorkload.of(
+        settings, source.pretrained, given.length, RunShapes(**given.shapes),
+        None if given.rollouts is None else RolloutShape(**given.rollouts), images=given.images,
+    )  # fmt: skip
+    workload = with_fitting_rollouts(workload.on_worker, device)
     placed = place_training(settings, workload, None, device, observer)
-    return load_training(settings, placed, device, observer, Observer())
+    return load_training(settings, placed, device, observer, Observer()), workload.rollouts
 
 
 @contextmanager
@@ -267,11 +317,14 @@ def opened_cluster(
     folder.finish_fingerprint()
     gpus = _gpus(settings)
     shapes, shapes_of_run = layout.adapter.shapes, asdict(workload.shapes)
+    rollouts = None if workload.rollouts is None else asdict(workload.rollouts)
 
     def specify(name: str) -> WorkerSpec:
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
-        length = workload.step.seq
-        return WorkerSpec(settings.model_dump(), length, __version__, shapes_of_run, own)
+        length, has_images = workload.step.seq, workload.step.image_rows > 0
+        return WorkerSpec(
+            settings.model_dump(), length, __version__, shapes_of_run, own, rollouts, has_images
+        )
 
     def check(identity: WorkerInfo) -> str | None:
         return _problem(identity, folder.fingerprint, shapes)
@@ -306,6 +359,7 @@ def _owner_layout(
 
     layout = workload.layout(device)
     memory = owner_memory(layout, workload.optim)
+    memory += Counter({"reward models": workload.reward_models})
     observer.planned(memory)
     _require_room(memory, device)
     layout = verified_layout(
@@ -320,10 +374,10 @@ def _require_room(memory: Counter[str], device: Device) -> None:
     limit, needed = limit_of(device), memory.total()
     if limit is not None and needed > limit:
         raise OutOfMemoryError(
-            f"the owner of this run (adapter, gradients, moments) needs {needed / MIB:,.1f} MiB of "
-            f"device memory, {(needed - limit) / MIB:,.1f} MiB more than the "
-            f"{limit / MIB:,.1f} MiB available: lower lora.r, set optim.name to adamw_8bit, or "
-            "raise device.memory"
+            "the owner of this run (adapter, gradients, moments, reward models) needs "
+            f"{needed / MIB:,.1f} MiB of device memory, {(needed - limit) / MIB:,.1f} MiB more "
+            f"than the {limit / MIB:,.1f} MiB available: lower lora.r, set optim.name to "
+            "adamw_8bit, or raise device.memory"
         )
 
 

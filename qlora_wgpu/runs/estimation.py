@@ -245,11 +245,7 @@ def estimate(
         kept = kept_dequantized(
             layout, asked, lambda other: other.total(step), limit=budget, is_cpu=here.is_cpu
         )
-    memory = kept.memory(step, kept.sized(step).plan)
-    if samples:  # what generation needs in addition
-        own = [kept.step(step).plan]
-        both = workload.memory(kept, [*own, *workload.rollout_plans(kept)])
-        memory += both - workload.memory(kept, own)
+    memory = kept.memory(step, kept.sized(step).plan) + _of_rollouts(workload, kept)
     of_rewards = reward_model_bytes(settings, here) if samples else 0
     if of_rewards:
         memory["reward models"] = of_rewards
@@ -272,8 +268,9 @@ def estimate(
     if settings.cluster.scheduler is not None:
         worker = kept.changed(forms=workload.on_worker.forms)
         of_worker = worker.memory(step, worker.sized(step).plan)
+        of_worker += _of_rollouts(workload.on_worker, worker)
         of_owner = owner_memory(kept, workload.optim)
-        on_cluster = ClusterMemory(of_worker.total(), of_owner.total())
+        on_cluster = ClusterMemory(of_worker.total(), of_owner.total() + of_rewards)
     path = base_in(settings) if is_run else str(target)
     limit = None if budget is None and here.is_cpu else room
     tower = None if images is None else estimate_tower(workload, path, here, limit, images)
@@ -312,6 +309,15 @@ def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
         count = rows + len(model.add_tokens) + len(model.add_special_tokens)
         return base.resized(count, tuple(range(rows, count)))
     return base.resized(tokenizer.count, tokenizer.new_tokens)
+
+
+def _of_rollouts(workload: TrainingWorkload, layout: ModelPlan) -> Counter[str]:
+    """Bytes by kind that GRPO's generation needs in addition to the longest step."""
+    if workload.rollouts is None:
+        return Counter()
+    own = [layout.step(workload.step).plan]
+    both = workload.memory(layout, [*own, *workload.rollout_plans(layout)])
+    return both - workload.memory(layout, own)
 
 
 def _longest_batch(settings: Config, longest: int) -> tuple[int, DataImages | None]:

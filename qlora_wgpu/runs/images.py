@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import overload
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.model.feature_store import FeatureStore
@@ -14,14 +13,6 @@ from qlora_wgpu.model.image_inputs import ImageFeatures
 from qlora_wgpu.runs.opening import OpenedModel, device_of
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.images import Features, encoded_images
-
-
-def check_images(settings: Config, images: Mapping[str, ImageSource]) -> None:
-    """Refuses a run with images that is not supported."""
-    if images and settings.cluster.scheduler is not None:
-        raise ConfigError(
-            "cluster.scheduler does not support rows with images: remove it to train on one GPU"
-        )
 
 
 def features_of(
@@ -48,7 +39,7 @@ def images_with_own_device(
 class ImagesOfPrompt(Sequence[ImageFeatures]):
     """The features of a prompt's images, which are read from the store on each access."""
 
-    def __init__(self, features: Features | None, keys: Sequence[str]) -> None:
+    def __init__(self, features: Features, keys: Sequence[str]) -> None:
         self._features = features
         self._keys = keys
 
@@ -60,7 +51,6 @@ class ImagesOfPrompt(Sequence[ImageFeatures]):
     @overload
     def __getitem__(self, index: slice) -> list[ImageFeatures]: ...
     def __getitem__(self, index: int | slice) -> ImageFeatures | list[ImageFeatures]:
-        assert self._features is not None  # prompts have some
         if isinstance(index, slice):
             return [self._features[key] for key in self._keys[index]]
         return self._features[self._keys[index]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from qlora_wgpu.config import Config
@@ -12,6 +13,7 @@ from qlora_wgpu.errors import RewardError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.grpo.completer import MOST_AT_ONCE, Completer
 from qlora_wgpu.grpo.reward_set import RewardSet
+from qlora_wgpu.grpo.rollouts import sample_completions
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
 from qlora_wgpu.runs.prompts import prompt_for, prompt_of_run
 from qlora_wgpu.runs.rewards import reward_models
@@ -48,8 +50,9 @@ def evaluate_rewards(
             model, at_once, prompts.longest + given.max_completion_length, packs_weights=False
         )
         completer = Completer(
-            engine, prompt.tokenizer, rewards, given, prompt.stop_ids, observer.activity
-        )
+            partial(sample_completions, engine), prompt.tokenizer, rewards, given, prompt.stop_ids,
+            observer.activity,
+        )  # fmt: skip
 
         def measured(what: str) -> Metrics:
             rollout = completer.evaluate(

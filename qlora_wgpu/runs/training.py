@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.cluster.owner import Cluster
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.config.paths import RunPaths
@@ -26,7 +27,7 @@ from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.images import check_images, features_of
+from qlora_wgpu.runs.images import features_of
 from qlora_wgpu.runs.opening import OpenedModel, load_training, open_device, place_training
 from qlora_wgpu.runs.placement import with_fitting_rollouts
 from qlora_wgpu.runs.prompts import (
@@ -56,7 +57,6 @@ from qlora_wgpu.training.callbacks import TrainerCallback, subscribe_callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.data import source_shares
 from qlora_wgpu.training.evaluation import log_texts
-from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.finish import keep_prompt
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
@@ -113,11 +113,6 @@ def _rewards_of(
 ) -> RewardSet | None:
     """The reward functions of GRPO and RLOO; None for other objectives."""
     if settings.train.objective in POLICY_OBJECTIVES:
-        if settings.cluster.scheduler is not None:
-            raise ConfigError(
-                f"train.objective: {settings.train.objective} is not supported on a cluster: "
-                "remove cluster.scheduler"
-            )
         return RewardSet.of(
             settings, functions, allow_code=allow_code, reward_model=reward_models(settings.device)
         )
@@ -144,7 +139,6 @@ def _train(
         events.note(text)
     check_init_from(source.pretrained, settings.lora)
     data = read_run_data(settings, source, events)
-    check_images(settings, data.images)
     prompt = prompt_of_run(settings, source)  # once the data has been read
     if not settings.train.is_scored:  # others generate sample texts
         prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
@@ -161,7 +155,8 @@ def _train(
         rollout_shape(data, settings),
         images=features is not None,
     )
-    workload = with_fitting_rollouts(workload, device)
+    if settings.cluster.scheduler is None:  # else workers do
+        workload = with_fitting_rollouts(workload, device)
     if rewards is not None and rewards.models:
         nbytes = reward_model_bytes(settings, DeviceSpec.of(device))
         workload = replace(workload, reward_models=nbytes)
@@ -194,6 +189,7 @@ def _train(
                 RolloutSampler, rewards=rewards, tokenizer=source.tokenizer,
                 stop_ids=prompt.stop_ids,
                 at_once=MOST_AT_ONCE if workload.rollouts is None else workload.rollouts.count,
+                sample=None if executor is None else executor.complete,
             ),
         )  # fmt: skip
         try:
@@ -244,7 +240,7 @@ def _after(
 def _opened_model(
     settings: Config, source: OpenedModel, workload: TrainingWorkload, data: RunData,
     device: Device, observer: Observer, *, resume: bool,
-) -> Iterator[tuple[Config, AdapterModel, Executor | None, Writer]]:  # fmt: skip
+) -> Iterator[tuple[Config, AdapterModel, Cluster | None, Writer]]:  # fmt: skip
     """The settings as placed, the model, the cluster if there is one, and the text generator."""
     if settings.cluster.scheduler is not None:
         from qlora_wgpu.runs.cluster import opened_cluster

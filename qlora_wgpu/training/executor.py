@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -141,6 +141,14 @@ class Executor(MeasuresLoss, Protocol):
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
 
+    def token_logps(
+        self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None
+    ) -> list[FloatArray]:
+        """The log probability of each target of some micro-batches, float32 (batch, seq).
+
+        They are those of the current adapter, or of one with these flat parameters.
+        """
+
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Adds up a step's gradients, losses, label tokens and hits; may return before the end."""
 
@@ -209,6 +217,17 @@ class LocalExecutor:
             count = len(batch.samples.references)
             given = batch.ids, batch.targets, batch.mask, count, batch.images
             yield self._model.answer_logps(*given)
+
+    def token_logps(
+        self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None
+    ) -> list[FloatArray]:
+        """The log probability of each target of some micro-batches, by an adapter."""
+        model = self._model
+        if parameters is None:
+            return [model.token_logps(each.ids, each.targets, each.mask) for each in batches]
+        with model.disable_adapter():
+            model.write_parameters(parameters)
+            return self.token_logps(batches)
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qlora_wgpu.runs.cluster import Worker
 
-METHODS = ("answer_logps", "divergence", "gradient")
+METHODS = ("answer_logps", "complete", "divergence", "gradient", "token_logps")
 FOLDER = "TEST_DYING_WORKER"  # the environment's name of the folder that knows who has died
 
 
@@ -32,6 +32,14 @@ class DyingWorker(Worker):
     def answer_logps(self, *given):
         self._live("answer_logps")
         return super().answer_logps(*given)
+
+    def complete(self, *given):
+        self._live("complete")
+        return super().complete(*given)
+
+    def token_logps(self, *given):
+        self._live("token_logps")
+        return super().token_logps(*given)
 
     def divergence(self, *given):
         self._live("divergence")

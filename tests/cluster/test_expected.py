@@ -9,13 +9,19 @@ from qlora_wgpu.cluster.blocks import (
     BlockRequest,
     BlockResult,
     Expected,
+    SampledTokens,
+    Samples,
     WrongAnswerError,
+    check_completions,
     check_parameters,
     check_text,
     expected,
+    expected_loss,
 )
-from qlora_wgpu.model.steps import PreferenceInputs
+from qlora_wgpu.generation.sampling import Sampling
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
 from qlora_wgpu.ops.preference import METRICS, Preference
+from qlora_wgpu.training.executor import MicroBatch
 
 ASKED = BlockRequest(version=3, nonce=17)
 
@@ -32,7 +38,7 @@ FORMS = {
         Expected(2, gradient=8, has_metrics=True),
         BlockResult(2.0, 2.0, 0, 0.1, floats(8), metrics=floats(len(METRICS)), nonce=17),
     ),
-    "answers": (Expected(0, answers=3), BlockResult(0.0, 0.0, 0, 0.1, answers=floats(3), nonce=17)),
+    "logps": (Expected(0, logps=3), BlockResult(0.0, 0.0, 0, 0.1, logps=floats(3), nonce=17)),
 }
 
 
@@ -61,9 +67,9 @@ def test_an_answer_to_what_was_asked_is_taken(form):
         ("weighted", {"tokens": np.nan}, "it counted nan tokens, expected 4"),
         ("metrics", {"metrics": None}, "its metrics is nothing, expected an array"),
         ("metrics", {"metrics": floats(1)}, f"its metrics has 1 values, expected {len(METRICS)}"),
-        ("answers", {"answers": floats(2)}, "its log probabilities has 2 values, expected 3"),
-        ("answers", {"answers": floats((3, 1))}, "its log probabilities has 3 × 1 values"),
-        ("answers", {"answers": np.ones(3)}, "its log probabilities is float64, expected float32"),
+        ("logps", {"logps": floats(2)}, "its log probabilities has 2 values, expected 3"),
+        ("logps", {"logps": floats((3, 1))}, "its log probabilities has 3 × 1 values"),
+        ("logps", {"logps": np.ones(3)}, "its log probabilities is float64, expected float32"),
     ],
 )
 def test_what_is_no_answer_to_it_is_named(form, change, says):
@@ -102,15 +108,19 @@ def test_tokens_from_a_worker_are_of_the_vocabulary(ids):
         check_text(ids, 3, 9)
 
 
+def batch_of(labels, **more):
+    labels = np.array(labels)
+    return MicroBatch(np.zeros_like(labels), labels, None, 1, 0, **more)
+
+
 def test_label_tokens_are_counted_by_the_owner():
-    ids = np.zeros((1, 4), np.int64)
     labels = np.array([[-100, 5, 6, -100]])
     weights = np.array([[9.0, 2.0, 0.5, 9.0]], np.float32)
-    by_tokens = expected("gradient", [ids, labels, None, 1, None], 8, None)
+    by_tokens = expected("gradient", batch_of(labels), 8, None)
     assert (by_tokens.tokens, by_tokens.gradient, by_tokens.is_weighted) == (2, 8, False)
-    by_loss = expected("loss", [ids, labels, np.ones((1, 4))], 8, None)
+    by_loss = expected_loss(labels, np.ones((1, 4)))
     assert (by_loss.tokens, by_loss.gradient, by_loss.has_metrics) == (2, None, False)
-    by_weights = expected("evaluate", [ids, labels, None, 1, weights], 8, None)
+    by_weights = expected("evaluate", batch_of(labels, weights=weights), 8, None)
     assert (by_weights.tokens, by_weights.gradient, by_weights.is_weighted) == (2.5, None, True)
 
 
@@ -119,14 +129,53 @@ def test_label_tokens_are_counted_by_the_owner():
     [(Preference("dpo", "sigmoid"), 3), (Preference("kto", "kto"), 6), (None, 0)],
 )
 def test_answers_are_counted_in_pairs_or_alone(preference, count):
-    ids, labels = np.zeros((6, 2), np.int64), np.full((6, 2), -100)
-    form = expected(
-        "gradient", [ids, labels, None, 1, None, PreferenceInputs.plain(6)], 8, preference
-    )
+    given = batch_of(np.full((6, 2), -100), samples=PreferenceInputs.plain(6))
+    form = expected("gradient", given, 8, preference)
     assert (form.tokens, form.gradient, form.has_metrics) == (count, 8, True)
 
 
-def test_answers_and_the_divergence_have_no_tokens():
-    ids, labels = np.zeros((1, 2), np.int64), np.ones((1, 2), np.int64)
-    assert expected("answer_logps", [ids, labels, None, 5], 8, None) == Expected(0, answers=5)
-    assert expected("divergence", [ids, labels, None, 1], 8, None) == Expected(0, has_metrics=True)
+def test_completions_count_by_their_shares():
+    shares = np.array([1.5, 0.25], np.float32)
+    given = batch_of([[1, 2], [3, -100]], samples=PolicyInputs(shares, *[None] * 4))
+    form = expected("gradient", given, 8, None)
+    assert (form.tokens, form.gradient, form.is_weighted) == (1.75, 8, True)
+
+
+def test_log_probabilities_and_the_divergence_have_no_tokens():
+    given = batch_of([[1, 1], [1, 1]], samples=PreferenceInputs.plain(5))
+    assert expected("answer_logps", given, 8, None) == Expected(0, logps=5)
+    assert expected("token_logps", given, 8, None) == Expected(0, logps=4)
+    assert expected("divergence", given, 8, None) == Expected(0, has_metrics=True)
+
+
+SAMPLED = SampledTokens(np.array([4, 2, 5, 6, 7], np.int32), np.array([2, 3], np.int32), 17)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"nonce": 16}, "the completions of another block"),
+        ({"ids": SAMPLED.ids.astype(np.int64)}, "list of tokens is int64, expected int32"),
+        ({"ids": SAMPLED.ids[:-1]}, "list of tokens has 4 values, expected 5"),
+        ({"ids": np.array([4, 2, 5, 6, 9], np.int32)}, "contain invalid token ids"),
+        ({"ids": np.array([4, 2, 5, 6, -1], np.int32)}, "contain invalid token ids"),
+        ({"ids": np.array([4, 2, 5, 2, 7], np.int32)}, "with tokens after its end"),
+        ({"ids": np.array([4, 3, 5, 6, 7], np.int32)}, "a completion without an end"),
+        ({"lengths": np.array([5], np.int32)}, "list of lengths has 1 values, expected 2"),
+        ({"lengths": np.array([1, 4], np.int32)}, "do not have 1 to 3 tokens"),
+        ({"lengths": np.array([0, 3], np.int32)}, "do not have 1 to 3 tokens"),
+        ({"lengths": [2, 3]}, "list of lengths is a value of type list"),
+    ],
+)
+def test_completions_of_a_worker_are_whole(change, says):
+    given = Samples([[1], [1]], [7, 8], Sampling(1.0), 3, frozenset([2]))
+    assert check_completions(ASKED, SAMPLED, given, 9) == [[4, 2], [5, 6, 7]]
+    with pytest.raises(WrongAnswerError) as caught:
+        check_completions(ASKED, replace(SAMPLED, **change), given, 9)
+    assert says in str(caught.value)
+
+
+def test_what_are_no_completions_is_named():
+    given = Samples([[1]], [7], Sampling(1.0), 3, frozenset([2]))
+    with pytest.raises(WrongAnswerError, match="of type list instead of completions"):
+        check_completions(ASKED, [[4, 2]], given, 9)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.cluster.workers import _OPENING, Watchdog
+from qlora_wgpu.cluster.workers import _SLOW, Watchdog
 from qlora_wgpu.errors import ClusterError
 
 
@@ -42,7 +42,7 @@ def test_who_opens_the_model_is_not_missing(ready, opening, count, told):
 
 
 @pytest.mark.parametrize(("opening", "seconds", "most"), [
-    ("", 60.0, 60.0), ("", 5000.0, 5000.0), ("b", 60.0, _OPENING), ("b", 5000.0, 5000.0),
+    ("", 60.0, 60.0), ("", 5000.0, 5000.0), ("b", 60.0, _SLOW), ("b", 5000.0, 5000.0),
 ])  # fmt: skip
 def test_the_end_comes_later_where_a_model_is_being_opened(opening, seconds, most):
     how = {"seconds": seconds, "ready": "a", "opening": opening, "reason": "c was refused"}
@@ -51,3 +51,10 @@ def test_the_end_comes_later_where_a_model_is_being_opened(opening, seconds, mos
         waiting(most + 1, **how)[0].check("no result")
     text = f"no result for {most + 1:.0f} seconds (cluster.patience); c was refused"
     assert str(told.value) == text + "; still opening the model: b" * bool(opening)
+
+
+@pytest.mark.parametrize(("ready", "most"), [("a", _SLOW), ("", 60.0)])
+def test_workers_that_sample_completions_have_more_time(ready, most):
+    waiting(most, ready=ready)[0].check("nothing", is_slow=True)
+    with pytest.raises(ClusterError, match=f"nothing for {most + 1:.0f} seconds"):
+        waiting(most + 1, ready=ready)[0].check("nothing", is_slow=True)

@@ -130,7 +130,7 @@ def test_what_the_reference_said_is_kept_by_the_kinds_of_gpus_that_it_was_asked_
     assert not asked("alike")
 
 
-@pytest.mark.parametrize("name", ["metrics", "answers"])
+@pytest.mark.parametrize("name", ["metrics", "logps"])
 def test_a_block_of_answers_that_is_not_finite_is_told(name):
     for value, is_finite in ((1.0, True), (np.nan, False), (np.inf, False)):
         sums = BlockResult(1.0, 1.0, 0, 0.1, **{name: np.array([1, value], np.float32)})

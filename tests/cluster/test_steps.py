@@ -110,3 +110,24 @@ def test_a_question_goes_to_another_where_one_has_no_room():
     assert engine.delivered == [GOOD] and engine.asked == ["a", "b"] and not engine.told
     with pytest.raises(OutOfMemoryError, match="none"):
         computed(*[OutOfMemoryError("none")] * 3, is_query=True)
+
+
+def test_a_worker_without_room_leaves_all_of_them_to_another():
+    class Full(Noted):
+        async def call(self, member, method, asked, *given):
+            self.asked.append(member.name)
+            if member.name == "a":
+                raise OutOfMemoryError("no room")
+            await asyncio.sleep(0.01)
+            return GOOD
+
+    async def done():
+        engine, block = Full([]), Block((), lambda asked, answer: answer)
+        deliver = lambda block, answer: engine.delivered.append(block)  # noqa: E731
+        async with asyncio.timeout(20):
+            await engine.compute("complete", [block] * 3, [10] * 3, deliver, is_query=True)
+        return engine
+
+    engine = asyncio.run(done())
+    assert sorted(engine.delivered) == [0, 1, 2] and not engine.told
+    assert engine.asked.count("a") > 1  # with other prompts there could be room

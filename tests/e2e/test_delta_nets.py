@@ -34,7 +34,16 @@ def opened(case, folder, device, dtype="float32"):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "case", ["qwen3_5", "qwen3_next-experts", "bamba", "falcon_h1", "granite4-mamba-experts"]
+    "case",
+    [
+        "qwen3_5",
+        "qwen3_next-experts",
+        "bamba",
+        "falcon_h1",
+        "granite4-mamba-experts",
+        "nemotron_h-experts",
+        "zamba2",
+    ],
 )
 def test_packed_samples_are_apart(device, tmp_path, case):
     """State and convolution begin anew with each; transformers' own packing is not asked."""
@@ -66,7 +75,17 @@ def test_packed_samples_are_apart(device, tmp_path, case):
 
 
 @pytest.mark.cover(case=["qwen3_5", "bamba"])
-@pytest.mark.parametrize("case", ["qwen3_5", "bamba", "falcon_h1", "granite4-mamba-experts"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "qwen3_5",
+        "bamba",
+        "falcon_h1",
+        "granite4-mamba-experts",
+        "nemotron_h-experts",
+        "zamba2",
+    ],
+)
 def test_a_text_grows_beyond_a_chunk(device, tmp_path, case):
     model = opened(case, tmp_path, device)
     prompt = np.random.default_rng(4).integers(0, VOCAB, 61).tolist()
@@ -96,6 +115,10 @@ def test_published_files(device, tmp_path, case, model_type):
     expected, seen = file["logits"], mask == 1
     worst = np.abs(model.logits(ids, mask)[..., :40] - expected)[seen].max()
     assert worst <= 1e-5 * np.abs(expected[seen]).max()
-    names = set(model.adapter_state_dict())  # as AutoModelForCausalLM and PEFT call them
+    names = set(model.adapter_state_dict())  # as AutoModelForImageTextToText and PEFT call them
     assert any(".linear_attn.in_proj_qkv.lora_A." in name for name in names)
-    assert names <= {n[5:] for n in file.files if n.startswith("grad:")}
+    assert names <= {
+        n[5:].replace(".layers.", ".language_model.layers.", 1)
+        for n in file.files
+        if n.startswith("grad:")
+    }

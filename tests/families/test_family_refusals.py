@@ -41,6 +41,23 @@ REFUSED = {
     "Mamba's groups": (
         "bamba", {**NEEDED["bamba"], "mamba_n_groups": 3}, "multiple of mamba_n_groups 3",
     ),
+    "layers of Nemotron-H": (
+        "nemotron_h", {"layers_block_type": ["dense"]}, "layers_block_type must be a list of",
+    ),
+    "letters of Nemotron-H": (
+        "nemotron_h", {**NEEDED["nemotron_h"], "layers_block_type": None,
+                       "hybrid_override_pattern": "M|E"}, "hybrid_override_pattern must be a",
+    ),
+    "layers of Zamba 2": (
+        "zamba2", {"layers_block_type": ["attention"]}, "must be a list of linear_attention and",
+    ),
+    "terms of Zamba 2's attention": (
+        "zamba2", {**NEEDED["zamba2"], "use_shared_attention_adapter": True,
+                   "num_key_value_heads": 2}, "requires heads of queries, and of keys",
+    ),
+    "Zamba 2's hybrid layers": (
+        "zamba2", {**NEEDED["zamba2"], "hybrid_layer_ids": [1]}, "hybrid_layer_ids must be",
+    ),
     "Mamba's activation": ("bamba", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
     "time steps": (
         "bamba", {**NEEDED["bamba"], "time_step_limit": [2.0, 1.0]}, "time_step_limit must be two",

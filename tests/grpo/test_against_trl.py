@@ -24,6 +24,7 @@ from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.optimizers import STATS_METRICS
 from qlora_wgpu.ops.policy import METRICS, Policy, means
+from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.optimizer import Optimizer
 
 FOLDER = Path(__file__).parents[1] / "references"
@@ -52,8 +53,8 @@ def test_three_steps(device, tmp_path, case):
     policy = Policy(**{"loss_type": "dapo", **CASES[case]})
     model.options = TrainingOptions(objective=Objective(policy=policy), router_aux_loss_coef=0.0)
     made = RolloutBatches(
-        model, rollout(), policy, batch_size=4, longest=64,
-        max_completion_length=MAX_COMPLETION_LENGTH,
+        LocalExecutor(model), rollout(), policy, batch_size=4, longest=64,
+        max_completion_length=MAX_COMPLETION_LENGTH, reference=model.neutral,
     )  # fmt: skip
     optim = OptimConfig(
         learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=0.0

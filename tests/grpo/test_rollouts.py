@@ -23,6 +23,7 @@ from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.optimizers import STATS_METRICS
 from qlora_wgpu.ops.policy import METRICS, Policy, means
+from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.optimizer import Optimizer
 
 LENGTH, GROUP = 12, 4
@@ -56,10 +57,11 @@ def sampled(model, generation, engine=None, temperature=1.0):
     )
 
 
-def batches(model, rollout, policy, size=4, **more):
+def batches(model, rollout, policy, reference=None):
     return RolloutBatches(
-        model, rollout, policy, batch_size=size, longest=32, max_completion_length=LENGTH, **more
-    )
+        LocalExecutor(model), rollout, policy, batch_size=4, longest=32,
+        max_completion_length=LENGTH, reference=model.neutral if reference is None else reference,
+    )  # fmt: skip
 
 
 def test_a_completion_depends_on_its_own_seed_alone(device, tmp_path):
@@ -165,7 +167,7 @@ def test_rloo_subtracts_the_divergence_from_the_rewards(device, tmp_path):
     assert made.kl == pytest.approx(sum(sums) / rollout.lengths.sum(), rel=1e-4)
     assert abs(made.kl) > 1e-3
     # An adapter that a run continues is part of its reference.
-    same = batches(model, rollout, policy, start=moved)
+    same = batches(model, rollout, policy, moved)
     assert same.kl == 0.0 and np.array_equal(model.read_flat(model.adapter.parameters), moved)
 
 

@@ -77,9 +77,12 @@ def with_head_dim(config, head_dim):
         return {**config, **own, "num_attention_heads": 4, "hidden_size": 4 * head_dim}
     # Mamba's heads make up twice the hidden size.
     own = {"mamba_n_heads": head_dim // 4, "mamba_d_head": 32} if "mamba_d_head" in config else {}
-    if config["model_type"] == "zamba2":
-        own = {"n_mamba_heads": head_dim // 4, "attention_head_dim": 2 * head_dim}
-        own |= {"mamba_headdim": 32, "attention_hidden_size": 8 * head_dim}
+    if config["model_type"] == "zamba2":  # heads make up twice the hidden size
+        return {
+            **config, "hidden_size": 2 * head_dim, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "attention_head_dim": head_dim, "mamba_headdim": 32,
+            "attention_hidden_size": 4 * head_dim, "n_mamba_heads": head_dim // 8,
+        }  # fmt: skip
     return {
         **config,
         **own,

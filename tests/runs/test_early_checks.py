@@ -3,10 +3,8 @@
 import pytest
 from e2e.tiny import write_model
 
-from qlora_wgpu import Config, LoraConfig, QLoRAModel, train
+from qlora_wgpu import LoraConfig, QLoRAModel, train
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError
-from qlora_wgpu.images.sources import ImageSource, RowContent
-from qlora_wgpu.runs.images import check_images
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +55,3 @@ def test_an_adapter_to_go_on_from_that_does_not_fit(config, tmp_path, device, ow
     lora_of_run = {**own, "lora_alpha": 4, "init_from": str(tmp_path / "adapter")}
     with pytest.raises(CheckpointError, match=rf"^lora\.init_from: .*{text}"):
         train({**config, "lora": lora_of_run})  # whose data is not there, and is not missed
-
-
-def test_a_cluster_refuses_rows_with_images(tmp_path):
-    settings = Config(model={"path": str(tmp_path)}, cluster={"scheduler": "tls://127.0.0.1:8786"})
-    image = ImageSource("image 1", RowContent(b""))
-    check_images(settings, {})
-    with pytest.raises(ConfigError, match=r"cluster.scheduler does not support rows with images"):
-        check_images(settings, {"key": image})

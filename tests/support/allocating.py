@@ -24,6 +24,7 @@ def allocating_device(monkeypatch: pytest.MonkeyPatch) -> Device:
                 program._device.write(storage.buffer, np.ones(4, np.float32))
 
     monkeypatch.setattr(Program, "run", run)
+    monkeypatch.setattr(Program, "run_preemptible", lambda program: iter([run(program)]))
     monkeypatch.setattr(Program, "begin", lambda program: None)  # each by itself
     monkeypatch.setattr(Program, "read", lambda program, tensor: bytes(tensor.nbytes))
     return device

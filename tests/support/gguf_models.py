@@ -84,6 +84,8 @@ CHANGES = {
     "gemma4_text experts": MORE["gemma4-experts"],
     "gemma4_unified_text": {},
     "bamba": {"mamba_proj_bias": False, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
+    "falcon_h1": {"mamba_norm_before_gate": False},
+    "falcon_h1 gate": {"mamba_rms_norm": False, "mamba_d_ssm": 72, "mamba_n_heads": 3},
     "granitemoehybrid mamba": {
         **MAMBA, "layer_types": ["mamba", "attention", "mamba"], "position_embedding_type": "nope",
     },

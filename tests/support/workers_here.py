@@ -32,20 +32,25 @@ class WorkersHere(Cluster):
     def worker_metrics(self):
         return ()
 
+    @property
+    def num_workers(self):
+        return len(self.workers)
+
     def _query(self, method, *given, check):
         return check(getattr(self.workers[0], method)(BlockRequest(self.version, 0), *given))
 
-    def _publish(self):
+    def _publish(self, parameters=None):
         self.version += 1
+        parameters = self._sum.parameters() if parameters is None else parameters
         for worker in self.workers:
-            worker.write(self.version, self._sum.parameters())
+            worker.write(self.version, parameters)
 
-    def _compute(self, method, arguments, add, is_stopped=lambda: False):
-        self.asked.append((method, len(arguments)))
-        for number, given in enumerate(arguments):
+    def _in_order(self, method, blocks, sizes, add, is_stopped=lambda: False, *, is_query=False):
+        self.asked.append((method, len(blocks)))
+        assert len(sizes) == len(blocks)
+        for number, block in enumerate(blocks):
             worker = self.workers[number % len(self.workers)]
             asked = BlockRequest(self.version, number)
-            told = getattr(worker, method)(asked, *pickle.loads(pickle.dumps(given)))
-            sums = pickle.loads(pickle.dumps(told))
-            add(self._expected(method, given).check(asked, sums))
+            told = getattr(worker, method)(asked, *pickle.loads(pickle.dumps(block.given)))
+            add(block.check(asked, pickle.loads(pickle.dumps(told))))
         return True

@@ -125,11 +125,13 @@ def _through(
 ) -> Tensor:  # fmt: skip
     """The outputs of each row's experts, by the names of gate, up and down, or up and down."""
     x, (*wide, down) = permute(ops.g, x, routing), names
-    made = [ops.expert_linear(x, name, routing) for name in wide]
+    gate, *ups = (ops.expert_linear(x, name, routing) for name in wide)
     if isinstance(activation, ClampedGLU):
-        y = ops.clamped_glu(*made, activation)
+        y = ops.clamped_glu(gate, ups[0], activation)
+    elif ups:
+        y = ops.glu(gate, ups[0], activation)
     else:
-        y = (ops.glu if len(made) == 2 else ops.activation)(*made, activation)
+        y = ops.activation(gate, activation)
     return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
 
 

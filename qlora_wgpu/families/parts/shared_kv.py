@@ -95,6 +95,7 @@ class SharingLayer(Layer):
         own = pair or (state[names[0]], state[names[1]])
         made = attention.attend(ops, q, own, at, None, 1.0)
         h = self._after(ops, made, h, at, order.after_attention)
+        assert self.mlp is not None
         made = self.mlp.trace(ops, self._before(ops, h, at, order.before_mlp), at, None, 1.0)
         if self.mixture is not None:
             made = self.mixture.trace(ops, h, made, at)

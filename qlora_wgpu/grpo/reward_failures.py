@@ -1,4 +1,4 @@
-"""A time limit for reward functions that run in this process."""
+"""Failures of reward functions: a time limit for those in this process, and their messages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from qlora_wgpu.errors import RewardError
+from qlora_wgpu.visible import one_line
 
 _SIGNAL = getattr(signal, "SIGUSR2", None)  # None on Windows
 
@@ -20,6 +21,15 @@ class RewardTimeoutError(RewardError):
 
 class _Interrupt(BaseException):
     """Raised within a function; no Exception, since functions may handle those."""
+
+
+def described(err: BaseException) -> str:
+    """The kind and the message of a function's exception, on one line."""
+    try:
+        text = one_line(str(err)[:200])
+    except Exception:  # its own __str__ fails
+        text = ""
+    return f"{type(err).__name__}: {text}" if text else type(err).__name__
 
 
 def limited(function: Callable[..., Any], name: str, seconds: float) -> Callable[..., list[Any]]:

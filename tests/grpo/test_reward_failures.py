@@ -7,8 +7,8 @@ import time
 import pytest
 
 from qlora_wgpu.errors import RewardError
+from qlora_wgpu.grpo.reward_failures import limited
 from qlora_wgpu.grpo.rewards import rewards_of
-from qlora_wgpu.grpo.time_limit import limited
 
 BATCH = {"prompts": ["p"], "completions": ["a"], "completion_ids": [[1]]}
 
