@@ -21,7 +21,7 @@ class RewardModel(Protocol):
     def open(self) -> None:
         """Loads it, before it is called."""
 
-    def __call__(self, **batch: Any) -> Sequence[float | None]:
+    def __call__(self, *args: Any, **batch: Any) -> Sequence[float | None]:
         """The rewards of a batch."""
 
 
@@ -61,18 +61,19 @@ class RewardSet:
         try:
             for given in config.grpo.reward_funcs:
                 if isinstance(given, Mapping) and "reward_model" in given:
-                    name, function = _found_model(given["reward_model"], reward_model)
-                    models.append(function)
+                    name, model = _found_model(given["reward_model"], reward_model)
+                    models.append(model)
+                    named[_unique(name, named)] = model
                 else:
                     timeout = config.grpo.reward_timeout
                     name, function = _opened(given, timeout, allow_code=allow_code)
-                named[_unique(name, named)] = function
+                    named[_unique(name, named)] = function
+            for own in functions:
+                name = _unique(_name_of(own), named)
+                named[name] = limited(own, name, config.grpo.reward_timeout)
         except QLoRAError:
             _close(named)
             raise
-        for function in functions:
-            name = _unique(_name_of(function), named)
-            named[name] = limited(function, name, config.grpo.reward_timeout)
         if not named:
             raise ConfigError(
                 f"train.objective: {config.train.objective} requires reward functions: set "
