@@ -89,10 +89,10 @@ class MergedWeights:
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
         sources = {spec.name: spec.stored for spec in architecture.linears}
         for layer in adapted_layers(tensors):
-            if (source := sources.get(layer.module)) in architecture.shared_linears:
+            if sources.get(layer.module) in architecture.shared_linears:
                 raise UnsupportedModelError(
-                    f"{adapter} adapts {layer.module}, which uses the weight of {source} with "
-                    "other layers, so it cannot be merged: use the adapter with the base"
+                    f"{adapter} adapts {layer.module}, whose weight other layers also use, so it "
+                    "cannot be merged: use the adapter with its base"
                 )
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)

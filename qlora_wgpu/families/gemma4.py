@@ -1,4 +1,4 @@
-"""Gemma 4 with images and sound: its text part."""
+"""Gemma 4 with images: its text part and its tower, without audio."""
 
 from dataclasses import replace
 
@@ -13,6 +13,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     # Modules for images and sound have the same last names, and PEFT refuses to adapt them.
     decoder = replace(text, prefix=PREFIX, adapted_within=PREFIX)
     return reading_images(read, decoder)
+
+
+def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:
+    """Patches of images of any size, averaged and projected."""
+    vision, _ = parts.vision_config(read, "gemma4_vision")
+    return parts.read_gemma4_tower(read, vision)
 
 
 def reading_images(read: parts.ConfigReader, decoder: parts.Decoder) -> parts.Decoder:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
 
-# transformers' defaults, which older files leave out.
+# transformers' defaults.
 DEFAULTS = {
     "vocab_size": 202_048, "hidden_size": 6656, "intermediate_size": 19_968,
     "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 2,
@@ -18,7 +18,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
     The norms of layers are stored as weight - 1, the final one is not.
     """
-    text = parts.text_config(read, "none", ties=False).with_defaults(**DEFAULTS)
+    text = parts.text_config(read, "none").with_defaults(**DEFAULTS)
     dimensions = parts.Dimensions.read(text)
     norm = parts.RMSNorm(text.number("rms_norm_eps", 1e-5), offset=1.0)
     rope = parts.read_rope(text.config, dimensions.head_dim)
@@ -54,7 +54,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         logit_scale=text.number("output_multiplier", 0.19611613513818404),
         logit_softcap=text.softcap("final_logit_softcapping", 20.0),
     )
-    return decoder.within(parts.LANGUAGE_MODEL)
+    tied = read.flag("tie_word_embeddings")  # the text part's own key is ignored
+    return replace(decoder, tied=tied).within(parts.LANGUAGE_MODEL)
 
 
 def _rotated(read: parts.ConfigReader, by_default: list[bool]) -> list[bool]:

@@ -70,8 +70,7 @@ def _kinds(read: parts.ConfigReader) -> list[str]:
     named = read.config.get(key)
     if key == "layers_block_type" and named is None:
         return _by_letters(read.config.get("hybrid_override_pattern", "ME*-"))
-    named_kinds = named if isinstance(named, list) else []
-    kinds: list[str] = [LEGACY.get(str(kind), kind) for kind in named_kinds]
+    kinds = [LEGACY.get(str(kind), str(kind)) for kind in named] if isinstance(named, list) else []
     if not kinds or not parts.name_kinds(kinds, (*PATTERN.values(),), len(kinds)):
         raise UnsupportedModelError(
             f"config.json: {key} must be a list of {', '.join(PATTERN.values())}, "

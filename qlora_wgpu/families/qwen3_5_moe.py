@@ -1,10 +1,13 @@
 """Qwen 3.5 as a mixture of experts with images: its text part and its tower."""
 
 from qlora_wgpu.families import parts, qwen3_5_moe_text, qwen3_vl
+from qlora_wgpu.families.qwen3_5 import reading_images
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
-    return qwen3_5_moe_text.compose(parts.text_config(read, ties=False))
+    """Modules have the names of ``AutoModelForImageTextToText``."""
+    text = parts.text_config(read, ties=False)
+    return reading_images(read, text, qwen3_5_moe_text.compose(text))
 
 
 def compose_vision(read: parts.ConfigReader) -> parts.VisionTower:

@@ -53,8 +53,7 @@ def _kinds(read: parts.ConfigReader) -> list[str]:
     named = read.config.get(key)
     if key == "layers_block_type" and named is None:
         return [HYBRID if letter == "H" else MAMBA for letter in PUBLISHED]
-    named_kinds = named if isinstance(named, list) else []
-    kinds: list[str] = [LEGACY.get(str(kind), kind) for kind in named_kinds]
+    kinds = [LEGACY.get(str(kind), str(kind)) for kind in named] if isinstance(named, list) else []
     if not kinds or not parts.name_kinds(kinds, (MAMBA, HYBRID), len(kinds)):
         raise UnsupportedModelError(
             f"config.json: {key} must be a list of {MAMBA} and {HYBRID}, got {brief(named)}"

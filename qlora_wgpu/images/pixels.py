@@ -1,11 +1,11 @@
-"""Pixels of images: how a processor resizes, rescales and normalizes them, by its settings."""
+"""What image processors share: what they make of an image, its pixels, and settings of both."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,65 @@ RGB = npt.NDArray[np.uint8]
 Pixels = npt.NDArray[np.float32]
 """(3, height, width), normalized."""
 
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
+"""Pillow's numbers of filters."""
+
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Means and standard deviations that families use by default."""
+
+
+# ---- an image for a tower ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How an image is divided: rows and columns of tiles, 0 where it stays whole."""
+
+    rows: int = 0
+    columns: int = 0
+    # Height and width of the image itself, where its tiles have padding (LLaVA-NeXT).
+    size: tuple[int, int] = (0, 0)
+
+    @property
+    def count(self) -> int:
+        """Crops that the tower reads, the whole image among them."""
+        return self.rows * self.columns + 1
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many patches an image has."""
+
+    rows: int
+    columns: int
+
+
+Layout = Tiles | Grid
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessedImage:
+    """What a vision tower reads of one image."""
+
+    crops: tuple[Pixels, ...]  # tiles first, the whole image last; one for each image of Qwen's
+    layout: Layout
+
+
+class ImageProcessor(Protocol):
+    """A processor of images."""
+
+    def layout(self, height: int, width: int) -> Layout:
+        """How an image of this size is divided."""
+
+    def crop_sizes(self, height: int, width: int) -> Sequence[tuple[int, int]]:
+        """Height and width of what the tower reads of an image of this size, crop by crop."""
+
+    def __call__(self, rgb: RGB) -> ProcessedImage:
+        """The pixels that the tower reads of an image."""
+
+
+# ---- pixels --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,6 +120,57 @@ def resize(rgb: RGB, height: int, width: int, resample: int) -> RGB:
 
     resized = Image.fromarray(rgb).resize((width, height), resample=Image.Resampling(resample))
     return np.asarray(resized)
+
+
+def resize_in_torch(rgb: RGB, height: int, width: int, resample: int) -> RGB:
+    """Resizes as torchvision does with antialiasing: bit-identical to torch 2.13 on x86 CPUs.
+
+    Both passes, first along rows, have integer weights of 16 bits and round to bytes.
+    """
+    across = _resized(np.ascontiguousarray(rgb.swapaxes(0, 1)), width, resample)
+    return _resized(np.ascontiguousarray(across.swapaxes(0, 1)), height, resample)
+
+
+def _resized(lines: RGB, count: int, resample: int) -> RGB:
+    """The same along the first axis."""
+    if len(lines) == count:
+        return lines
+    first, weights = _filter_weights(len(lines), count, resample)
+    most, bits = float(weights.max()), 0
+    while bits < 22 and int(most * 2.0 ** (bits + 1) + 0.5) < 1 << 15:
+        bits += 1
+    weights = np.trunc(weights * 2.0**bits + np.copysign(0.5, weights))
+    flat = lines.reshape(len(lines), -1)
+    resized = np.empty((count, flat.shape[1]), np.uint8)
+    for i, begin in enumerate(first):
+        taps = flat[begin : begin + weights.shape[1]].astype(np.float64)
+        total = weights[i, : len(taps)] @ taps  # of integers below 2⁵³
+        resized[i] = np.clip(np.floor(total / 2.0**bits + 0.5), 0, 255)
+    return resized.reshape(count, *lines.shape[1:])
+
+
+def _filter_weights(
+    side: int, count: int, resample: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """The first pixel that each of ``count`` ones reads of ``side``, and the weights from it on."""
+    scale = side / count
+    stretch = max(scale, 1.0)
+    radius = stretch * (2 if resample == BICUBIC else 1)
+    center = scale * (np.arange(count) + 0.5)
+    first = np.maximum((center - radius + 0.5).astype(np.int64), 0)
+    end = np.minimum((center + radius + 0.5).astype(np.int64), side)
+    pixels = first[:, None] + np.arange((end - first).max())
+    away = np.abs((pixels - center[:, None] + 0.5) / stretch)
+    if resample == BICUBIC:
+        near, far = (1.5 * away - 2.5) * away**2 + 1, ((2.5 - 0.5 * away) * away - 4) * away + 2
+        weights = np.where(away < 1, near, np.where(away < 2, far, 0.0))
+    else:
+        weights = np.maximum(1 - away, 0.0)
+    weights *= pixels < end[:, None]
+    return first, weights / weights.sum(axis=1, keepdims=True)
+
+
+# ---- settings ------------------------------------------------------------------------------------
 
 
 def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:

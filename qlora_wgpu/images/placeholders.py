@@ -19,17 +19,17 @@ import numpy as np
 from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import DataError, UnsupportedModelError, brief
 from qlora_wgpu.files import is_there
-from qlora_wgpu.images.processors import (
+from qlora_wgpu.images.one_crop import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
-    ImageProcessor,
-    LlavaNextImageProcessor,
+    Gemma4ImageProcessor,
     PixtralImageProcessor,
     Qwen2VLImageProcessor,
-    Tiles,
-    read_image_processor,
 )
+from qlora_wgpu.images.pixels import ImageProcessor, Tiles
+from qlora_wgpu.images.processors import read_image_processor
 from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.images.tiles import Lfm2VlImageProcessor, LlavaNextImageProcessor
 
 Pieces = Sequence[str | int]
 """Text, and numbers of placeholders."""
@@ -268,6 +268,31 @@ def _mistral3(files: _Files) -> ImageTokens:
 _PIXTRAL_TOKENS = (("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]"))
 
 
+def _lfm2_vl(files: _Files) -> ImageTokens:
+    processor = files.processor
+    if not isinstance(processor, Lfm2VlImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of LFM2-VL's")
+    framed = files.settings.get("use_image_special_tokens") is not False
+    unit = processor.unit
+
+    def expand(height: int, width: int) -> Pieces:
+        layout, per_tile = processor.layout(height, width), (processor.tile // unit) ** 2
+        tall, wide = processor.whole_size(height, width)
+        pieces: list[str | int] = ["<|image_start|>"]
+        for row in range(layout.rows):
+            for column in range(layout.columns):
+                if layout.rows * layout.columns > 1:
+                    pieces.append(f"<|img_row_{row + 1}_col_{column + 1}|>")
+                pieces.append(per_tile)
+        if processor.is_whole_read(layout):
+            pieces += ["<|img_thumbnail|>"] if layout.rows else []
+            pieces.append(tall // unit * (wide // unit))
+        pieces.append("<|image_end|>")
+        return pieces if framed else [piece for piece in pieces if isinstance(piece, int)]
+
+    return files.image_tokens(396, expand)
+
+
 def _patches_of_tower(files: _Files) -> tuple[int, int]:
     """The side of a patch, and how many features there are besides those of patches."""
     vision = files.section("vision_config")
@@ -291,7 +316,21 @@ def _gemma3(files: _Files) -> ImageTokens:
     return files.image_tokens(262_144, lambda *_: pieces, begin)
 
 
-def _qwen_vl(files: _Files) -> ImageTokens:
+def _gemma4(files: _Files) -> ImageTokens:
+    processor = files.processor
+    if not isinstance(processor, Gemma4ImageProcessor):
+        raise UnsupportedModelError("preprocessor_config.json is not one of Gemma 4's")
+    begin, end = files.token("boi_token", 255_999), files.token("eoi_token", 258_882)
+
+    def expand(height: int, width: int) -> Pieces:
+        layout = processor.layout(height, width)
+        return [begin, layout.rows * layout.columns // processor.pooling_kernel_size**2, end]
+
+    return files.image_tokens(258_880, expand)
+
+
+def _qwen_vl(files: _Files, ids: tuple[int, int, int] = (151_655, 151_652, 151_653)) -> ImageTokens:
+    """``ids`` are the default ids of the placeholder and of what comes before and after it."""
     processor = files.processor
     if not isinstance(processor, Qwen2VLImageProcessor):
         raise UnsupportedModelError("preprocessor_config.json is not one of Qwen's")
@@ -300,8 +339,13 @@ def _qwen_vl(files: _Files) -> ImageTokens:
         layout = processor.layout(height, width)
         return [layout.rows * layout.columns // processor.merge_size**2]
 
-    around = files.token("vision_start_token", 151_652), files.token("vision_end_token", 151_653)
-    return files.image_tokens(151_655, expand, around=around)
+    number, begin, end = ids
+    around = files.token("vision_start_token", begin), files.token("vision_end_token", end)
+    return files.image_tokens(number, expand, around=around)
+
+
+def _qwen3_5(files: _Files) -> ImageTokens:
+    return _qwen_vl(files, (248_056, 248_053, 248_054))
 
 
 _FAMILIES: Mapping[str, Callable[[_Files], ImageTokens]] = {
@@ -310,13 +354,15 @@ _FAMILIES: Mapping[str, Callable[[_Files], ImageTokens]] = {
     "llava": _llava,
     "llava_next": _llava_next,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "lfm2_vl": _lfm2_vl,
     "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
     "qwen3_vl_moe": _qwen_vl,
-    "qwen3_5": _qwen_vl,
-    "qwen3_5_moe": _qwen_vl,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5,
 }
 
 # ---- a model's folder ----------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes, is_dir, open_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import available_bytes
+from qlora_wgpu.images.pixels import ProcessedImage
 from qlora_wgpu.images.placeholders import ImageFiles, ImageTokens, counted
-from qlora_wgpu.images.processors import ProcessedImage
 from qlora_wgpu.images.sources import ImageSource
 from qlora_wgpu.limits import GIB, MIB
 from qlora_wgpu.model.image_inputs import ImageFeatures

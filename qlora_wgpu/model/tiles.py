@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qlora_wgpu.images.processors import Layout, Tiles
+from qlora_wgpu.images.pixels import Layout, Tiles
 from qlora_wgpu.model.image_inputs import FloatArray
 
 

@@ -20,8 +20,13 @@ from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.family import Modules
-from qlora_wgpu.families.parts.layer_ops import LayerOps
-from qlora_wgpu.families.parts.vision import Arranged, TowerInputs, TowerMatrix, VisionTower
+from qlora_wgpu.families.parts.vision import (
+    Arranged,
+    TowerInputs,
+    TowerMatrix,
+    TowerOps,
+    VisionTower,
+)
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
@@ -29,7 +34,7 @@ from qlora_wgpu.graph.offload import WeightGroup, WeightStream
 from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, row, stored_bits, vector
-from qlora_wgpu.images.processors import ProcessedImage
+from qlora_wgpu.images.pixels import ProcessedImage
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.checkpoint_reader import CheckpointReader, bits_of
@@ -104,12 +109,12 @@ class TowerPlan:
         weights = self.tower.weights()
         self.matrices = {spec.name: spec for spec in weights.matrices}
         self.host_shapes = weights.host
-        self.norms = weights.norms
+        self.rows = weights.rows
         self.weight_dtype = profile.weight_dtype(dtype)
         self.linears = {name: self._linear(spec) for name, spec in self.matrices.items()}
         self.small = {
-            name: row(name, size, "float32", Storage(name, "base", 4 * (size + -size % 8)))
-            for name, (size, _) in weights.norms.items()
+            name: row(name, of.size, "float32", Storage(name, "base", 4 * (of.size + -of.size % 8)))
+            for name, of in weights.rows.items()
         }
         self._steps: dict[int, TowerStep] = {}
         # Counts values that kernels clamp to float16's range, if they have it.
@@ -180,7 +185,7 @@ class TowerPlan:
         whole = make_batch_buffers(1, rows, blocked=True)
         windowed = make_batch_buffers(1, rows, blocked=True) if tower.window else whole
         modules = Modules(_NO_MATRIX, _NO_MATRIX, self.linears, self.small)
-        ops = LayerOps(g, modules, whole), LayerOps(g, modules, windowed)
+        ops = TowerOps(g, modules, whole), TowerOps(g, modules, windowed)
         features = tuple(tower.trace(*ops, given))
         return TowerStep(compile_plan(g, features), given, whole, windowed, features)
 
@@ -319,8 +324,11 @@ class VisionEncoder:
             if spec.bias:
                 length = spec.shape[0] if spec.shape[0] >= end else spec.out_features
                 yield f"{name}.bias", self._reader.read(spec.bias, (length,))[spec.first : end]
-        for name, (size, offset) in self.plan.norms.items():
-            yield name, self._reader.read(name, (size,)) + np.float32(offset)
+        for name, of in self.plan.rows.items():
+            yield (
+                name,
+                of.make(self._reader.read(name, of.shape)).reshape(-1) + np.float32(of.offset),
+            )
 
     def _load(self) -> None:
         linears = self.plan.linears

@@ -123,6 +123,26 @@ def mean_of_rows(g: Graph, x: Tensor, count: int) -> Tensor:
     return y
 
 
+def clamped(g: Graph, x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
+    """x within two stored numbers, of x's type; not differentiable."""
+    if not lowest.shape == highest.shape == (1, 1):
+        raise GraphError(f"clamped: {lowest} and {highest} must be numbers")
+    y = matrix(f"clamped {x.name}", x.rows, x.columns, x.dtype)
+    tensors = {"x": x, "lowest": lowest, "highest": highest, "y": y}
+    g.launch("tensor/clamp.wgsl", x.rows * x.units(8), tensors)
+    return y
+
+
+def standardized(g: Graph, x: Tensor, bias: Tensor, scale: Tensor, factor: float) -> Tensor:
+    """(factor · x - bias) · scale by column, float32; not differentiable."""
+    if not x.columns == bias.columns == scale.columns:
+        raise GraphError(f"standardized: {bias} and {scale} do not fit {x}")
+    y = g.float32(f"standardized {x.name}", x.rows, x.columns)
+    tensors = {"x": x, "bias": bias, "scale": scale, "y": y}
+    g.launch("rows/standardize.wgsl", x.rows * x.units(8), tensors, {"factor": factor})
+    return y
+
+
 def softcap_in_place(g: Graph, y: Tensor, cap: float) -> None:
     """y = cap · tanh(y / cap), float32."""
     units = y.rows * y.units(4)

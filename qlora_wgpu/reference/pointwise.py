@@ -76,6 +76,16 @@ def weighted_sum(x: Array, z: Array, a: float, b: float) -> Array:
     return a * x + b * z
 
 
+def clamped(x: Array, lowest: float, highest: float) -> Array:
+    """x between two numbers."""
+    return np.minimum(np.maximum(x, lowest), highest)
+
+
+def standardized(x: Array, bias: Array, scale: Array, factor: float) -> Array:
+    """(factor · x - bias) · scale by column."""
+    return (factor * x - bias) * scale
+
+
 def column_scale(x: Array, factors: Array) -> Array:
     """x (rows, columns) times a factor of each column."""
     return x * factors

@@ -138,10 +138,10 @@ def reward_model_bytes(settings: Config, device: DeviceSpec) -> int:
     """Bytes that the reward models of a run need on its GPU."""
     known = {"reward_model": reward_models(settings.device)}
     length = settings.data.max_seq_length + settings.grpo.max_completion_length
-    entries: list[Any] = [
-        each["reward_model"]
-        for each in settings.grpo.reward_funcs
-        if isinstance(each, dict) and "reward_model" in each
+    given: list[Any] = [each for each in settings.grpo.reward_funcs if isinstance(each, dict)]
+    models: list[Any] = [
+        built_in("reward_model", each["reward_model"], known)
+        for each in given
+        if "reward_model" in each
     ]
-    models: list[Any] = [built_in("reward_model", options, known) for options in entries]
     return sum(model.nbytes(device, length) for model in models)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.data import Dataset, Example
+from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.images.placeholders import ImageFiles
@@ -42,7 +43,11 @@ def encoded_images(
     if not images:
         return None
     layout, folder = base.architecture.images, base.folder
-    assert files is not None and layout is not None and folder is not None  # rows have some
+    assert files is not None and folder is not None  # rows have some
+    if layout is None:
+        raise UnsupportedModelError(
+            "config.json: images require a valid mrope_section (Qwen) or pad_token_id (Gemma 4)"
+        )
     tower = f"{folder.identity} {dtype}"  # without reading its weights
     store = FeatureStore(tower, files.tokens, cache)
     width = (1 + layout.deepstack) * base.architecture.hidden_size

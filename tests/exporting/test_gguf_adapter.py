@@ -220,7 +220,7 @@ def test_heads_of_delta_nets_have_llama_cpp_s_order(tmp_path) -> None:
     config = CONFIGS["qwen3_5_text"]
     outer = {"model_type": "qwen3_5", "text_config": config}  # with images: its text part
     (tmp_path / "config.json").write_text(json.dumps(outer))
-    at, pairs = "base_model.model.model.layers.0.linear_attn", {}
+    at, pairs = "base_model.model.model.language_model.layers.0.linear_attn", {}
     for leaf, (rows, columns) in {"in_proj_b": (6, 72), "out_proj": (72, 144)}.items():
         pairs[f"{at}.{leaf}.lora_A.weight"] = np.arange(columns, dtype=np.float32)[None]
         pairs[f"{at}.{leaf}.lora_B.weight"] = np.arange(rows, dtype=np.float32)[:, None]

@@ -212,7 +212,7 @@ PADDED = {
     "hunyuan_v1_moe": 0, "lfm2": 0, "lfm2_moe": 0,
     "ministral3": 11, "nanochat": 1, "olmo_hybrid": 100_277, "olmo": 1, "olmo2": 1, "olmo3": 1,
     "olmoe": 1, "phi3": 32_000, "seed_oss": 1,
-    "smollm3": 128_004,
+    "smollm3": 128_004, "zamba2": 0,
 }  # fmt: skip
 
 

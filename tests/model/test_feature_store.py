@@ -10,8 +10,8 @@ from PIL import Image
 from support.image_models import rgb_of
 
 from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.images.one_crop import Gemma3ImageProcessor
 from qlora_wgpu.images.placeholders import ImageTokens
-from qlora_wgpu.images.processors import Gemma3ImageProcessor
 from qlora_wgpu.images.sources import ImageSource, RowContent
 from qlora_wgpu.model import feature_store
 from qlora_wgpu.model.feature_store import FeatureStore

@@ -8,13 +8,17 @@ from model.test_vision_encoder import config_of, crops, distances, images_of, sa
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.images.processors import (
+from qlora_wgpu.images.one_crop import (
     ClipImageProcessor,
     Gemma3ImageProcessor,
-    Idefics3ImageProcessor,
-    LlavaNextImageProcessor,
+    Gemma4ImageProcessor,
     PixtralImageProcessor,
     Qwen2VLImageProcessor,
+)
+from qlora_wgpu.images.tiles import (
+    Idefics3ImageProcessor,
+    Lfm2VlImageProcessor,
+    LlavaNextImageProcessor,
 )
 from qlora_wgpu.model import tower_memory
 from qlora_wgpu.model.tower_memory import place_tower, placed_for
@@ -43,6 +47,9 @@ def test_processors_know_the_sizes_of_crops_without_pixels():
             ((40, 20), (20, 40)), (20, 20), 20, ClipImageProcessor(20, (20, 20))
         ),
         PixtralImageProcessor((40, 40), 8),
+        Gemma4ImageProcessor(70, 4, 2),
+        Lfm2VlImageProcessor((1, 4), 8, 4, 16),
+        Lfm2VlImageProcessor((1, 4), 8, 4, 16, use_thumbnail=False),
     )  # fmt: skip
     for size in ((9, 5), (40, 61)):
         rgb = np.zeros((*size, 3), np.uint8)

@@ -15,7 +15,7 @@ from qlora_wgpu.errors import CheckpointError, ShapeError, UnsupportedModelError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.images.processors import ProcessedImage, Tiles
+from qlora_wgpu.images.pixels import ProcessedImage, Tiles
 from qlora_wgpu.model.vision_encoder import TowerPlan, VisionEncoder, read_tower
 from qlora_wgpu.quant import quantize_nf4
 
@@ -123,7 +123,7 @@ def test_clamped_values_are_reported_once(device, tmp_path):
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE], ids=["buffers", "as on GPUs"])
 def test_features_by_other_kernels(device, tmp_path, profile, monkeypatch):
     monkeypatch.setattr(device, "profile", profile)
-    for case in ("qwen2_5_vl", "gemma3"):
+    for case in ("qwen2_5_vl", "gemma3", "gemma4"):
         own = tmp_path / case
         own.mkdir()
         folder, config = saved(case, own)

@@ -182,12 +182,8 @@ TOWERS = {
     "muse_glimmer": {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
-RENAMED = (
-    "gemma3",
-    "gemma4",
-    "gemma4_unified",
-    "mistral3",
-)  # whose text part is called otherwise by itself
+# Those whose text part is called otherwise by itself.
+RENAMED = "gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {

@@ -36,6 +36,16 @@ TOWER_3 = {
     **QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 72,
     "deepstack_visual_indexes": [0], "num_position_embeddings": 16,
 }  # fmt: skip
+QWEN3_5 = {
+    **TEXT, "head_dim": 20, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.6,
+        "mrope_section": [2, 2, 1], "mrope_interleaved": True,
+    },
+}  # fmt: skip
+TOWER_3_5 = {key: value for key, value in TOWER_3.items() if key != "deepstack_visual_indexes"}
 UNTIED = {"tie_word_embeddings": False}  # else the last token follows itself
 GEMMA4 = {
     **TEXT, "head_dim": 20, "global_head_dim": 28, "sliding_window": 7, "pad_token_id": 3,
@@ -126,6 +136,19 @@ CASES = {
                          "moe_intermediate_size": 44},
          "vision_config": TOWER_3, "image_token_id": IMAGE, "video_token_id": 329},
         ATTENTION,
+    ),
+    "qwen3_5": (
+        "qwen3_5",
+        {"text_config": QWEN3_5, "vision_config": TOWER_3_5, "image_token_id": IMAGE,
+         "video_token_id": 329},
+        [*ALL, "in_proj_qkv", "in_proj_a", "out_proj"],
+    ),
+    "qwen3_5_moe": (
+        "qwen3_5_moe",
+        {"text_config": {**QWEN3_5, "num_experts": 5, "num_experts_per_tok": 2,
+                         "moe_intermediate_size": 44, "shared_expert_intermediate_size": 28},
+         "vision_config": TOWER_3_5, "image_token_id": IMAGE, "video_token_id": 329},
+        [*ATTENTION, "in_proj_z"],
     ),
     "lfm2_vl": (
         "lfm2_vl",

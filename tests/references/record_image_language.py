@@ -1,6 +1,6 @@
 """Records what PyTorch computes of the language models of vision-language models with images.
 
-usage: python tests/references/record_image_language.py
+usage: python tests/references/record_image_language.py [CASE ...]
 
 Needs torch, transformers and peft; tests/references/README has the versions. Features are random
 and given to the model in place of what its tower makes. Writes image_language.npz: of each case
@@ -126,11 +126,6 @@ def record(case):
         for row in range(len(ids))
     ]
     gradients = {n: trained[n].grad.numpy() for n in names}
-    if len(sys.argv) > 1:  # whole, to compare at hand
-        np.savez(
-            f"{sys.argv[1]}/{case}.npz", logits=out.logits.detach().numpy(),
-            **{f"grad:{n}": g for n, g in gradients.items()},
-        )  # fmt: skip
     print(case, out.loss.item(), [t.tolist() for t in tokens], flush=True)
     return {
         "config": json.dumps(config), "shapes": json.dumps(shapes), "deepstack": deepstack,
@@ -145,10 +140,11 @@ def record(case):
 
 def main():
     torch.set_num_threads(1)
-    made = {}
-    for case in CASES:
+    cases, path = sys.argv[1:] or CASES, HERE / "image_language.npz"
+    made = dict(np.load(path)) if sys.argv[1:] else {}
+    for case in cases:
         made |= {f"{case}/{key}": value for key, value in record(case).items()}
-    np.savez_compressed(HERE / "image_language.npz", **made)
+    np.savez_compressed(path, **made)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def processor_of(family: str, folder: Path):
         tokenizer_file=str(folder / "tokenizer.json"), eos_token="</s>", bos_token="<s>",
         extra_special_tokens=extra, chat_template=kept["chat_template"],
     )  # fmt: skip
-    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    backend = "torchvision" if family == "lfm2_vl" else "pil"  # which has no other
+    images = AutoImageProcessor.from_pretrained(folder, backend=backend)
     settings = json.loads((folder / "processor_config.json").read_text())
     kind = _class(family)
     processor = kind.__new__(kind)
@@ -61,6 +62,9 @@ def processor_of(family: str, folder: Path):
         begin, end, one = extra["boi_token"], extra["eoi_token"], extra["image_token"]
         processor.full_image_sequence = f"\n\n{begin}{one * count}{end}\n\n"
         processor.image_token = begin
+    elif family in ("gemma4", "lfm2_vl"):
+        for key, token in extra.items():
+            setattr(processor, key, token)
     else:
         processor.image_token = extra["image_token"]
     return processor
@@ -86,6 +90,8 @@ def _class(family: str):
         "llava": transformers.LlavaProcessor,
         "llava_next": transformers.LlavaNextProcessor,
         "gemma3": transformers.Gemma3Processor,
+        "gemma4": transformers.Gemma4Processor,
+        "lfm2_vl": transformers.Lfm2VlProcessor,
         "mistral3": Pixtral,
         "qwen2_vl": transformers.Qwen2VLProcessor,
     }
@@ -101,13 +107,15 @@ def ids_of(family: str, sizes) -> list[list[int]]:
         processor = processor_of(family, folder)
         text = processor.tokenizer.apply_chat_template(MESSAGES, tokenize=False)
         images = [Image.fromarray(rgb_of(*size)) for size in sizes]
-        kwargs = {"return_row_col_info": True} if family in ("idefics3", "smolvlm") else {}
+        tiled = family in ("idefics3", "smolvlm", "lfm2_vl")
+        kwargs = {"return_row_col_info": True} if tiled else {}
         nested = [images] if family in ("idefics3", "smolvlm", "gemma3") else images
         if family == "mistral3":
             kwargs["patch_size"] = processor.patch_size * processor.spatial_merge_size
         inputs = processor.image_processor(nested, **kwargs)
         for number in range(len(images)):
-            replacement = processor.replace_image_token(inputs, number)
+            special = {"use_image_special_tokens": True} if family == "lfm2_vl" else {}
+            replacement = processor.replace_image_token(inputs, number, **special)
             text = text.replace(processor.image_token, f"\0{number}\0", 1)
             text = text.replace(f"\0{number}\0", replacement.replace(processor.image_token, "\1"))
         text = text.replace("\1", processor.image_token)

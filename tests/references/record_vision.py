@@ -1,6 +1,6 @@
 """Records the features that transformers' vision towers and connectors make of a few images.
 
-usage: python tests/references/record_vision.py
+usage: python tests/references/record_vision.py [CASE ...]
 
 Needs torch and transformers; tests/references/README has the versions. Writes vision.npz: of each
 case (``vision_cases.py``) config.json, the shapes of the tower's weights, which follow from their
@@ -75,6 +75,13 @@ def features(model, config, images, tiles):
             flat = torch.from_numpy(parts.reshape(1, rows * columns, -1)).double()
             mask = torch.ones(1, rows * columns, dtype=torch.long)
             made.append(get(flat, torch.tensor([[rows, columns]]), mask).pooler_output[0])
+        elif kind == "gemma4":
+            side = tower.patch_size
+            rows, columns = own[0].shape[1] // side, own[0].shape[2] // side
+            parts = own[0].reshape(3, rows, side, columns, side).transpose(1, 3, 2, 4, 0)
+            flat = torch.from_numpy(parts.reshape(1, rows * columns, -1)).double()
+            places = np.indices((rows, columns))[::-1].reshape(2, -1).T
+            made.append(get(flat, torch.from_numpy(places.copy())[None]).pooler_output[0])
         elif kind.startswith("qwen"):
             flat, grid = flat_patches(own[0], tower)
             out = get(flat, torch.tensor([grid]))
@@ -104,15 +111,17 @@ def features(model, config, images, tiles):
 
 def main():
     torch.set_num_threads(1)
-    made = {}
-    for case, (model_type, changes, _) in CASES.items():
+    cases, path = sys.argv[1:] or CASES, HERE / "vision.npz"
+    made = dict(np.load(path)) if sys.argv[1:] else {}
+    for case in cases:
+        model_type, changes, _ = CASES[case]
         model, config, shapes = base_model(model_type, changes)
         with torch.no_grad():
             found = features(model, model.config, crops(case), TILED)
         made |= {f"{case}/config": json.dumps(config), f"{case}/shapes": json.dumps(shapes)}
         made |= {f"{case}/{i}": each for i, each in enumerate(found)}
         print(case, [each.shape for each in found], flush=True)
-    np.savez_compressed(HERE / "vision.npz", **made)
+    np.savez_compressed(path, **made)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def weights(shapes, norm_offset):
             centre = 1.0 - norm_offset if "norm" in name and name.endswith("weight") else 0.0
             centre = 1.0 if name.endswith(("scalar", "scale")) else centre
             arrays[name] = np.float32(centre) + np.float32(0.2) * array
+        elif name.endswith(("_min", "_max")):  # bounds on both sides of zero
+            arrays[name] = (0.5 + np.abs(array)) * np.float32(1 if name.endswith("max") else -1)
         else:
             arrays[name] = np.float32(0.5 if "embed" in name else 0.15) * array
     return {name: np.asarray(array) for name, array in arrays.items()}

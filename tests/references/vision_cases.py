@@ -24,6 +24,15 @@ QWEN3 = {
         "mrope_interleaved": True,
     },
 }  # fmt: skip
+GEMMA4 = {
+    "hidden_size": 24, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 12, "patch_size": 5, "pooling_kernel_size": 2,
+    "position_embedding_size": 11, "rms_norm_eps": 0.02,
+}  # fmt: skip
+GEMMA4_TEXT = {
+    **TEXT, "head_dim": 20, "global_head_dim": 20, "pad_token_id": 3,
+    "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 IMAGE = {"image_token_id": 60, "video_token_id": 59}
 
 # The model_type, its config.json, and height and width of the crops of each image.
@@ -83,6 +92,26 @@ CASES = {
             "mm_tokens_per_image": 16, "image_token_index": 60,
         },
         [[(40, 40)], [(40, 40)]],
+    ),
+    "gemma4": (
+        "gemma4",
+        {
+            "text_config": GEMMA4_TEXT, "vision_config": {**GEMMA4, "use_clipped_linears": True},
+            "audio_config": None, "image_token_id": 60,
+        },
+        [[(30, 50)], [(10, 20)]],
+    ),
+    "gemma4-standardized": (
+        "gemma4",
+        {
+            "text_config": GEMMA4_TEXT,
+            "vision_config": {
+                **GEMMA4, "standardize": True, "pooling_kernel_size": 3,
+                "rope_parameters": {"rope_type": "axial", "rope_theta": 7.0},
+            },
+            "audio_config": None, "image_token_id": 60,
+        },
+        [[(30, 45)]],
     ),
     "qwen2_vl": (
         "qwen2_vl",

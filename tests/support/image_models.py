@@ -14,6 +14,13 @@ SIZES = (
     ((40, 60), (300, 200), (97, 97)),
     ((1, 9), (800, 601), (333, 1000)),
 )
+# Height and width before and after, and the filter.
+RESIZED = {
+    "smaller": ((23, 40), (9, 13), "bilinear"),
+    "larger": ((5, 3), (17, 16), "bilinear"),
+    "smaller by cubes": ((23, 40), (9, 13), "bicubic"),
+    "larger by cubes": ((5, 3), (17, 16), "bicubic"),
+}
 _PARTS = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for p in m['content'] %}"
     "{% if p['type'] == 'image' %}MARKER{% else %}{{ p['text'] }}{% endif %}{% endfor %}"
@@ -25,6 +32,7 @@ _CLIP = {
     "crop_size": {"height": 56, "width": 56},
 }
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_TILES = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 7) for column in range(1, 7)]
 _IDEFICS3 = {
     "tokens": ["<image>", "<fake_token_around_image>", "<global-img>", *_ROWS],
     "named": {"image_token": "<image>"},
@@ -107,6 +115,40 @@ FAMILIES = {
             "size": {"height": 56, "width": 56},
         },
     },
+    "gemma4": {
+        "tokens": ["<|image|>", "<|image>", "<image|>"],
+        "named": {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+        "ids": {
+            "image_token_id": "<|image|>",
+            "boi_token_id": "<|image>",
+            "eoi_token_id": "<image|>",
+        },
+        "processor": {},
+        "images": {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 8,
+            "max_soft_tokens": 70,
+        },
+    },
+    "lfm2_vl": {
+        "tokens": ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *_TILES],
+        "named": {
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail_token": "<|img_thumbnail|>",
+        },
+        "ids": {"image_token_id": "<image>"},
+        "processor": {},
+        "images": {
+            "image_processor_type": "Lfm2VlImageProcessor",
+            "encoder_patch_size": 8,
+            "tile_size": 64,
+            "min_image_tokens": 4,
+            "max_image_tokens": 12,
+            "max_tiles": 6,
+        },
+    },
     "qwen2_vl": {
         "tokens": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"],
         "named": {"image_token": "<|image_pad|>"},
@@ -150,3 +192,9 @@ def rgb_of(height: int, width: int) -> np.ndarray:
     """The pixels of an image that depends on its size alone."""
     rows, columns = np.indices((height, width))
     return np.stack([rows * 7 + columns, columns * 5, rows * columns], -1).astype(np.uint8)
+
+
+def bytes_of(height, width):
+    """Random bytes, many of them at both ends of their range."""
+    draw = np.random.default_rng(height).integers(-128, 384, (height, width, 3))
+    return np.clip(draw, 0, 255).astype(np.uint8)

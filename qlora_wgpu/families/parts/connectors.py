@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.norm import Norm, RMSNorm
-from qlora_wgpu.families.parts.vision import TowerMatrix, TowerWeights
+from qlora_wgpu.families.parts.vision import TowerMatrix, TowerRow, TowerWeights
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.tensor import mean_of_rows, merged_rows
+from qlora_wgpu.ops.tensor import mean_of_rows, merged_rows, standardized
 
 NamedNorm = tuple[str, Norm, int]
 """A norm with the prefix of its weights and its size."""
@@ -89,6 +89,37 @@ class PooledProjector:
         (x,) = states
         x = self.norm.trace(ops, mean_of_rows(ops.g, x, self.merge**2), self.norm_name)
         return [ops.linear(x, self.layer.name, float32=True)]
+
+
+@dataclass(frozen=True)
+class StandardizedProjector:
+    """One layer of the norm, without a weight, of averaged patches that are scaled (Gemma 4)."""
+
+    layer: TowerMatrix
+    eps: float  # of the norm
+    merge: int  # patches of a side that are averaged
+    factor: float  # of the averages
+    # Tensors by column that are subtracted next, and multiplied by then; None without.
+    statistics: tuple[str, str] | None = None
+
+    def weights(self) -> TowerWeights:
+        of_column = TowerRow((self.layer.in_features,))
+        return TowerWeights((self.layer,), dict.fromkeys(self.statistics or (), of_column))
+
+    @property
+    def out_features(self) -> int:
+        return self.layer.out_features
+
+    def trace(self, ops: LayerOps, states: Sequence[Tensor]) -> list[Tensor]:
+        """The features, float32."""
+        (x,) = states
+        x, eps = mean_of_rows(ops.g, x, self.merge**2), self.eps
+        if self.statistics is None:
+            eps /= self.factor**2  # the same without the factor
+        else:
+            bias, scale = map(ops.small, self.statistics)
+            x = standardized(ops.g, x, bias, scale, self.factor)
+        return [ops.linear(ops.plain_rms_norm(x, eps), self.layer.name, float32=True)]
 
 
 @dataclass(frozen=True)

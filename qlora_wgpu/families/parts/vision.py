@@ -7,9 +7,11 @@ of them, are blocks of its attention.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +21,10 @@ from qlora_wgpu.families.family import LinearSpec, Weights
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.mlp import GatedMLP, PlainMLP
 from qlora_wgpu.families.parts.norm import Norm
+from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.tensor import clamped
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -53,12 +57,24 @@ class TowerMatrix:
 
 
 @dataclass(frozen=True)
+class TowerRow:
+    """A row of float32 numbers, such as a norm's weight, and how it is made from what is stored."""
+
+    shape: tuple[int, ...]  # of the tensor, whose name is the row's; () for a single number
+    offset: float = 0.0  # added to what is stored
+    make: Callable[[FloatArray], FloatArray] = as_stored  # before that
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class TowerWeights:
     """All weights of a tower or of its parts."""
 
     matrices: tuple[TowerMatrix, ...] = ()
-    # Lengths by tensor name, and what is added to what is stored.
-    norms: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    rows: Mapping[str, TowerRow] = field(default_factory=dict)
     # Shapes by name of the tensors that the host reads: tables of positions and single rows.
     host: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -70,8 +86,8 @@ class TowerWeights:
     @classmethod
     def of_norm(cls, norm: Norm, name: str, size: int) -> TowerWeights:
         return cls(
-            norms={
-                leaf: (size, norm.offset if leaf.endswith("weight") else 0.0)
+            rows={
+                leaf: TowerRow((size,), norm.offset if leaf.endswith("weight") else 0.0)
                 for leaf in norm.weights(name, size).norms
             }
         )
@@ -79,7 +95,7 @@ class TowerWeights:
     def __add__(self, other: TowerWeights) -> TowerWeights:
         return TowerWeights(
             self.matrices + other.matrices,
-            {**self.norms, **other.norms},
+            {**self.rows, **other.rows},
             {**self.host, **other.host},
         )
 
@@ -98,6 +114,42 @@ class TowerInputs:
     row_numbers: Tensor  # uint32 (rows): 0, 1, 2, …
 
 
+class TowerOps(LayerOps):
+    """Ops of a tower, some of whose layers clamp what they read and what they compute.
+
+    Its weights are never quantized, so ``group`` computes none of them before ``linear``.
+    """
+
+    def linear(
+        self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        bounds = _bounds(name)
+        if bounds[0] not in self._modules.norms:
+            return super().linear(x, name, residual, **options)
+        if residual is not None:
+            raise GraphError(f"{name} clamps its output, which must not have a residual")
+        lowest, highest, *of_output = map(self.small, bounds)
+        x = clamped(self.g, x, lowest, highest)
+        return clamped(self.g, super().linear(x, name, **options), *of_output)
+
+
+def _bounds(name: str) -> list[str]:
+    """The numbers of a layer ``….linear`` that clamps."""
+    leaves = ("input_min", "input_max", "output_min", "output_max")
+    return [f"{name.removesuffix('linear')}{leaf}" for leaf in leaves]
+
+
+def _with_bounds(weights: TowerWeights) -> TowerWeights:
+    """Weights of layers that clamp, with their numbers."""
+    bounds = (bound for matrix in weights.matrices for bound in _bounds(matrix.name))
+    return weights + TowerWeights(rows=dict.fromkeys(bounds, TowerRow((), make=_finite)))
+
+
+def _finite(number: FloatArray) -> FloatArray:
+    """Infinities, which shaders may not read, as the largest numbers."""
+    return np.nan_to_num(number)
+
+
 @dataclass(frozen=True)
 class TowerAttention:
     """Attention of all heads within the blocks of the batch, with biases or without."""
@@ -108,6 +160,11 @@ class TowerAttention:
     # The layers of q, k and v, or one layer of all three.
     leaves: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.out_proj"
+    scale: float | None = None  # factor of the scores; None for 1 / √head_dim
+    # The epsilon of RMSNorms of each head's query, key and value, the latter without a weight.
+    head_norm: float | None = None
+    # Whether each half of a head is rotated by itself, the first one by columns.
+    by_halves: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -124,17 +181,33 @@ class TowerAttention:
         else:
             specs = [LinearSpec(name, size, size, self.bias) for name in self._names(at)]
             matrices += map(TowerMatrix.of, specs)
+        if self.by_halves:  # in the order of ``AxialRope``
+            ordered = partial(_joined_halves, self.head_dim)
+            matrices[:2] = [replace(matrix, make=ordered) for matrix in matrices[:2]]
         out = LinearSpec(f"{at}{self.out}", size, size, self.bias)
-        return TowerWeights((*matrices, TowerMatrix.of(out)))
+        weights = TowerWeights((*matrices, TowerMatrix.of(out)))
+        if self.head_norm is not None:
+            norm = TowerRow((self.head_dim,), make=ordered if self.by_halves else as_stored)
+            weights += TowerWeights(rows={f"{at}{name}.weight": norm for name in _HEAD_NORMS})
+        return weights
 
-    def trace(self, ops: LayerOps, x: Tensor, h: Tensor, at: str, given: TowerInputs) -> Tensor:
-        """h plus attention's output for x, float32."""
+    def trace(
+        self, ops: LayerOps, x: Tensor, h: Tensor | None, at: str, given: TowerInputs
+    ) -> Tensor:
+        """Attention's output for x, plus h if it is given, float32."""
         q, k, v = (ops.linear(x, name) for name in self._names(at))
+        if self.head_norm is not None:
+            eps = self.head_norm
+            q, k = (
+                ops.qk_norm(y, at + name, eps) for y, name in zip((q, k), _HEAD_NORMS, strict=True)
+            )
+            v = ops.plain_qk_norm(v, self.head_dim, eps)
         if given.angles is not None:
             size, rows = self.head_dim, given.row_numbers
             q, k = rope(ops.g, [q, k], given.angles, ops.batch, size, size, rows=rows)
-        y = ops.attention(q, k, v, self.head_dim, self.head_dim**-0.5)
-        return ops.linear(y, f"{at}{self.out}", h)
+        scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        y = ops.attention(q, k, v, self.head_dim, scale)
+        return ops.linear_out(y, f"{at}{self.out}", h, 1.0)
 
     def _names(self, at: str) -> list[str]:
         if len(self.leaves) == 1:
@@ -142,28 +215,45 @@ class TowerAttention:
         return [f"{at}{leaf}" for leaf in self.leaves]
 
 
+_HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
+
+
+def _joined_halves(head_dim: int, array: FloatArray) -> FloatArray:
+    """Rows of heads (a, b, c, d), of which a and b are rotated together, as (c, a, d, b)."""
+    quarters = array.reshape(-1, 4, head_dim // 4, *array.shape[1:])
+    return quarters[:, [2, 0, 3, 1]].reshape(array.shape)
+
+
 @dataclass(frozen=True)
 class TowerLayer:
-    """A pre-norm layer."""
+    """A pre-norm layer, which may have norms of both halves' output, too."""
 
     norm: Norm
     attention: TowerAttention
     mlp: PlainMLP | GatedMLP
-    norms: tuple[str, str] = (
-        "layer_norm1",
-        "layer_norm2",
-    )  # of attention's input, and of the MLP's
+    # Names of the norms of attention's input, and of the MLP's.
+    norms: tuple[str, str] = ("layer_norm1", "layer_norm2")
+    post_norms: tuple[str, str] | None = None  # of their outputs
+    clamps: bool = False  # whether linear layers clamp, see ``TowerOps``
 
     def weights(self, at: str) -> TowerWeights:
         weights = self.attention.weights(at) + TowerWeights.of(self.mlp.weights(at))
-        for name in self.norms:
+        if self.clamps:
+            weights = _with_bounds(weights)
+        for name in self.norms + (self.post_norms or ()):
             weights += TowerWeights.of_norm(self.norm, at + name, self.attention.hidden_size)
         return weights
 
     def trace(self, ops: LayerOps, h: Tensor, at: str, given: TowerInputs) -> Tensor:
         first, second = (at + name for name in self.norms)
-        h = self.attention.trace(ops, self.norm.trace(ops, h, first), h, at, given)
-        return self.mlp.trace(ops, self.norm.trace(ops, h, second), at, h, 1.0)
+        if self.post_norms is None:
+            h = self.attention.trace(ops, self.norm.trace(ops, h, first), h, at, given)
+            return self.mlp.trace(ops, self.norm.trace(ops, h, second), at, h, 1.0)
+        after, last = (at + name for name in self.post_norms)
+        y = self.attention.trace(ops, self.norm.trace(ops, h, first), None, at, given)
+        h = self.norm.trace(ops, y, after, h)
+        y = self.mlp.trace(ops, self.norm.trace(ops, h, second), at, None, 1.0)
+        return self.norm.trace(ops, y, last, h)
 
 
 @dataclass(frozen=True)
@@ -178,6 +268,7 @@ class PatchEmbedding:
     frames: int = 1  # equal ones that a kernel over time covers, whose weights are added up
     # Whether the weight is a matrix whose columns have the channels last.
     channels_last: bool = False
+    centers: bool = False  # whether pixels from 0 to 1 are moved to -1 to 1 first
 
     @property
     def columns(self) -> int:
@@ -213,6 +304,8 @@ class PatchEmbedding:
         side, (rows, columns) = self.patch_size, self.grid(pixels)
         whole = pixels[:, : rows * side, : columns * side]
         parts = whole.reshape(self.channels, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
+        if self.centers:
+            parts = 2 * (parts - np.float32(0.5))
         return parts.reshape(rows * columns, self.columns)
 
 

@@ -88,6 +88,28 @@ class BilinearPositions(_Table):
         return rows.reshape(-1, self.hidden_size).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class AxialPositions:
+    """The sum of a row for the patch's column and one for its row, each of a table of its own."""
+
+    name: str  # the tensor of both tables, that of columns first
+    length: int  # rows of each
+    hidden_size: int
+
+    def weights(self) -> Mapping[str, tuple[int, ...]]:
+        return {self.name: (2, self.length, self.hidden_size)}
+
+    def rows(self, tables: Mapping[str, FloatArray], grid: tuple[int, int]) -> FloatArray:
+        if max(grid) > self.length:
+            raise UnsupportedModelError(
+                f"the vision tower has positions for {self.length} patches of a side, but the "
+                f"image processor makes {grid[0]} x {grid[1]}: check preprocessor_config.json"
+            )
+        of_column, of_row = tables[self.name]
+        rows: FloatArray = of_row[: grid[0], None] + of_column[None, : grid[1]]
+        return rows.reshape(-1, self.hidden_size)
+
+
 def _corner_aligned(side: int, count: int) -> FloatArray:
     """(count, side) weights; places in float32 as in transformers."""
     at = np.arange(count, dtype=np.float32) * np.float32(side - 1)

@@ -10,7 +10,7 @@ from typing import Any
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.connectors import DeepStack, Projector
+from qlora_wgpu.families.parts.connectors import DeepStack, Projector, StandardizedProjector
 from qlora_wgpu.families.parts.mlp import GatedMLP, PlainMLP, read_activation
 from qlora_wgpu.families.parts.norm import LayerNorm, Norm, RMSNorm
 from qlora_wgpu.families.parts.vision import (
@@ -24,6 +24,7 @@ from qlora_wgpu.families.parts.vision import (
     VisionTower,
 )
 from qlora_wgpu.families.parts.vision_positions import (
+    AxialPositions,
     BilinearPositions,
     FixedPositions,
     FractionalPositions,
@@ -311,3 +312,51 @@ def qwen_merger(at: str, of: QwenNames, merge: int, *, merged: bool = False) -> 
     )
     before, after = (None, norm) if merged else (norm, None)
     return Projector(layers, "gelu", merge, before, after)
+
+
+# ---- Gemma 4 -------------------------------------------------------------------------------------
+
+
+def read_gemma4_tower(read: ConfigReader, vision: ConfigReader) -> VisionTower:
+    """The tower of Gemma 4, for images of any size: norms before and after, and of heads."""
+    size, heads = vision.integer("hidden_size", 768), vision.integer("num_attention_heads", 12)
+    layers = vision.integer("num_hidden_layers", 16)
+    inner = vision.integer("intermediate_size", 3072)
+    head_dim = head_size(size, heads, 4)
+    vision.choice("head_dim", (head_dim,), 64)
+    vision.choice("num_key_value_heads", (heads,), 12)
+    vision.choice("attention_bias", (False, None), False)
+    vision.no_dropout("attention_dropout")
+    eps, clamps = vision.number("rms_norm_eps", 1e-6), vision.flag("use_clipped_linears", False)
+    q, k, v, o = (f"self_attn.{leaf}_proj.linear" for leaf in "qkvo")
+    layer = TowerLayer(
+        RMSNorm(eps),
+        TowerAttention(size, heads, False, (q, k, v), o, scale=1.0, head_norm=eps, by_halves=True),
+        GatedMLP(
+            tower_sizes(size, inner, layers, heads),
+            read_activation(vision, "gelu_pytorch_tanh", "hidden_activation"),
+            leaves=("gate_proj.linear", "up_proj.linear", "down_proj.linear"),
+        ),
+        ("input_layernorm", "pre_feedforward_layernorm"),
+        ("post_attention_layernorm", "post_feedforward_layernorm"),
+        clamps,
+    )
+    at, merge = "model.vision_tower.", vision.integer("pooling_kernel_size", 3)
+    statistics = (f"{at}std_bias", f"{at}std_scale") if vision.flag("standardize", False) else None
+    out = layer_of(
+        "model.embed_vision.embedding_projection", text_size(read, 2304), size, bias=False
+    )
+    table = f"{at}patch_embedder.position_embedding_table"
+    return VisionTower(
+        PatchEmbedding(
+            f"{at}patch_embedder.input_proj", size, vision.integer("patch_size", 16),
+            bias=False, channels_last=True, centers=True,
+        ),
+        (layer,) * layers,
+        StandardizedProjector(out, eps, merge, size**0.5, statistics),
+        f"{at}encoder.layers.",
+        (("model.", ""),),
+        AxialPositions(table, vision.integer("position_embedding_size", 10_240), size),
+        read_axial_rope(vision.with_defaults(rope_theta=100.0), head_dim),
+        merge=merge,
+    )  # fmt: skip

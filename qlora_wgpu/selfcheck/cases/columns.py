@@ -9,7 +9,14 @@ import numpy as np
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
-from qlora_wgpu.ops.tensor import as_float32, cast, mean_of_rows, merged_rows
+from qlora_wgpu.ops.tensor import (
+    as_float32,
+    cast,
+    clamped,
+    mean_of_rows,
+    merged_rows,
+    standardized,
+)
 from qlora_wgpu.reference import attention as formulas
 from qlora_wgpu.reference import pointwise
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
@@ -118,3 +125,22 @@ def check_groups_of_rows(run: Runner, count: int, columns: int) -> None:
         return x.reshape(-1, count * columns), x.reshape(-1, count, columns).mean(axis=1)
 
     compare_op(run, op, formula, [normal("x", ROWS * count, columns)], exact=None)
+
+
+def check_clamped(run: Runner) -> None:
+    """Between stored numbers that exclude zero, which padding is; it has no gradient."""
+    x, bounds = 2 * normal("x", ROWS, 52), (np.array([[0.25]]), np.array([[1.5]]))
+
+    def op(g: Graph, x: Tensor, lowest: Tensor, highest: Tensor) -> list[Tensor]:
+        return [clamped(g, x, lowest, highest), clamped(g, as_float32(g, x), lowest, highest)]
+
+    def formula(x: Array, lowest: Array, highest: Array) -> tuple[Array, ...]:
+        return (pointwise.clamped(x, lowest.item(), highest.item()),) * 2
+
+    compare_op(run, op, formula, [x], *bounds, exact=None)
+
+
+def check_standardized(run: Runner) -> None:
+    """By numbers of each column, float32; it has no gradient."""
+    x, bias, scale = normal("x", ROWS, 52), normal("bias", 1, 52), normal("scale", 1, 52)
+    compare_op(run, standardized, pointwise.standardized, [x], bias, scale, 3.0, exact=None)
