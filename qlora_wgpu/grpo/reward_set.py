@@ -68,12 +68,12 @@ class RewardSet:
                     timeout = config.grpo.reward_timeout
                     name, function = _opened(given, timeout, allow_code=allow_code)
                     named[_unique(name, named)] = function
+            for own in functions:
+                name = _unique(_name_of(own), named)
+                named[name] = limited(own, name, config.grpo.reward_timeout)
         except QLoRAError:
             _close(named)
             raise
-        for own in functions:
-            name = _unique(_name_of(own), named)
-            named[name] = limited(own, name, config.grpo.reward_timeout)
         if not named:
             raise ConfigError(
                 f"train.objective: {config.train.objective} requires reward functions: set "

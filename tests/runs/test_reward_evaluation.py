@@ -35,6 +35,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_the_metrics_are_those_of_the_runs_own_evaluations(run):
     result = evaluate(run)
     before, after = (row for row in read_rows(run / "metrics.jsonl") if "eval_reward" in row)
