@@ -18,7 +18,7 @@ from qlora_wgpu.grpo.rewards import RewardFunction, built_in
 class RewardModel(Protocol):
     """A trained reward model as a reward function."""
 
-    def open(self) -> None:
+    def load(self) -> None:
         """Loads it, before it is called."""
 
     def __call__(self, *args: Any, **batch: Any) -> Sequence[float | None]:
@@ -88,10 +88,10 @@ class RewardSet:
             )
         return cls(named, weights, _advantages(config), models)
 
-    def open(self) -> None:
+    def load_models(self) -> None:
         """Loads the reward models."""
         for model in self.models:
-            model.open()
+            model.load()
 
     def close(self) -> None:
         """Ends the processes of functions in files."""

@@ -45,7 +45,7 @@ def evaluate_rewards(
             source.pretrained, prompts.longest, given.max_completion_length, at_once
         )
         model = load_adapted(source, adapter, settings, observer, workload)
-        rewards.open()
+        rewards.load_models()
         engine = Engine(
             model, at_once, prompts.longest + given.max_completion_length, packs_weights=False
         )

@@ -105,7 +105,7 @@ class RewardModel:
         total = planned(layout)
         return total if limit is None else min(total, limit)
 
-    def open(self) -> None:
+    def load(self) -> None:
         """Loads it."""
         self._rewards = reward_model(
             self._path, batch_size=self._batch_size, max_length=self._max_length,

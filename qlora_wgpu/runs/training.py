@@ -165,7 +165,7 @@ def _train(
         events.setup(_setup(settings, model, data))
         if rewards is not None and rewards.models:
             events.activity("loading reward models")
-            rewards.open()
+            rewards.load_models()
             events.activity("")
         # Answers to prompts of the configuration, and completions, end with the turn
         own = bool(settings.eval.sample_prompts) or rewards is not None

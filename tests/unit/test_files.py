@@ -27,6 +27,7 @@ DOORS = {
     "checkpoint/atomic.py",
     "supervision/child.py",
     "sandbox/process.py",
+    "grpo/reward_process.py",
     "supervision/streams.py",
     "supervision/processes.py",
 }
