@@ -69,10 +69,11 @@ def evaluate(
     allow_code: bool,
     as_json: bool,
 ) -> None:
-    """Measure held-out loss and perplexity of base and adapter, or rewards of GRPO and RLOO.
+    """Measure held-out loss and perplexity of base and adapter.
 
     CONFIG is a run's YAML or its folder, such as runs/first. The adapter in its output.dir is
-    evaluated on its held-out data (data.eval or data.eval_split). An adapter in its run's folder is
+    evaluated on its held-out data (data.eval or data.eval_split), that of GRPO and RLOO by its
+    rewards. An adapter in its run's folder is
     opened with the settings of the run's config.yaml; overrides take precedence.
     """
     console = Terminal(stderr=as_json)

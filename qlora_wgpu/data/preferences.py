@@ -133,7 +133,7 @@ def _with_prompt(
 
 
 def _images(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: row.get(key) for key in IMAGE_COLUMNS}
+    return {key: row[key] for key in IMAGE_COLUMNS if row.get(key) is not None}
 
 
 def prompt_of(

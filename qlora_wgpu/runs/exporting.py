@@ -295,8 +295,8 @@ def export_model(
     path, observer = Path(out), observer or Unwatched()
     check_target(path)
     file_type = None if type_name is None else find_file_type(type_name)
-    refuse_scored(adapter, ModelFolder.without_weights(model))
     merged = MergedWeights(model, adapter, base, quant)
+    refuse_scored(adapter, merged.folder)
     where = (tokenizer_folder(adapter) or merged.folder.text_folder) / "tokenizer.json"
     with _text_folder(merged.folder, adapter) as texts:
         written = read_prompt_files(texts)

@@ -58,8 +58,7 @@ fn each(i: u32) {
 //#else
     // Of a token that is almost certain all but the logarithm cancels first.
 //#if ENTROPY?
-    let entropy = beyond - moment / sums.x;
-    losses[row] = vec2<f32>(top - sums.z + beyond, select(0.0, entropy, entropy > 0.0));
+    losses[row] = vec2<f32>(top - sums.z + beyond, max(beyond - moment / sums.x, 0.0));
 //#else
     losses[row] = vec2<f32>(top - sums.z + beyond, hit);
 //#endif

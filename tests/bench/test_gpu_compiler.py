@@ -103,6 +103,9 @@ ELSEWHERE = (
     "rows/mean.wgsl", "score/forward.wgsl", "score/hidden_gradient.wgsl", "score/labels.wgsl",
     "score/pairs.wgsl", "score/weight_gradient.wgsl",
     "kv_cache/read_sequence.wgsl", "kv_cache/write_sequence.wgsl",
+    # Of software GPUs, of GRPO with top_entropy_quantile, and of Gemma 4's tower
+    "kv_cache/attend_subgroup.wgsl", "policy/threshold.wgsl", "rows/standardize.wgsl",
+    "tensor/clamp.wgsl",
 )  # fmt: skip
 
 

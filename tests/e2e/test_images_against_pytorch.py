@@ -11,6 +11,7 @@ from references.image_run_cases import (
     CASES,
     MODULES,
     NEW_TOKENS,
+    RATE,
     ROWS,
     R,
     messages,
@@ -21,7 +22,7 @@ from references.projections import distance, projections
 from references.seeded import adapter, weights
 from safetensors.numpy import save_file
 
-from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
 from qlora_wgpu.data import PreprocessConfig, Tokenizer
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.generation.engine import Engine
@@ -135,6 +136,28 @@ def test_bfloat16_is_as_near_as_pytorchs(device, tmp_path, case):
     off, (logits, gradients) = opened.off(), opened.known["bfloat16"]
     assert 1e-4 < off["logits"] <= AS_PYTORCH * logits
     assert 1e-4 < off["gradients"] <= AS_PYTORCH * gradients
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+def test_losses_of_a_run(device, tmp_path, case):
+    """A run of ten steps on the rows, whose pictures are read from files."""
+    opened = Opened(case, tmp_path, device, "float32")
+    config = Config.model_validate({
+        "model": {"path": str(tmp_path / "model")},
+        "data": {"max_seq_length": 512, "image_cache": "memory"},
+        "train": {"max_steps": 10, "per_device_train_batch_size": 3},
+        "optim": {"learning_rate": RATE, "lr_scheduler_type": "constant", "weight_decay": 0.01},
+        "output": {"dir": str(tmp_path / "run"), "save_steps": 1000},
+    })  # fmt: skip
+    Trainer(opened.model, config).train([row_of(number, tmp_path) for number in range(len(ROWS))])
+    logged = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    losses = np.array([row["loss"] for row in logged])
+    # PyTorch's own float32 shows how much rounding grows.
+    exact = opened.known["losses"]
+    own = np.abs(opened.known["losses_float32"] / exact - 1).max()
+    assert own <= 1e-4 and losses[-1] < 0.9 * losses[0]
+    assert np.abs(losses / exact - 1).max() <= 2e-5 + 4 * own
 
 
 @pytest.mark.cover(case=["gemma3"])

@@ -161,7 +161,7 @@ def test_commands_on_a_classifier(folder, labelled, tmp_path):
     assert found["accuracy"] == np.trace(found["confusion_matrix"]) / 6
     shown = called("eval", run / "config.yaml")
     assert "macro_f1" in shown and "true label by row" in shown
-    for command in (("merge", run), ("export", run), ("generate", run, "--prompt", "a")):
+    for command in (("export", run), ("generate", run, "--prompt", "a")):
         made = run_here(*command, cwd=tmp_path)
         assert made.returncode and "reward model or classifier" in made.stderr, made.stderr
 

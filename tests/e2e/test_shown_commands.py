@@ -22,7 +22,7 @@ OF_ALL = {
     "README.md": 6, "docs/tutorial.md": 8, "docs/data.md": 1, "docs/memory.md": 1,
     "docs/generate.md": 6, "docs/export.md": 5, "docs/other-trainers.md": 1, "docs/ci.md": 1,
     "docs/cluster.md": 4, "docs/classification.md": 3, "docs/web.md": 1,
-    "docs/images.md": 3,
+    "docs/images.md": 4,
 }  # fmt: skip
 # Those about a run that there is.
 OF_A_RUN = ["data", "memory", "generate", "export", "other-trainers"]
@@ -116,7 +116,9 @@ def test_the_commands_about_images_run(tmp_path):
     Image.new("RGB", (32, 32), "red").save(tmp_path / "cat.jpg")
     asked = {"role": "user", "content": "<image>What is this?"}
     messages = [asked, {"role": "assistant", "content": "red"}]
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": messages, "images": ["cat.jpg"]}))
+    for name, turns in (("rows", messages), ("questions", messages[:1])):
+        row = {"messages": turns, "images": ["cat.jpg"]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
     (tmp_path / "run.yaml").write_text(
         "model: {path: base}\ndata: {train: rows.jsonl, max_seq_length: 48, image_cache: memory}\n"
         "train: {max_steps: 1}\noutput: {dir: runs/first}\n"

@@ -6,7 +6,7 @@ from support.image_models import FAMILIES, folder_of, rgb_of
 
 from references.seeded import VOCAB
 
-R, ALPHA, NEW_TOKENS = 4, 8, 3
+R, ALPHA, RATE, NEW_TOKENS = 4, 8, 5e-3, 3
 # Heights and widths of the pictures of each row, and what is asked and answered.
 ROWS = (
     (((40, 60),), "What is it?", "A cat."),

@@ -5,7 +5,8 @@ usage: python tests/references/record_image_runs.py [case ...]
 Needs torch, transformers, peft and Pillow; tests/references/README has the versions. Writes
 image_runs.npz: of each case (``image_run_cases.py``) config.json and shapes, the ids of each row,
 projections of the tower's features, of logits and of gradients in float64, how far PyTorch's own
-bfloat16 is off, and a few greedy tokens. Weights and adapter follow from their names.
+bfloat16 is off, ten losses of AdamW, and a few greedy tokens. Weights and adapter follow from their
+names.
 """
 
 import json
@@ -28,6 +29,7 @@ from references.image_run_cases import (  # noqa: E402
     CASES,
     MODULES,
     NEW_TOKENS,
+    RATE,
     ROWS,
     R,
     messages,
@@ -122,6 +124,25 @@ def computed(case, folder, rows, dtype):
     PyTorch computes NaN of padding that sees nothing within a sliding window.
     """
     model, trained = adapted(case, folder, dtype)
+    logits, loss = backward(case, model, rows, dtype)
+    return logits, loss, {name: p.grad.double().numpy() for name, p in trained.items()}
+
+
+def losses_of(case, folder, rows, dtype):
+    """Ten losses of AdamW, each of all rows."""
+    model, trained = adapted(case, folder, dtype)
+    optimizer = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.01)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        losses.append(backward(case, model, rows, dtype)[1])
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+        optimizer.step()
+    return np.array(losses)
+
+
+def backward(case, model, rows, dtype):
+    """Logits of all tokens and the loss, whose gradients are added up."""
     count = sum(label != -100 for _, labels, _ in rows for label in labels)
     made, total = [], 0.0
     for ids, labels, inputs in rows:
@@ -134,8 +155,7 @@ def computed(case, folder, rows, dtype):
         (losses / count).backward()
         made.append(logits.detach().numpy())
         total += losses.item() / count
-    gradients = {name: p.grad.double().numpy() for name, p in trained.items()}
-    return np.concatenate(made), total, gradients
+    return np.concatenate(made), total
 
 
 def features(case, folder, rows):
@@ -183,6 +203,7 @@ def record(case):
         logits, loss, exact = computed(case, place, rows, torch.float64)
         rounded_logits, _, rounded = computed(case, place, rows, torch.bfloat16)
         made = features(case, place, rows)
+        losses = {t: losses_of(case, place, rows, t) for t in (torch.float64, torch.float32)}
         tokens = [continued(case, place, family, processor, row) for row in range(len(ROWS))]
     names = sorted(exact)
     apart = np.linalg.norm(rounded_logits - logits) / np.linalg.norm(logits)
@@ -190,6 +211,7 @@ def record(case):
     return {
         "config": json.dumps(config), "shapes": json.dumps(shapes),
         "norm_offset": norm_offset(case), "loss": loss, "tokens": np.stack(tokens),
+        "losses": losses[torch.float64], "losses_float32": losses[torch.float32],
         **{f"ids{row}": np.array(ids) for row, (ids, *_) in enumerate(rows)},
         **{f"labels{row}": np.array(labels) for row, (_, labels, _) in enumerate(rows)},
         "features": projections("features", made), "features_norm": np.linalg.norm(made),

@@ -82,6 +82,7 @@ def with_head_dim(config, head_dim):
             **config, "hidden_size": 2 * head_dim, "num_attention_heads": 4,
             "num_key_value_heads": 4, "attention_head_dim": head_dim, "mamba_headdim": 32,
             "attention_hidden_size": 4 * head_dim, "n_mamba_heads": head_dim // 8,
+            "mamba_ngroups": 1,
         }  # fmt: skip
     return {
         **config,
