@@ -7,7 +7,12 @@ from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.results import _result
 
 # Rows held and not held; columns, rows and heads that subgroups divide among them.
-CHECKS = {"rms_norm": 8, "few_rows_of_a_group": 1, "packed_weights_of_a_group": 1, "rotated_append": 1}
+CHECKS = {
+    "rms_norm": 8,
+    "few_rows_of_a_group": 1,
+    "packed_weights_of_a_group": 1,
+    "rotated_append": 1,
+}
 
 device = Device()
 cases = cases_for(device.profile)
