@@ -65,18 +65,11 @@ def _renamed(read: parts.ConfigReader) -> parts.ConfigReader:
 
 
 def _kinds(read: parts.ConfigReader) -> list[str]:
-    """What each layer is; ``num_hidden_layers`` has no effect."""
-    key = "layer_types" if "layer_types" in read.config else "layers_block_type"
-    named = read.config.get(key)
-    if key == "layers_block_type" and named is None:
-        return _by_letters(read.config.get("hybrid_override_pattern", "ME*-"))
-    kinds = [LEGACY.get(str(kind), str(kind)) for kind in named] if isinstance(named, list) else []
-    if not kinds or not parts.name_kinds(kinds, (*PATTERN.values(),), len(kinds)):
-        raise UnsupportedModelError(
-            f"config.json: {key} must be a list of {', '.join(PATTERN.values())}, "
-            f"got {brief(named)}"
-        )
-    return kinds
+    """What each layer is."""
+    kinds = parts.read_block_types(read, PATTERN.values(), LEGACY)
+    if kinds is not None:
+        return kinds
+    return _by_letters(read.config.get("hybrid_override_pattern", "ME*-"))
 
 
 def _by_letters(pattern: Any) -> list[str]:

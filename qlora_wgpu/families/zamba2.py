@@ -48,17 +48,9 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _kinds(read: parts.ConfigReader) -> list[str]:
-    """What each layer is; ``num_hidden_layers`` has no effect."""
-    key = "layer_types" if "layer_types" in read.config else "layers_block_type"
-    named = read.config.get(key)
-    if key == "layers_block_type" and named is None:
-        return [HYBRID if letter == "H" else MAMBA for letter in PUBLISHED]
-    kinds = [LEGACY.get(str(kind), str(kind)) for kind in named] if isinstance(named, list) else []
-    if not kinds or not parts.name_kinds(kinds, (MAMBA, HYBRID), len(kinds)):
-        raise UnsupportedModelError(
-            f"config.json: {key} must be a list of {MAMBA} and {HYBRID}, got {brief(named)}"
-        )
-    return kinds
+    """What each layer is."""
+    kinds = parts.read_block_types(read, (MAMBA, HYBRID), LEGACY)
+    return [HYBRID if letter == "H" else MAMBA for letter in PUBLISHED] if kinds is None else kinds
 
 
 def _dimensions(read: parts.ConfigReader, layers: int) -> parts.Dimensions:

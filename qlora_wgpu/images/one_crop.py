@@ -28,11 +28,24 @@ from qlora_wgpu.images.pixels import (
 
 _MOST_STRETCHED = 200  # the aspect ratio that Qwen's processor takes at most
 
+
+class _OneCrop:
+    """The crops of these processors."""
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of what the tower reads of an image of this size."""
+        raise NotImplementedError
+
+    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """The size of the only crop."""
+        return [self.output_size(height, width)]
+
+
 # ---- of the size that a tower reads --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Gemma3ImageProcessor:
+class Gemma3ImageProcessor(_OneCrop):
     """Images of one size, whatever theirs was."""
 
     height: int = 224
@@ -69,10 +82,6 @@ class Gemma3ImageProcessor:
         """Height and width of what the tower reads of an image of this size."""
         return (self.height, self.width) if self.do_resize else (height, width)
 
-    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """The size of the only crop."""
-        return [self.output_size(height, width)]
-
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """The whole image."""
         if self.do_resize:
@@ -81,7 +90,7 @@ class Gemma3ImageProcessor:
 
 
 @dataclass(frozen=True)
-class ClipImageProcessor:
+class ClipImageProcessor(_OneCrop):
     """The middle of an image whose shorter side has one length."""
 
     shortest_edge: int = 224
@@ -126,10 +135,6 @@ class ClipImageProcessor:
             height = width = max(height, width)
         return self._resized(height, width) if self.do_resize else (height, width)
 
-    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """The size of the only crop."""
-        return [self.output_size(height, width)]
-
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         """The size whose shorter side is ``shortest_edge``."""
         longer = int(self.shortest_edge * max(height, width) / min(height, width))
@@ -171,7 +176,7 @@ def _center(rgb: RGB, height: int, width: int) -> RGB:
 # ---- of whole patches ----------------------------------------------------------------------------
 
 
-class _InPatches:
+class _InPatches(_OneCrop):
     """An image as one crop, in a size that whole patches make up."""
 
     patch_size: int
@@ -181,13 +186,12 @@ class _InPatches:
 
     def layout(self, height: int, width: int) -> Grid:
         """The patches of an image of this size."""
-        if self.do_resize:
-            height, width = self._resized(height, width)
+        height, width = self.output_size(height, width)
         return Grid(height // self.patch_size, width // self.patch_size)
 
-    def crop_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
         """The size of the whole image after resizing."""
-        return [self._resized(height, width) if self.do_resize else (height, width)]
+        return self._resized(height, width) if self.do_resize else (height, width)
 
     def __call__(self, rgb: RGB) -> ProcessedImage:
         """One crop, the whole image."""

@@ -14,7 +14,7 @@ from qlora_wgpu.families.parts.vision import VisionTower
 from qlora_wgpu.families.parts.vision_positions import FixedPositions, FractionalPositions
 from qlora_wgpu.files import exists, is_file
 from qlora_wgpu.images.placeholders import ImageTokens, image_files
-from qlora_wgpu.images.sources import ImageSource
+from qlora_wgpu.images.sources import ImageSource, RowContent
 from qlora_wgpu.limits import LONGEST_SIDE
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.tower_memory import Crops, Target, crops_of, place_tower, placed_for
@@ -101,17 +101,8 @@ def _image_of(base: Pretrained, path: str, width: int, height: int) -> DataImage
         tokens = None  # without preprocessor_config.json
     if tokens is None:
         return _crops_by_config(read_tower(base.config), width, height)
-    return DataImages(tokens, {"": ImageSource("the image", _NOTHING, "", height, width)})
-
-
-class _Nothing:
-    """The content of an image of which only the size is known."""
-
-    def read(self) -> bytes:
-        return b""
-
-
-_NOTHING = _Nothing()
+    image = ImageSource("the image", RowContent(b""), "", height, width)  # its size is enough
+    return DataImages(tokens, {"": image})
 
 
 def _crops_by_config(tower: VisionTower, width: int, height: int) -> Crops:

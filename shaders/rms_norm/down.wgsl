@@ -3,7 +3,7 @@
 //
 // x, y (rows, columns), weight (columns), a (ranks, columns), u (rows, ranks) float32, its padding
 // zeros. THREADS invocations make eight columns of u of EACH rows, for which they read a once; each
-// workgroup makes the norm anew, and the first one stores it. Launcher: ops/fusion.py.
+// workgroup makes the norm again, and the first one stores it. Launcher: ops/fusion.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

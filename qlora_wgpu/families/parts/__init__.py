@@ -18,6 +18,7 @@ from qlora_wgpu.families.parts.config import (
     is_above_zero,
     name_kinds,
     padding_idx,
+    read_block_types,
     text_config,
 )
 from qlora_wgpu.families.parts.connectors import DeepStack, PooledProjector, Projector
@@ -175,6 +176,7 @@ __all__ = [
     "read_activation",
     "read_attention",
     "read_balance_loss",
+    "read_block_types",
     "read_clamped_glu",
     "read_decoder",
     "read_expert_counts",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -87,6 +87,25 @@ def is_above_zero(value: Any) -> TypeGuard[float]:
     """Whether a value is a positive number well within float32's range."""
     least, most = NUMBERS
     return type(value) in (int, float) and least <= value <= most
+
+
+def read_block_types(
+    read: ConfigReader, kinds: Collection[str], legacy: Mapping[str, str]
+) -> list[str] | None:
+    """``layer_types``, or its older name ``layers_block_type``; None if config.json has neither.
+
+    They say how many layers there are: ``num_hidden_layers`` has no effect.
+    """
+    key = "layer_types" if "layer_types" in read.config else "layers_block_type"
+    named = read.config.get(key)
+    if key == "layers_block_type" and named is None:
+        return None
+    found = [legacy.get(str(kind), str(kind)) for kind in named] if isinstance(named, list) else []
+    if not found or not set(found) <= set(kinds):
+        raise UnsupportedModelError(
+            f"config.json: {key} must be a list of {' and '.join(kinds)}, got {brief(named)}"
+        )
+    return found
 
 
 def name_kinds(types: Any, kinds: tuple[str, ...], layers: int) -> bool:
