@@ -19,6 +19,7 @@ from support.shaders import keep_compiled_shaders
 from support.shared_device import bound_pipelines, share_devices
 
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.runs import prompts, reporting
 
 pytest_plugins = ["support.tiers", "support.processor_time"]
 
@@ -43,6 +44,7 @@ _HUNG = 900  # seconds; a driver that hangs does not hear of pytest-timeout, whi
 
 def pytest_configure(config):
     config.own_stderr = os.dup(2)  # before tests' output is captured
+    config.addinivalue_line("markers", "whole_run: with its picture and long samples, on the disk")
     config.addinivalue_line("markers", "own_device: what the test opens is not shared with others")
 
 
@@ -66,6 +68,18 @@ def shared_device(request, monkeypatch):
     """What a test marked ``own_device`` opens is its own: the driver's memory is counted there."""
     if request.node.get_closest_marker("own_device") is None:
         share_devices(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def light_runs(request, monkeypatch):
+    """Runs draw no picture, write short samples, and do not wait for the disk.
+
+    A test marked ``whole_run`` has them as users do.
+    """
+    if request.node.get_closest_marker("whole_run") is None:
+        monkeypatch.setattr(reporting, "write_png", lambda path, rows: bool(path.write_bytes(b"-")))
+        monkeypatch.setattr(prompts, "_MAX_TOKENS", 3)
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module", autouse=True)
