@@ -94,7 +94,7 @@ campaign: setup
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-# Mutation testing. TIERS="quick test full" runs more tiers on mutants that survive, which takes hours;
+# Mutation testing. TIERS="quick test full" runs more tiers on mutants that survive;
 # RESULTS=FILE keeps outcomes, so that a stopped run can be resumed.
 mutants: setup
 	.venv/bin/python -m tools.mutants $(COUNT:%=--count %) $(SEED:%=--seed %) \

@@ -2,16 +2,17 @@
 
 usage: python -m tools.mutants --count 60 --seed 1
 
-Half of the mutants are in shaders, half in Python, spread evenly over their folders. A tier's tests
-run on each in a copy of this checkout, the nearest files first, until one fails. What survives a
-tier meets the next. A test that fails without the mutant, too, is named and left out. With
---results, a run that was stopped goes on where it was.
+Half of the mutants are in shaders, half in Python, spread evenly over their folders. The tier
+``test`` runs once on a copy that reports which of its tests reach which mutant; each mutant then
+meets those, the cheapest first, until one fails: first those in quick, then the others. With the
+tier full, what survives meets all cases of the same tests, and those that only full has beside
+them. A test that fails without the mutant, too, is named and left out. With --results and --reach,
+a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import random
@@ -22,24 +23,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from importlib.util import cache_from_source
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 
 import psutil
 
 from campaigns.python_mutants import of_a_module
 from campaigns.shader_mutants import UNREACHED, Mutant, of_a_file
+from tools.reach import Reach, report_from
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("shader", "python")
 TIERS = ("quick", "test", "full")
-BATCHES = (3, 10)  # files, nearest first; the last batch has all others
+BATCHES = (30, 300)  # tests, the cheapest first; the last batch has all others
 
 # ---- Which mutants
 
@@ -90,107 +92,6 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-# ---- Which tests are near
-
-
-class Nearness:
-    """Which file uses which: by imports, names of modules and shaders in texts, and includes."""
-
-    _FOLDERS = ("qlora_wgpu", "tests", "campaigns", "tools", "benchmarks", "demo")
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        paths = [p.relative_to(root) for name in self._FOLDERS for p in (root / name).rglob("*.py")]
-        self._modules: dict[str, str] = {}
-        for path in paths:
-            parts = path.parts[:-1] if path.name == "__init__.py" else path.with_suffix("").parts
-            for names in (parts, parts[1:]):  # as tests and scripts import each other
-                self._modules.setdefault(".".join(names), path.as_posix())
-        top = root / "shaders"
-        self._shaders = [path.relative_to(top).as_posix() for path in top.rglob("*.wgsl")]
-        self.uses = {path.as_posix(): set(self._used(path)) for path in paths}
-        for shader in self._shaders:
-            included = re.findall(r"//#include (\S+)", (top / shader).read_text(encoding="utf-8"))
-            self.uses[f"shaders/{shader}"] = {f"shaders/{other}" for other in included}
-        self._users = defaultdict(set)
-        for path, used in self.uses.items():
-            for other in used:
-                self._users[other].add(path)
-
-    def _used(self, path: Path) -> Iterator[str]:
-        for node in ast.walk(ast.parse((self.root / path).read_text(encoding="utf-8"))):
-            match node:
-                case ast.Import(names):
-                    yield from self._found(name.name for name in names)
-                case ast.ImportFrom(module=str(module), names=names):
-                    yield from self._found([module, *(f"{module}.{name.name}" for name in names)])
-                case ast.Attribute(attr="import_module"):  # of what lies in its folder
-                    folder = (self.root / path).parent
-                    yield from (p.relative_to(self.root).as_posix() for p in folder.glob("*.py"))
-                case ast.Constant(str(text)):
-                    yield from self._found([text, f"{text}.__main__"])
-                    yield from (f"shaders/{name}" for name in self._shaders if name == text)
-                case ast.JoinedStr(values):
-                    texts = (getattr(value, "value", "") for value in values)
-                    parts = (re.escape(t) if isinstance(t, str) else "[^/]*" for t in texts)
-                    if (pattern := "".join(parts)).endswith("wgsl"):
-                        matching = (name for name in self._shaders if re.fullmatch(pattern, name))
-                        yield from (f"shaders/{name}" for name in matching)
-
-    def _found(self, names: Iterable[str]) -> list[str]:
-        return [self._modules[name] for name in names if name in self._modules]
-
-    @staticmethod
-    def _distances(begin: str, edges: dict[str, set[str]]) -> dict[str, int]:
-        distances, waiting = {begin: 0}, deque([begin])
-        while waiting:
-            path = waiting.popleft()
-            for other in edges.get(path, set()) - distances.keys():
-                distances[other] = distances[path] + 1
-                waiting.append(other)
-        return distances
-
-    def nearest(self, path: str, tests: Iterable[str]) -> list[str]:
-        """Test files by nearness to a file.
-
-        Those of the same name come first, then those that use it through the fewest others; of
-        equals those of its room, and those that use least.
-        """
-        distances = self._distances(path, self._users)
-        room, names = _names(path)
-
-        def key(test: str) -> tuple[object, ...]:
-            *_, folder, file = test.split("/")
-            name = file.removeprefix("test_").removesuffix(".py")
-            alike = any(own.startswith(f"{name}_") or name.startswith(f"{own}_") for own in names)
-            mirror = 0 if name in names else 1 if alike and folder == room else 2
-            far = distances.get(test, len(self.uses))
-            return mirror, far, folder != room, self._reach(test), test
-
-        return sorted(tests, key=key)
-
-    @cache  # noqa: B019
-    def _reach(self, test: str) -> int:
-        return len(self._distances(test, self.uses))
-
-
-def _names(path: str) -> tuple[str, set[str]]:
-    """The folder of a file's tests, and what may follow ``test_`` in the names of theirs."""
-    parts = [part for part in path.rsplit(".", 1)[0].split("/")[1:] if part != "__init__"]
-    if path.startswith("shaders/"):
-        room, parts = "ops", parts[1:] if parts[0] == "common" else parts
-    else:
-        room = parts[0] if path.count("/") > 1 else "unit"
-    return room, {"_".join(parts[first:]) for first in range(len(parts))}
-
-
-def test_files(root: Path, tier: str) -> list[str]:
-    """What `make` gives to pytest in a tier."""
-    folders = ("tests", "campaigns") if tier == "full" else ("tests",)
-    found = (path for folder in folders for path in (root / folder).rglob("test_*.py"))
-    return sorted(path.relative_to(root).as_posix() for path in found)
-
-
 # ---- Running tests on a mutant
 
 
@@ -203,7 +104,7 @@ class Outcome:
         tier: Of the tests.
         caught_by: The test that failed; empty if none did.
         how: failed, hung or died.
-        files: Test files that might run; all of the tier or the nearest.
+        tests: How many might run.
         seconds: Of the wall.
     """
 
@@ -211,7 +112,7 @@ class Outcome:
     tier: str
     caught_by: str
     how: str
-    files: int
+    tests: int
     seconds: float
 
 
@@ -241,6 +142,7 @@ class Copy:
 
     def __init__(self, folder: Path, seconds: int) -> None:
         self.root, self.seconds = folder / "checkout", seconds
+        folder.mkdir(parents=True)
         skipped = shutil.ignore_patterns(".venv*", ".git", "__pycache__", ".*_cache")
         shutil.copytree(ROOT, self.root, symlinks=True, ignore=skipped)
         if (ROOT.parent / "shared").is_dir():  # recorded data that a checkout may have beside it
@@ -292,19 +194,40 @@ class Copy:
                 output.seek(0)
                 return code, output.read().decode(errors="replace")
 
-    def failing(self, given: Sequence[str], *options: str, patience: int = 1) -> tuple[str, str]:
-        """The first test that fails, and how; both empty if all pass."""
+    def failing(self, given: Sequence[str], patience: int = 1) -> tuple[str, str]:
+        """The first of some tests that fails, and how; both empty if all pass."""
         most = patience * self.seconds
+        listed = self.root.parent / "tests.txt"
+        listed.write_text("".join(f"{test}\n" for test in given), encoding="utf-8")
         code, said = self._run(
-            "-m", "pytest", *given, *options, "-x", "-vv", "-rE", "--tb=no",
+            "-m", "pytest", f"@{listed}", "--tier", "full", "-x", "-vv", "-rE", "--tb=no",
             "-o", "console_output_style=classic", "-p", "no:cacheprovider",
             f"--timeout={most}", "--timeout-method=thread",
             seconds=2 * most + 20 * len(given),  # for one test that hangs, and the others
         )  # fmt: skip
-        if code in (0, 5):  # 5: none of these is in the tier
+        if code in (0, 5):
             return "", ""
         test, how = failed_test(said)
         return test or given[0], "hung" if code is None else how
+
+    def collected(self, tier: str, *paths: str) -> list[str]:
+        """The tests of a tier in files, or in all that `make` gives to pytest."""
+        paths = paths or (("tests", "campaigns") if tier == "full" else ("tests",))
+        given = ("--collect-only", "-qq", "-p", "no:cacheprovider", "-o", "addopts=")
+        _, said = self._run("-m", "pytest", *paths, "--tier", tier, *given, seconds=300)
+        return [each for each in said.splitlines() if "::" in each]
+
+    def reach(self, mutants: Iterable[Mutant], workers: int) -> Reach:
+        """Runs the tier test here, once, and leaves sources that report what tests reach."""
+        notes, times = self.root.parent / "reached.txt", self.root.parent / "times.jsonl"
+        notes.touch()
+        report_from(self.root, mutants, notes)
+        self._run(
+            "-m", "pytest", "tests", "--tier", "test", "-n", str(workers), "--dist", "worksteal",
+            "--times", str(times), "-p", "no:cacheprovider", f"--timeout={self.seconds}",
+            seconds=4 * 3600,
+        )  # fmt: skip
+        return Reach.read(notes, times)
 
 
 class Judge:
@@ -314,48 +237,57 @@ class Judge:
         red: Tests that fail without a mutant.
     """
 
-    def __init__(self, copy: Copy, nearest: int | None, workers: int) -> None:
-        self._copy, self._nearest, self._workers = copy, nearest, workers
-        self._nearness = Nearness(copy.root)
+    def __init__(self, copy: Copy, reach: Reach) -> None:
+        self._copy, self._reach = copy, reach
+        self._quick = frozenset(copy.collected("quick"))
         self._green: set[str] = set()
         self.red: set[str] = set()
 
-    def files(self, mutant: Mutant, tier: str) -> list[str]:
-        """The test files that may run, the nearest first."""
-        return self._nearness.nearest(mutant.path, test_files(self._copy.root, tier))[
-            : self._nearest
-        ]
+    def tests(self, mutant: Mutant, tier: str) -> list[str]:
+        """The tests of a tier, and of none before it, that reach a mutant."""
+        reaching = self._reach.tests(mutant, self._copy.root)
+        if tier != "full":
+            return [test for test in reaching if (test in self._quick) == (tier == "quick")]
+        functions, ran = {_function(test) for test in reaching}, set(reaching)
+        files = sorted({test.split("::")[0] for test in reaching})
+        known = {_function(test) for test in self._reach.costs}
+        return [
+            test for test in self._copy.collected("full", *files)
+            if test not in ran and (_function(test) in functions or _function(test) not in known)
+        ]  # fmt: skip
 
     def outcome(self, mutant: Mutant, tier: str) -> Outcome:
-        """Runs a tier's tests, the nearest files first, until one fails that passes otherwise."""
-        began, files = time.monotonic(), self.files(mutant, tier)
-        ends = [0, *(end for end in BATCHES if end < len(files)), len(files)]
+        """Runs the tests until one fails that passes otherwise; soon, as most are noticed soon."""
+        began, tests = time.monotonic(), self.tests(mutant, tier)
+        ends = [0, *(end for end in BATCHES if end < len(tests)), len(tests)]
         test = how = ""
         for begin, end in pairwise(ends):
-            many = ["-n", str(self._workers), "--dist", "worksteal"] if begin == BATCHES[-1] else []
-            test, how = self._first_failing(mutant, files[begin:end], "--tier", tier, *many)
+            test, how = self._first_failing(mutant, tests[begin:end])
             if test:
                 break
-        return Outcome(str(mutant), tier, test, how, len(files), round(time.monotonic() - began, 1))
+        return Outcome(str(mutant), tier, test, how, len(tests), round(time.monotonic() - began, 1))
 
-    def _first_failing(self, mutant: Mutant, files: list[str], *options: str) -> tuple[str, str]:
-        while given := [file for file in files if file not in self.red]:
-            left_out = [f"--deselect={red}" for red in sorted(self.red)]
+    def _first_failing(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str, str]:
+        while given := [test for test in tests if test not in self.red]:
             with self._copy.mutated(mutant):
-                test, how = self._copy.failing(given, *options, *left_out)
+                test, how = self._copy.failing(given)
             if not test or test in self._green:
                 return test, how
-            # A file is blamed where it cannot be collected. What is slow on a busy machine is no
-            # failure; what hangs with a mutant must not be as slow without it.
-            alone = ["--tier", "full"] if "::" in test else ["--collect-only"]
-            patience = 1 if how == "hung" else 4
-            failing, without = self._copy.failing([test], *alone, patience=patience)
+            # What is slow on a busy machine is no failure; what hangs with a mutant must not be as
+            # slow without it. A file that cannot be imported fails all its tests.
+            alone = [test] if "::" in test else [each for each in given if each.startswith(test)]
+            failing, without = self._copy.failing(alone, patience=1 if how == "hung" else 4)
             if not failing:
                 self._green.add(test)
                 return test, how
-            self.red.add(test if test not in self.red else test.split("::")[0])
-            print(f"{without} without a mutant, left out: {test}", flush=True)
+            self.red.update(alone if failing == test else [failing])
+            print(f"{without} without a mutant, left out: {failing}", flush=True)
         return "", ""
+
+
+def _function(test: str) -> str:
+    """A test without the values of its arguments."""
+    return test.split("[")[0]
 
 
 class Results:
@@ -370,9 +302,8 @@ class Results:
                 self._had[outcome.mutant, outcome.tier] = outcome
 
     def of(self, mutant: Mutant, tier: str, judge: Judge) -> Outcome:
-        """What was found before, if as many files would not change it, or else is found now."""
-        had = self._had.get((str(mutant), tier))
-        if had and (had.caught_by or had.files >= len(judge.files(mutant, tier))):
+        """What was found before, or else is found now."""
+        if had := self._had.get((str(mutant), tier)):
             return had
         outcome = judge.outcome(mutant, tier)
         if self._path is not None:
@@ -389,7 +320,7 @@ def line(number: int, mutant: Mutant, outcome: Outcome) -> str:
     if outcome.caught_by:
         said = f"{outcome.tier}, {outcome.seconds:.0f} s: {outcome.how} {outcome.caught_by}"
     else:
-        said = f"NOT CAUGHT by {outcome.files} files of {outcome.tier}, {outcome.seconds:.0f} s"
+        said = f"NOT CAUGHT by {outcome.tests} tests of {outcome.tier}, {outcome.seconds:.0f} s"
     return f"{number:3} {room_of(mutant)} | {mutant} | {said}"
 
 
@@ -407,7 +338,7 @@ def summary(
         counts.append(f"{len(caught)} of {len(last)} caught by {tier}")
     survivors = {n: o for n, o in last.items() if not o.caught_by}
     for number, outcome in survivors.items():
-        yield f"survives {outcome.files} files of {outcome.tier}: {number} {chosen[number]}"
+        yield f"survives {outcome.tests} tests of {outcome.tier}: {number} {chosen[number]}"
     yield ", ".join(counts)
 
 
@@ -422,9 +353,9 @@ def arguments() -> argparse.Namespace:
     add("--only", type=int, nargs="+", metavar="N", help="these numbers of them")
     add("--kinds", choices=KINDS, nargs="+", default=KINDS)
     add("--tiers", choices=TIERS, nargs="+", default=["quick", "test"])
-    add("--nearest", type=int, metavar="N", help="no more than so many test files")
+    add("--reach", type=Path, metavar="FILE", help="write there what tests reach, or read it")
     add("--results", type=Path, metavar="FILE", help="add outcomes to this, and go on from it")
-    add("--workers", type=int, default=2, help="processes of pytest in the last batch")
+    add("--workers", type=int, default=2, help="mutants at once")
     add("--timeout", type=int, default=600, help="seconds after which a test hangs")
     add("--list", action="store_true", help="show the mutants and run nothing")
     return parser.parse_args()
@@ -449,16 +380,34 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started ends
     last: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        judge = Judge(Copy(Path(folder), args.timeout), args.nearest, args.workers)
+        if args.reach and args.reach.exists():
+            reach = Reach.load(args.reach)
+        else:
+            copy = Copy(Path(folder) / "reach", args.timeout)
+            reach = copy.reach(drawn(args.count, args.seed), args.workers)
+            if args.reach:
+                reach.save(args.reach)
+        names = [str(number) for number in range(args.workers)]
+        judges = SimpleQueue[Judge]()
+        made = [Judge(Copy(Path(folder) / name, args.timeout), reach) for name in names]
+        for judge in made:
+            judges.put(judge)
         results = Results(args.results)
-        for number, mutant in chosen.items():
+
+        def judged(number: int) -> None:
+            own = judges.get()
             for tier in tiers:
-                last[number] = results.of(mutant, tier, judge)
-                print(line(number, mutant, last[number]), flush=True)
+                last[number] = results.of(chosen[number], tier, own)
+                print(line(number, chosen[number], last[number]), flush=True)
                 if last[number].caught_by:
                     break
-    print("\n".join(["", *(f"fails without a mutant: {test}" for test in sorted(judge.red)),
-                     *summary(chosen, last, tiers)]))  # fmt: skip
+            judges.put(own)
+
+        with ThreadPoolExecutor(args.workers) as pool:
+            list(pool.map(judged, chosen))
+    red = sorted(set().union(*(judge.red for judge in made)))
+    print("\n".join(["", *(f"fails without a mutant: {test}" for test in red),
+                     *summary(chosen, dict(sorted(last.items())), tiers)]))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""Mutants follow from their seed, change one place each, and meet the nearest tests first."""
+"""Mutants follow from their seed, change one place each, and meet the tests that reach them."""
 
 import ast
+import json
 import random
+import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import qlora_wgpu
 from campaigns.python_mutants import of_a_module
 from tools import mutants as tool
-from tools.mutants import KINDS, ROOT, Nearness, drawn, failed_test, kind_of, room_of, rooms
+from tools.mutants import KINDS, ROOT, drawn, failed_test, kind_of, room_of, rooms
+from tools.reach import Reach, report_from
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +45,6 @@ CHANGES = {
     ("return a * 2 - 1", "// to *"), ("return a // 3 - 1", "another constant"),
     ("return a // 2 + 1", "- to +"), ("return a // 2 - 2", "another constant"),
 }  # fmt: skip
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -88,52 +85,93 @@ def test_each_changes_one_line_and_python_stays_python(mutants):
             assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
 
 
-FILES = {
-    "qlora_wgpu/__init__.py": "",
-    "qlora_wgpu/ops/__init__.py": "",
-    "qlora_wgpu/ops/norm.py": "launch('norm/forward.wgsl')",
-    "qlora_wgpu/ops/tile.py": "launch(f'tile/{name}_{kind}.wgsl')",
-    "qlora_wgpu/model.py": "from qlora_wgpu.ops.norm import norm",
-    "qlora_wgpu/verbs.py": "import importlib; importlib.import_module(name)",
-    "qlora_wgpu/__main__.py": "from qlora_wgpu import verbs",
-    "shaders/norm/forward.wgsl": "//#include common/sum.wgsl",
-    "shaders/tile/a_b.wgsl": "",
-    "shaders/common/sum.wgsl": "",
-    "tests/support/bench.py": "import qlora_wgpu.model",
-    "tests/ops/test_norm.py": "from support.bench import bench",
-    "tests/ops/test_all.py": "import qlora_wgpu.ops.norm, qlora_wgpu.ops.tile",
-    "tests/ops/test_tile.py": "",
-    "tests/e2e/test_model.py": "from qlora_wgpu import model",
-    "tests/e2e/test_command.py": "run('-m', 'qlora_wgpu')",
-    "tests/unit/test_other.py": "",
-}
-NEAREST = {
-    "qlora_wgpu/ops/norm.py": [
-        "ops/test_norm",
-        "ops/test_all",
-        "e2e/test_model",
-        "e2e/test_command",
-    ],
-    "qlora_wgpu/verbs.py": ["e2e/test_command"],
-    "qlora_wgpu/model.py": ["e2e/test_model", "ops/test_norm", "e2e/test_command"],
-    "shaders/common/sum.wgsl": [
-        "ops/test_all",
-        "e2e/test_model",
-        "ops/test_norm",
-        "e2e/test_command",
-    ],
-    "shaders/norm/forward.wgsl": ["ops/test_norm", "ops/test_all", "e2e/test_model"],
-    "shaders/tile/a_b.wgsl": ["ops/test_tile", "ops/test_all"],
-}
+MODULE = """\
+'''A module.'''
+LIMIT = 3
+
+def shorten(words, most=LIMIT):
+    '''Some words.'''
+    if not words:
+        return []
+    elif len(words) > most:
+        return [
+            w for w in words][:most]
+    return words
+
+class Shop:
+    open = True
+
+    def sell(self):
+        def price():
+            return 2
+        return price
+"""
 
 
-@pytest.mark.parametrize("path", NEAREST)
-def test_the_test_of_its_name_comes_first_then_by_what_uses_it(checkout: Path, path: str) -> None:
-    tests = [name for name in FILES if "/test_" in name]
-    nearest = Nearness(checkout).nearest(path, tests)
-    assert sorted(nearest) == sorted(tests)
-    names = [name.removeprefix("tests/").removesuffix(".py") for name in nearest]
-    assert names[: len(NEAREST[path])] == NEAREST[path]
+@pytest.mark.parametrize(
+    ("line", "reached"),
+    [
+        (2, "empty long short sell price"),  # LIMIT, as everything that may see it
+        (4, "empty long short sell price"),
+        (6, "empty long short"),
+        (7, "empty"),
+        (8, "long short"),
+        (10, "long"),
+        (11, "short"),
+        (14, "empty long short sell price"),
+        (18, "price"),
+        (19, "sell price"),
+    ],
+)
+def test_a_copy_reports_where_a_test_passes(tmp_path, monkeypatch, line, reached):
+    (tmp_path / "qlora_wgpu").mkdir()
+    notes = tmp_path / "notes"
+    names = {"gpu/device.py": "def pipeline(shader): pass", "own.py": MODULE}
+    (tmp_path / "qlora_wgpu" / "gpu").mkdir()
+    for name, text in names.items():
+        (tmp_path / "qlora_wgpu" / name).write_text(text)
+    mutant = tool.Mutant("", "qlora_wgpu/own.py", "", "", line - 1)
+    report_from(tmp_path, [mutant], notes)
+    reporter = ModuleType("qlora_wgpu._reached")
+    exec((tmp_path / "qlora_wgpu" / "_reached.py").read_text(), vars(reporter))
+    monkeypatch.setitem(sys.modules, "qlora_wgpu._reached", reporter)
+    monkeypatch.setattr(qlora_wgpu, "_reached", reporter, raising=False)
+    module, gpu = ModuleType("own"), ModuleType("device")
+    exec((tmp_path / "qlora_wgpu" / "own.py").read_text(), vars(module))
+    exec((tmp_path / "qlora_wgpu" / "gpu" / "device.py").read_text(), vars(gpu))
+    calls = {
+        "empty": lambda: module.shorten([]), "long": lambda: module.shorten(list("abcd")),
+        "short": lambda: module.shorten(["a"]), "sell": lambda: module.Shop().sell(),
+        "price": lambda: module.Shop().sell()(),
+        "kernel": lambda: gpu.pipeline(SimpleNamespace(path="a.wgsl")),
+    }  # fmt: skip
+    for name, call in calls.items():
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", f"t.py::{name} (call)")
+        call()
+        call()
+    told = [f"qlora_wgpu/own.py:{line}\tt.py::{name}" for name in reached.split()]
+    assert notes.read_text().splitlines() == [*told, "a.wgsl\tt.py::kernel"]
+
+
+def test_tests_that_reach_a_mutant_come_the_cheapest_first(tmp_path):
+    times, notes = tmp_path / "times", tmp_path / "notes"
+    seconds = {"a": [9, 3, 0, 1], "b": [1, 1, 1, 1], "c": [1, 1, 0, 1], "d": [1, 0, 0, 1]}
+    phases = [{"test": t, "seconds": s, "outcome": "passed"} for t, s in seconds.items()]
+    phases.append({"test": "c", "seconds": [0, 0, 0, 0], "outcome": "failed"})
+    times.write_text("\n".join(map(json.dumps, phases)))
+    notes.write_text("m.py:1\ta\nm.py:1\tb\nm.py:1\tc\ndirect.wgsl\ta\nother.wgsl\tb\n")
+    (tmp_path / "shaders").mkdir()
+    for name, text in {"direct": "//#include part.wgsl", "part": "//#include least.wgsl",
+                       "least": "", "other": ""}.items():  # fmt: skip
+        (tmp_path / "shaders" / f"{name}.wgsl").write_text(text)
+    reach = Reach.read(notes, times)
+    reach.save(tmp_path / "saved")
+    for each in (reach, Reach.load(tmp_path / "saved")):
+        python, unknown, shader = (
+            each.tests(tool.Mutant("", path, "", "", 0), tmp_path)
+            for path in ("m.py", "n.py", "shaders/least.wgsl")
+        )
+        assert (python, unknown, shader) == (["b", "a"], ["d", "b", "a"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -161,10 +199,13 @@ def test_a_file_that_cannot_be_collected_is_to_blame_and_nothing_is_where_none_b
 
 
 class Answers:
-    """Stands in for a copy: which test each file fails, with the mutant or also without."""
+    """Stands in for a copy: which tests fail with the mutant, and which also without."""
 
-    def __init__(self, failing, red, slow=()):
-        self.failing_of, self.red, self.slow, self.is_mutated = failing, red, slow, False
+    root = Path("nowhere")
+
+    def __init__(self, failing, red=(), slow=()):
+        self.with_it, self.without, self.slow, self.is_mutated = failing, red, slow, False
+        self.batches = []
 
     @contextmanager
     def mutated(self, mutant):
@@ -172,51 +213,62 @@ class Answers:
         yield
         self.is_mutated = False
 
-    def failing(self, given, *options, patience=1):
-        if not self.is_mutated:
-            fails = given[0] in self.red or (given[0] in self.slow and patience == 1)
-            return (given[0], "hung") if fails else ("", "")
-        assert options[:2] == ("--tier", "quick")  # whatever one was run with alone
-        for file in given:
-            for test in self.failing_of.get(file, []):
-                if f"--deselect={test}" not in options:
-                    return test, "hung" if test in self.slow else "failed"
+    def collected(self, tier, *paths):
+        if tier == "quick":
+            return ["t.py::a[1]", "t.py::b"]
+        assert paths == ("t.py",)
+        return ["t.py::a[1]", "t.py::a[2]", "t.py::b", "t.py::c", "t.py::other", "t.py::whole"]
+
+    def failing(self, given, patience=1):
+        if self.is_mutated:
+            self.batches.append(list(given))
+        failing = self.with_it if self.is_mutated else self.without
+        for test in given:
+            if test in failing or (not self.is_mutated and test in self.slow and patience == 1):
+                return test, "hung" if test in self.slow else "failed"
         return "", ""
 
 
-NORM, ALL = "tests/ops/test_norm.py", "tests/ops/test_all.py"
+A, B, C = "t.py::a[1]", "t.py::b", "t.py::c"
+MUTANT = tool.Mutant("removed", "m.py", "a", "b", 0)
+REACH = Reach({C: 1, B: 2, A: 3, "t.py::other": 4}, {"m.py:1": frozenset({A, B, C})})
 
 
 @pytest.mark.parametrize(
     ("tests", "caught_by", "red"),
     [
-        (Answers({}, ()), "", set()),
-        (Answers({NORM: [f"{NORM}::a"], ALL: [f"{ALL}::b"]}, ()), f"{NORM}::a", set()),
-        (
-            Answers({NORM: [f"{NORM}::a", f"{NORM}::b"]}, [f"{NORM}::a"]),
-            f"{NORM}::b",
-            {f"{NORM}::a"},
-        ),
-        (Answers({NORM: [NORM], ALL: [f"{ALL}::b"]}, [NORM]), f"{ALL}::b", {NORM}),
-        (Answers({NORM: [NORM]}, [NORM]), "", {NORM}),
-        (Answers({NORM: [f"{NORM}::a"]}, (), slow=[f"{NORM}::a"]), "", {f"{NORM}::a"}),
+        (Answers([]), "", set()),
+        (Answers([C]), "", set()),  # which is not in quick
+        (Answers([A, B]), B, set()),
+        (Answers([A, B], red=[B]), A, {B}),
+        (Answers([B], red=[B]), "", {B}),
+        (Answers([B], slow=[B]), "", {B}),
     ],
 )
-def test_only_a_test_that_passes_without_the_mutant_catches_it(checkout, tests, caught_by, red):
-    tests.root = checkout
-    judge = tool.Judge(tests, nearest=None, workers=2)
-    mutant = tool.Mutant("removed", "qlora_wgpu/ops/norm.py", "launch('norm/forward.wgsl')", "", 0)
-    outcome = judge.outcome(mutant, "quick")
-    assert (outcome.caught_by, judge.red) == (caught_by, red)
+def test_only_a_test_that_passes_without_the_mutant_catches_it(tests, caught_by, red):
+    judge = tool.Judge(tests, REACH)
+    outcome = judge.outcome(MUTANT, "quick")
+    assert (outcome.caught_by, outcome.tests, judge.red) == (caught_by, 2, red)
 
 
-def test_what_was_found_is_not_run_again(checkout, tmp_path):
-    mutant = tool.Mutant("removed", "qlora_wgpu/ops/norm.py", "launch('norm/forward.wgsl')", "", 0)
+def test_a_tier_has_what_no_tier_before_it_had():
+    judge = tool.Judge(Answers([]), REACH)
+    assert judge.tests(MUTANT, "quick") == [B, A]
+    assert judge.tests(MUTANT, "test") == [C]
+    assert judge.tests(MUTANT, "full") == ["t.py::a[2]", "t.py::whole"]
+
+
+def test_a_few_tests_come_before_many(monkeypatch):
+    monkeypatch.setattr(tool, "BATCHES", (1, 5))
+    tests = Answers([])
+    tool.Judge(tests, REACH).outcome(MUTANT, "quick")
+    assert tests.batches == [[B], [A]]
+
+
+def test_what_was_found_is_not_run_again(tmp_path):
     path = tmp_path / "results.jsonl"
-    tests = Answers({}, ())
-    tests.root = checkout
-    two = tool.Results(path).of(mutant, "quick", tool.Judge(tests, nearest=2, workers=2))
-    assert (two.caught_by, two.files) == ("", 2)
-    tests.failing_of = {NORM: [f"{NORM}::a"]}
-    assert tool.Results(path).of(mutant, "quick", tool.Judge(tests, 2, 2)) == two
-    assert tool.Results(path).of(mutant, "quick", tool.Judge(tests, 3, 2)).caught_by == f"{NORM}::a"
+    found = tool.Results(path).of(MUTANT, "quick", tool.Judge(Answers([]), REACH))
+    assert found.caught_by == ""
+    other = tool.Judge(Answers([B]), REACH)
+    assert tool.Results(path).of(MUTANT, "quick", other) == found
+    assert tool.Results(path).of(MUTANT, "test", other).tests == 1
