@@ -51,7 +51,7 @@ def done(tmp_path_factory):
     return process.stdout, json.loads(file.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nothing_spills_and_attention_leaves_room(done):
     rows = done[1]["kernels"]
     assert not {row["kernel"]: row["spilled"] for row in rows if row["spilled"] or row["scratch"]}
@@ -146,7 +146,7 @@ def test_tiles_of_matrix_units_are_deep_where_that_is_asked_for(monkeypatch):
     assert asked["deep"].gemm_kind == "matrix" == every["matrix"].gemm_kind
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_kernel_has_figures_and_a_line(done):
     text, report = done
     assert "Mesa" in report["mesa"] and "NAVI21" in report["device"]

@@ -62,18 +62,21 @@ def test_python_offers_each_change_and_none_of_texts_and_annotations(tmp_path):
     assert len(found) == len(CHANGES)
 
 
+@pytest.mark.full
 def test_mutants_follow_from_their_seed(mutants):
     assert drawn(6, seed=7) == mutants[:6]
     assert drawn(6, seed=8) != mutants[:6]
     assert len(set(mutants)) == len(mutants)
 
 
+@pytest.mark.full
 def test_every_room_is_drawn(mutants):
     for kind in KINDS:
         own = [room_of(each) for n, each in enumerate(mutants, 1) if kind_of(n) == kind]
         assert set(own[: len(rooms(kind))]) == set(rooms(kind))
 
 
+@pytest.mark.full
 def test_each_changes_one_line_and_python_stays_python(mutants):
     for each in mutants:
         text = (ROOT / each.path).read_text(encoding="utf-8")
