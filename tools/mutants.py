@@ -213,7 +213,7 @@ class Copy:
     def collected(self, tier: str, *paths: str) -> list[str]:
         """The tests of a tier in files, or in all that `make` gives to pytest."""
         paths = paths or (("tests", "campaigns") if tier == "full" else ("tests",))
-        given = ("--collect-only", "-qq", "-p", "no:cacheprovider", "-o", "addopts=")
+        given = ("--collect-only", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
         _, said = self._run("-m", "pytest", *paths, "--tier", tier, *given, seconds=300)
         return [each for each in said.splitlines() if "::" in each]
 

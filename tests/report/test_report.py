@@ -383,7 +383,9 @@ def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
         set_xlabel=print, set_ylabel=print, grid=lambda **how: None,
         legend=lambda: legends.append(list(drawn)),
     )  # fmt: skip
-    figure = SimpleNamespace(add_axes=lambda where: axes, savefig=lambda file, format: file.write(b"P"))
+    figure = SimpleNamespace(
+        add_axes=lambda where: axes, savefig=lambda file, format: file.write(b"P")
+    )
     module = SimpleNamespace(Figure=lambda **how: figure)
     monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
