@@ -25,7 +25,6 @@ from qlora_wgpu.ops.optimizers import (
     STATS_METRICS,
     STATS_TOKENS,
 )
-from qlora_wgpu.ops.policy import Policy, added_metrics
 from qlora_wgpu.ops.preference import METRICS, Preference
 from qlora_wgpu.training.executor import MicroBatch
 
@@ -111,9 +110,7 @@ class RunningSums:
         saturated: Values that kernels clamped to the range of their type.
     """
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        """With a policy, metrics are those of ``ops.policy``, not all of which are sums."""
-        self._policy = policy
+    def __init__(self) -> None:
         self.stats = np.zeros(STATS_LENGTH, np.float32)
         self.saturated = 0
 
@@ -124,10 +121,7 @@ class RunningSums:
         own[STATS_CORRECT], own[STATS_BALANCE] = sums.correct, sums.balance
         if sums.metrics is not None:
             own[STATS_METRICS:] = sums.metrics
-        total = self.stats + own
-        if self._policy is not None:
-            total[STATS_METRICS:] = added_metrics(self.stats[STATS_METRICS:], own[STATS_METRICS:])
-        self.stats = total
+        self.stats = self.stats + own
         self.saturated += sums.saturated
 
     @property

@@ -427,7 +427,7 @@ class GradientSum:
 
     def begin(self) -> None:
         """Starts a step."""
-        self.sums = RunningSums(self.model.options.objective.policy)
+        self.sums = RunningSums()
 
     def add(self, result: BlockResult) -> None:
         """Adds a block's gradient and sums."""

@@ -136,7 +136,7 @@ def test_answers_are_counted_in_pairs_or_alone(preference, count):
 
 def test_completions_count_by_their_shares():
     shares = np.array([1.5, 0.25], np.float32)
-    given = batch_of([[1, 2], [3, -100]], samples=PolicyInputs(shares, *[None] * 4))
+    given = batch_of([[1, 2], [3, -100]], samples=PolicyInputs(shares, *[None] * 5))
     form = expected("gradient", given, 8, None)
     assert (form.tokens, form.gradient, form.is_weighted) == (1.75, 8, True)
 
