@@ -14,12 +14,13 @@ from references.policy_cases import (
     RATES,
     SHAPE,
     STEPS,
+    Given,
     completions,
     named,
     rewards,
 )
 from references.projections import distance, whole_projections
-from support.policy_steps import Given, config_of, train
+from support.policy_steps import config_of, train
 from support.recorded_models import recorded_base, start
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
@@ -49,8 +50,8 @@ def check(opened, case):
         RECORDED[name][number] for name in ("losses", "norms", "projections", "metrics")
     )
     for index, step in enumerate(steps):
-        # Advantages are about 1, and in the first steps of a generation losses are zero.
-        assert abs(step.loss - losses[index]) <= 1e-5 * max(abs(losses[index]), 0.1), index
+        # Terms of about 1 cancel, in the first step of a generation to zero.
+        assert abs(step.loss - losses[index]) <= 1e-5 * max(abs(losses[index]), 0.3), index
         apart = distance(whole_projections(step.gradient), told[index])
         # PyTorch's own float32 is off by up to 3e-6 in the first step, then by 1e-5; where terms of
         # about 1 cancel, by 1e-6.

@@ -4,6 +4,7 @@
 two options occurs; settings have the names of TRL and of the section ``grpo``.
 """
 
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -56,6 +57,17 @@ OPTIONS = {
         **SHARED,
     },
 }
+
+
+@dataclass(frozen=True)
+class Given:
+    """What steps train on."""
+
+    prompts: list  # tokens of each
+    completions: list  # of each prompt, the tokens of each completion
+    rewards: np.ndarray  # (prompts, completions of each, functions); None for no reward
+    names: tuple  # of the reward functions
+    end: int  # the token that ends a completion that is not truncated
 
 
 def _drawn(objective, count=600):

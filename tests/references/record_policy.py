@@ -21,6 +21,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 HERE = Path(__file__).parent
@@ -29,17 +30,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from record import ALPHA, adapted, peft_name  # noqa: E402
 
 from references.policy_cases import (  # noqa: E402
-    ACCUMULATION,
     ADAM_EPSILON,
-    BATCH,
     CASES,
     END,
     FUNCTIONS,
-    GROUP,
-    MAX_COMPLETION_LENGTH,
     PAD,
     RATES,
+    SHAPE,
     STEPS,
+    Given,
     completions,
     rewards,
 )
@@ -80,8 +79,9 @@ def logps_and_entropies(model, ids, mask, count, temperature):
     return torch.stack(pairs, 1)
 
 
-def given_to(kind, prompts, made):
+def given_to(kind, given):
     """A trainer's class that takes completions as given, and keeps its losses."""
+    prompts, made = given.prompts, given.completions
 
     class Given(kind):
         losses = ()
@@ -90,8 +90,7 @@ def given_to(kind, prompts, made):
             return [prompts[int(text)] for text in texts], None, {}
 
         def _generate_single_turn(self, prompt_ids, *_):
-            numbers = [prompts.index(ids) for ids in prompt_ids]
-            ids = [made[n][k % len(made[n])] for k, n in enumerate(numbers)]
+            ids = [made[prompts.index(p)][k % len(made[0])] for k, p in enumerate(prompt_ids)]
             return (ids, None) if kind is GRPOTrainer else ids
 
         def _get_per_token_logps_and_entropies(self, model, ids, mask, keep, *_, **__):
@@ -106,19 +105,18 @@ def given_to(kind, prompts, made):
     return Given
 
 
-def reward_functions(prompts, made, table):
+def reward_functions(given):
     """The functions that give a table's rewards."""
 
     def function(number):
-        def reward(prompts, completion_ids, **_):
-            return [
-                table[int(p)][k % len(made[int(p)])][number] for k, p in enumerate(prompts)
-            ]
+        def reward(prompts, **_):
+            group = given.rewards.shape[1]
+            return [given.rewards[int(p), k % group, number] for k, p in enumerate(prompts)]
 
-        reward.__name__ = FUNCTIONS[number]
+        reward.__name__ = given.names[number]
         return reward
 
-    return [function(number) for number in range(table.shape[-1])]
+    return [function(number) for number in range(given.rewards.shape[-1])]
 
 
 def tokenizer():
@@ -129,66 +127,61 @@ def tokenizer():
     )  # fmt: skip
 
 
-def train(model, trained, settings, prompts, made, table, steps=STEPS):
+def train(model, trained, settings, given, shape=SHAPE, steps=STEPS):
     """Trains as TRL does; its losses by step, gradients and metrics."""
-    settings = dict(settings)
-    objective = settings.pop("objective")
+    options = {"beta": 0.0, "reward_weights": (1.0,), **settings}
+    objective = options.pop("objective")
     trainer, config = KINDS[objective]
-    weights = settings.pop("reward_weights", (1.0,))
+    options["reward_weights"] = list(options["reward_weights"])
+    if options.get("steps_per_generation") == shape["accumulation"]:
+        del options["steps_per_generation"]
+    record = Record(trained)
     with tempfile.TemporaryDirectory() as folder:
-        options = {
-            "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": ACCUMULATION,
-            "num_generations": GROUP, "max_completion_length": MAX_COMPLETION_LENGTH,
-            "beta": 0.0, **settings,
-        }  # fmt: skip
-        if options.get("steps_per_generation") == options["gradient_accumulation_steps"]:
-            del options["steps_per_generation"]
-        if options.get("reward_clip_range"):
-            options["reward_clip_range"] = tuple(options["reward_clip_range"])
         arguments = config(
-            folder, learning_rate=RATES[objective], lr_scheduler_type="constant", weight_decay=0.0,
-            max_grad_norm=0.0, adam_epsilon=ADAM_EPSILON, max_steps=steps, logging_steps=1,
-            report_to=[], use_cpu=True, bf16=False, shuffle_dataset=False, save_strategy="no",
-            gradient_checkpointing=False, disable_tqdm=True, reward_weights=list(weights),
-            **options,
+            folder, per_device_train_batch_size=shape["batch"],
+            gradient_accumulation_steps=shape["accumulation"], num_generations=shape["group"],
+            max_completion_length=shape["max_completion_length"], learning_rate=RATES[objective],
+            lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=0.0,
+            adam_epsilon=ADAM_EPSILON, max_steps=steps, logging_steps=1, report_to=[],
+            use_cpu=True, bf16=False, shuffle_dataset=False, save_strategy="no",
+            gradient_checkpointing=False, disable_tqdm=True, **options,
         )  # fmt: skip
-        record = Record(trained)
-        run = given_to(trainer, prompts, made)(
-            model, reward_functions(prompts, made, table), arguments,
-            Dataset.from_dict({"prompt": [str(n) for n in range(len(prompts))]}),
+        run = given_to(trainer, given)(
+            model, reward_functions(given), arguments,
+            Dataset.from_dict({"prompt": [str(n) for n in range(len(given.prompts))]}),
             processing_class=tokenizer(), callbacks=[record],
         )  # fmt: skip
+        run.remove_callback(PrinterCallback)
         torch.set_default_dtype(torch.float64)  # of rewards and what is computed of them
         try:
             run.train()
         finally:
             torch.set_default_dtype(torch.float32)
-    size = options["gradient_accumulation_steps"]
+    size = shape["accumulation"]
     losses = [sum(run.losses[i : i + size]) for i in range(0, len(run.losses), size)]
     return losses, record.gradients, record.metrics
+
+
+def told(arrays):
+    return whole_projections({peft_name(n): array for n, array in arrays.items()})
 
 
 def record(case):
     """Losses and norms (STEPS), projections (STEPS + 1, COUNT), and metrics by step."""
     model, trained = adapted("llama", torch.float64)
     settings = CASES[case]
-    prompts, made = completions()
-    table = rewards(settings)
-    losses, gradients, metrics = train(model, trained, settings, prompts, made, table)
+    given = Given(*completions(), rewards(settings), FUNCTIONS, END)
+    losses, gradients, metrics = train(model, trained, settings, given)
     last = {n: p.detach().numpy() for n, p in trained.items()}
-    told = [
-        whole_projections({peft_name(n): array for n, array in own.items()})
-        for own in [*gradients, last]
-    ]
     norms = [np.linalg.norm([np.linalg.norm(g) for g in own.values()]) for own in gradients]
     print(case, losses, norms, {n: v for n, v in metrics[-1].items() if "clip_" in n}, flush=True)
-    return losses, norms, told, metrics
+    return losses, norms, [told(own) for own in [*gradients, last]], metrics
 
 
 def main():
     torch.set_num_threads(1)
     assert ALPHA == 10
-    losses, norms, told, metrics = zip(*map(record, sys.argv[1:] or CASES), strict=True)
+    losses, norms, projections, metrics = zip(*map(record, sys.argv[1:] or CASES), strict=True)
     names = sorted({name for steps in metrics for own in steps for name in own})
     # Those that a step does not have are infinite, those that are none of a number NaN.
     table = [
@@ -197,7 +190,7 @@ def main():
     ]
     if not sys.argv[1:]:
         np.savez_compressed(
-            HERE / "policy.npz", losses=losses, norms=norms, projections=np.float32(told),
+            HERE / "policy.npz", losses=losses, norms=norms, projections=np.float32(projections),
             names=names, metrics=np.float32(table),
         )  # fmt: skip
 

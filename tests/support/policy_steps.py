@@ -20,17 +20,6 @@ CLIPPED = ("bnpo", "dr_grpo", "dapo", "luspo")
 
 
 @dataclass(frozen=True)
-class Given:
-    """What steps train on."""
-
-    prompts: list  # tokens of each
-    completions: list  # of each prompt, the tokens of each completion
-    rewards: np.ndarray  # (prompts, completions of each, functions); None for no reward
-    names: tuple  # of the reward functions
-    end: int  # the token that ends a completion that is not truncated
-
-
-@dataclass(frozen=True)
 class Step:
     loss: float
     gradient: dict
@@ -77,8 +66,11 @@ def rollout_of(given, numbers, config):
     return rollout, list(rewards.functions)
 
 
-def train(model, adapter, config, given, count):
-    """So many steps from an adapter, which is also the reference, as a run computes them."""
+def train(model, adapter, config, given, count, told=lambda advantages: None):
+    """So many steps from an adapter, which is also the reference, as a run computes them.
+
+    ``told`` gets the advantages of each generation.
+    """
     model.load_adapter(adapter)
     reference = model.read_flat(model.adapter.parameters).copy()
     policy = policy_of(config)
@@ -100,6 +92,7 @@ def train(model, adapter, config, given, count):
                 longest=plan.longest, max_completion_length=plan.max_completion_length,
                 reference=reference,
             )  # fmt: skip
+            told(batches.rollout.scores.advantages)
             metrics = batches.rollout.metrics(names)
             metrics |= {} if batches.kl is None else {"kl": batches.kl}
         for each in batches.blocks(plan.blocks_of(index)):
