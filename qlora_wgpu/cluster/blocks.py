@@ -201,8 +201,7 @@ def expected(method: str, batch: MicroBatch, length: int, objective: Objective) 
         scores = len(targets) * given.classes if method == "scores" else None
         is_weighted = bool(given.class_weights)
         return Expected(given.divisor(targets), is_weighted, gradient, True, scores=scores)
-    preference = objective.preference
-    if batch.samples is not None and preference is not None:
+    if batch.samples is not None and (preference := objective.preference) is not None:
         count = len(answers_of(batch).references) / (2 if preference.is_paired else 1)
         return Expected(count, gradient=gradient, has_metrics=True)
     weights = batch.weights

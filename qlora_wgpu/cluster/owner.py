@@ -238,9 +238,8 @@ class Cluster:
 
         for some in _in_groups(batches, lambda batch: 0):
             self._compute("scores", [(each,) for each in some], add)
-        scoring = self._sum.model.options.objective.scoring
-        assert scoring is not None
-        return total.stats, [each.reshape(-1, scoring.classes) for each in found]
+        classes = self._sum.model.architecture.classes
+        return total.stats, [each.reshape(-1, classes) for each in found]
 
     def token_logps(
         self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None

@@ -145,10 +145,7 @@ class Executor(MeasuresLoss, Protocol):
     def scores(
         self, batches: Iterable[MicroBatch], done: Done
     ) -> tuple[FloatArray, list[FloatArray]]:
-        """Loss and metrics summed over some micro-batches, as ``stats``, and the scores of each.
-
-        Scores are float32 (sequences, classes).
-        """
+        """``stats`` summed over micro-batches, and the scores of each (sequences, classes)."""
 
     def token_logps(
         self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None

@@ -1,4 +1,4 @@
-"""Steps of GRPO and RLOO against what TRL's trainers compute of the same completions and rewards."""
+"""Steps of GRPO and RLOO against TRL's trainers, which get the same completions and rewards."""
 
 from pathlib import Path
 

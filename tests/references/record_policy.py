@@ -152,7 +152,8 @@ def train(model, trained, settings, given, shape=SHAPE, steps=STEPS):
             processing_class=tokenizer(), callbacks=[record],
         )  # fmt: skip
         run.remove_callback(PrinterCallback)
-        torch.set_default_dtype(torch.float64)  # of rewards and what is computed of them
+        # Of rewards and what is computed of them
+        torch.set_default_dtype(next(iter(trained.values())).dtype)
         try:
             run.train()
         finally:
