@@ -119,11 +119,11 @@ def reward_functions(given):
     return [function(number) for number in range(given.rewards.shape[-1])]
 
 
-def tokenizer():
+def tokenizer(end, pad):
     words = {str(number): number for number in range(VOCAB)}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token=str(END),
-        pad_token=str(PAD),
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token=str(end),
+        pad_token=str(pad),
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def train(model, trained, settings, given, shape=SHAPE, steps=STEPS):
         run = given_to(trainer, given)(
             model, reward_functions(given), arguments,
             Dataset.from_dict({"prompt": [str(n) for n in range(len(given.prompts))]}),
-            processing_class=tokenizer(), callbacks=[record],
+            processing_class=tokenizer(END, PAD), callbacks=[record],
         )  # fmt: skip
         run.remove_callback(PrinterCallback)
         # Of rewards and what is computed of them
