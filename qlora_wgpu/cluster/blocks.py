@@ -16,7 +16,8 @@ from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, ScoreInputs
+from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -25,8 +26,7 @@ from qlora_wgpu.ops.optimizers import (
     STATS_METRICS,
     STATS_TOKENS,
 )
-from qlora_wgpu.ops.policy import Policy, added_metrics
-from qlora_wgpu.ops.preference import METRICS, Preference
+from qlora_wgpu.ops.preference import METRICS
 from qlora_wgpu.training.executor import MicroBatch
 
 # ---- requests and results ------------------------------------------------------------------------
@@ -79,6 +79,7 @@ class BlockResult:
     metrics: FloatArray | None = None
     # Log probabilities, if requested: summed by answer, or of each token
     logps: FloatArray | None = None
+    scores: FloatArray | None = None  # of each sequence, flat, if requested
     nonce: int = 0  # as sent
 
     @property
@@ -86,7 +87,7 @@ class BlockResult:
         """Whether it contains neither NaN nor infinity."""
         if not np.isfinite([self.loss, self.correct, self.balance]).all():
             return False
-        for few in (self.metrics, self.logps):
+        for few in (self.metrics, self.logps, self.scores):
             if few is not None and not np.isfinite(few).all():
                 return False
         if self.gradient is None:
@@ -111,9 +112,7 @@ class RunningSums:
         saturated: Values that kernels clamped to the range of their type.
     """
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        """With a policy, metrics are those of ``ops.policy``, not all of which are sums."""
-        self._policy = policy
+    def __init__(self) -> None:
         self.stats = np.zeros(STATS_LENGTH, np.float32)
         self.saturated = 0
 
@@ -124,10 +123,7 @@ class RunningSums:
         own[STATS_CORRECT], own[STATS_BALANCE] = sums.correct, sums.balance
         if sums.metrics is not None:
             own[STATS_METRICS:] = sums.metrics
-        total = self.stats + own
-        if self._policy is not None:
-            total[STATS_METRICS:] = added_metrics(self.stats[STATS_METRICS:], own[STATS_METRICS:])
-        self.stats = total
+        self.stats = self.stats + own
         self.saturated += sums.saturated
 
     @property
@@ -156,6 +152,7 @@ class Expected:
     gradient: int | None = None  # length of the gradient, if there is one
     has_metrics: bool = False  # sums of ``METRICS``
     logps: int | None = None  # number of log probabilities, if there are any
+    scores: int | None = None  # number of scores, if there are any
 
     def check(self, request: BlockRequest, sums: Any) -> BlockResult:
         """Returns the result if it has this form, else raises ``WrongAnswerError``."""
@@ -168,6 +165,7 @@ class Expected:
             ("gradient", sums.gradient, self.gradient),
             ("metrics", sums.metrics, metrics),
             ("log probabilities", sums.logps, self.logps),
+            ("scores", sums.scores, self.scores),
         ):
             _check_vector(name, array, length)
         for name in ("loss", "tokens", "correct", "balance", "seconds"):
@@ -186,9 +184,7 @@ class Expected:
         return sums
 
 
-def expected(
-    method: str, batch: MicroBatch, length: int, preference: Preference | None
-) -> Expected:
+def expected(method: str, batch: MicroBatch, length: int, objective: Objective) -> Expected:
     """The form of the result of a worker's method, with an adapter of this length."""
     if method == "answer_logps":
         return Expected(0.0, logps=len(answers_of(batch).references))
@@ -199,7 +195,13 @@ def expected(
     gradient = length if method == "gradient" else None
     if isinstance(batch.samples, PolicyInputs):
         return Expected(float(batch.samples.shares.sum()), True, gradient, has_metrics=True)
-    if batch.samples is not None and preference is not None:
+    if isinstance(batch.samples, ScoreInputs):
+        assert objective.scoring is not None
+        given, targets = objective.scoring, batch.samples.targets
+        scores = len(targets) * given.classes if method == "scores" else None
+        is_weighted = bool(given.class_weights)
+        return Expected(given.divisor(targets), is_weighted, gradient, True, scores=scores)
+    if batch.samples is not None and (preference := objective.preference) is not None:
         count = len(answers_of(batch).references) / (2 if preference.is_paired else 1)
         return Expected(count, gradient=gradient, has_metrics=True)
     weights = batch.weights

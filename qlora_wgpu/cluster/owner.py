@@ -223,6 +223,24 @@ class Cluster:
                     self._compute("answer_loss", [(each, of_all) for each in some], add)
         return total.stats
 
+    def scores(
+        self, batches: Iterable[MicroBatch], done: Done
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """Loss and metrics summed over micro-batches of sequences, and the scores of each."""
+        self._publish()
+        total, found = RunningSums(), list[FloatArray]()
+
+        def add(sums: BlockResult) -> None:
+            assert sums.scores is not None
+            done(len(found))
+            total.add(sums)
+            found.append(sums.scores)
+
+        for some in _in_groups(batches, lambda batch: 0):
+            self._compute("scores", [(each,) for each in some], add)
+        classes = self._sum.model.architecture.classes
+        return total.stats, [each.reshape(-1, classes) for each in found]
+
     def token_logps(
         self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None
     ) -> list[FloatArray]:
@@ -313,7 +331,7 @@ class Cluster:
     ) -> bool:  # fmt: skip
         """Computes micro-batches and adds their results in order; False if it was stopped."""
         model = self._sum.model
-        of = model.adapter.length, model.options.objective.preference
+        of = model.adapter.length, model.options.objective
         blocks = [Block(given, expected(method, given[0], *of).check) for given in arguments]
         return self._in_order(
             method, blocks, [given[0].ids.size for given in arguments], add, is_stopped
@@ -427,7 +445,7 @@ class GradientSum:
 
     def begin(self) -> None:
         """Starts a step."""
-        self.sums = RunningSums(self.model.options.objective.policy)
+        self.sums = RunningSums()
 
     def add(self, result: BlockResult) -> None:
         """Adds a block's gradient and sums."""

@@ -113,17 +113,6 @@ class Config(Section):
             )
         return value
 
-    @field_validator("cluster")
-    @classmethod
-    def _trains_there(cls, value: ClusterConfig, info: ValidationInfo) -> ClusterConfig:
-        train = info.data.get("train")
-        if train is not None and train.is_scored and value.scheduler is not None:
-            raise ValueError(
-                f"has a scheduler, which train.objective: {train.objective} does not support: "
-                "remove it"
-            )
-        return value
-
     @property
     def rows_at_once(self) -> int:
         """Sequences of a micro-batch: two for each pair of answers, unless they are packed."""

@@ -241,30 +241,19 @@ class RolloutBatches:
         return float(self._divergences().sum() / max(self.rollout.lengths.sum(), 1))
 
     def blocks(self, numbers: Sequence[int]) -> list[PolicyBatch]:
-        """The micro-batches of a step, by their indices.
-
-        Completions without loss count in the divisor, to which the others of the step add their
-        shares.
-        """
+        """The micro-batches of a step, by their indices."""
         lengths, size = self.rollout.lengths, self._batch_size
-        items = lengths.sum() / len(self)
-        made = [
-            token_weights(
-                self._policy.loss_type, lengths[n * size : (n + 1) * size], items,
-                self._max_completion_length,
-            )
-            for n in numbers
-        ]  # fmt: skip
-        present = [lengths[n * size : (n + 1) * size] > 0 for n in numbers]
-        missing = sum(shares[~own].sum() for (_, shares), own in zip(made, present, strict=True))
-        more = np.float32(missing / max(sum(own.sum() for own in present), 1))
+        items = max(lengths.sum(), 1) / len(self)
         batches = []
-        for n, (weights, shares), own in zip(numbers, made, present, strict=True):
+        for n in numbers:
             ids, targets, mask = self._checked[n]
-            advantages = self.rollout.scores.advantages[n * size : (n + 1) * size]
+            own = slice(n * size, (n + 1) * size)
+            weights, shares = token_weights(
+                self._policy.loss_type, lengths[own], items, self._max_completion_length
+            )
             policy = PolicyInputs(
-                shares[own] + more, weights[own], advantages[own].astype(np.float32),
-                self.logps.old[n], self.logps.reference[n],
+                shares, weights, self.rollout.scores.advantages[own].astype(np.float32),
+                self.logps.old[n], self.logps.reference[n], lengths[own] > 0,
             )  # fmt: skip
             batches.append(PolicyBatch(ids, targets, mask, policy, int((mask > 0).sum())))
         return batches

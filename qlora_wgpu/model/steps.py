@@ -114,18 +114,30 @@ class PolicyInputs:
     advantages: FloatArray
     old_logps: FloatArray  # (batch, seq), of each target when the completion was sampled
     reference_logps: FloatArray  # the same by the reference; zeros without one
+    has_loss: npt.NDArray[np.bool_]  # whether each has labels
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def encode(self, batch: BatchBuffers, segments: IntArray, rows: IntArray) -> Parts:
-        """The samples and ``BatchBuffers.completions``, by their tensors in a batch."""
-        assert batch.completions is not None
-        samples = PreferenceInputs(self.shares, self.advantages).encode(batch, segments, rows)
-        of_rows = (samples[0][1] // 2).astype(np.int64)
+        """The samples and ``BatchBuffers.completions``, by their tensors in a batch.
+
+        Samples without labels, whose rows are empty, follow the others.
+        """
+        assert batch.completions is not None and batch.samples is not None
+        own, others = np.flatnonzero(self.has_loss), np.flatnonzero(~self.has_loss)
+        known = PreferenceInputs(self.shares[own], self.advantages[own])
+        of_rows, table = encode_samples(known, segments, rows)
+        empty = np.zeros((len(others), 4), np.uint32)
+        empty[:, 2:] = np.stack([self.shares, self.advantages], axis=1)[others].view(np.uint32)
+        of_rows_alone = own[of_rows // 2]
         logps = (array.reshape(-1)[rows] for array in (self.old_logps, self.reference_logps))
-        table = np.stack([*logps, self.weights[of_rows], self.advantages[of_rows]], axis=1)
-        return [*samples, (batch.completions, table)]
+        numbers = self.weights[of_rows_alone], self.advantages[of_rows_alone]
+        return [
+            (batch.samples.of_rows, of_rows),
+            (batch.samples.table, np.concatenate([table, empty])),
+            (batch.completions, np.stack([*logps, *numbers], axis=1)),
+        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,10 +23,10 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "rloo")
 """The values of ``loss_type``; rloo is that of RLOOTrainer."""
 _UNBOUNDED = 3e38
 METRICS = (
-    "kl", "clipped_low", "clipped_high", "clipped", "tokens", "completions", "least_clipped_low",
+    "kl", "clipped_low", "clipped_high", "clipped", "batches", "clipping", "least_clipped_low",
     "most_clipped_high", "entropy",
 )  # fmt: skip
-"""The sums in stats from ``STATS_METRICS`` on: see shaders/policy/total.wgsl."""
+"""The sums over micro-batches in stats from ``STATS_METRICS`` on: see shaders/policy/total.wgsl."""
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -84,7 +84,7 @@ def token_weights(
         loss_type: One of ``LOSSES``.
         lengths: The tokens of each completion that have a loss.
         items: Tokens that dapo and cispo divide this micro-batch's sum by: those of all that was
-            generated together, divided by the number of micro-batches in it.
+            generated together, at least one, divided by the number of micro-batches in it.
         max_completion_length: The maximum, which dr_grpo divides by.
     """
     count = len(lengths)
@@ -98,7 +98,7 @@ def token_weights(
     elif loss_type == "luspo":
         weights, shares = ones, ones
     else:
-        weights, shares = ones, ones * max(items, 1.0) / count
+        weights, shares = ones, ones * items / count
     return weights.astype(np.float32), shares.astype(np.float32)
 
 
@@ -139,6 +139,8 @@ def policy_loss(
     factors = g.float_vector("factors of label rows", batch.rows)
     terms = matrix("terms of label rows", 1, 4 * batch.rows, "float32")
     high = given.epsilon if given.epsilon_high is None else given.epsilon_high
+    loss = {"cispo": 1, "sapo": 2}.get(given.loss_type, 0)
+    bound = _UNBOUNDED if given.delta is None or loss else given.delta
     g.launch(
         "policy/losses.wgsl",
         batch.rows,
@@ -151,11 +153,11 @@ def policy_loss(
             "factors": factors,
         },
         {
-            "loss": {"cispo": 1, "sapo": 2}.get(given.loss_type, 0),
+            "loss": loss,
             "beta": given.beta,
             "epsilon": given.epsilon,
             "epsilon_high": high,
-            "delta": _UNBOUNDED if given.delta is None else given.delta,
+            "delta": bound,
             "positive": given.sapo_temperature_pos,
             "negative": given.sapo_temperature_neg,
         },
@@ -167,6 +169,11 @@ def policy_loss(
             "CORRECTION": given.use_bias_correction_kl,
         },
     )
+    highest = high if loss == 1 else 1.0 + high
+    of_one = {
+        "low": float(min(1.0, bound) < 1.0 - given.epsilon),
+        "high": float(min(1.0, bound) > highest),
+    }
     g.launch(
         "policy/total.wgsl",
         (1, 1, 1),
@@ -177,35 +184,36 @@ def policy_loss(
             "batch_info": batch.info,
             "stats": stats,
         },
-        constants={**one_row(g), "SEQUENCE": given.has_sequence_ratios},
+        of_one if given.has_sequence_ratios else None,
+        constants={
+            **one_row(g),
+            "SEQUENCE": given.has_sequence_ratios,
+            "SUMMED": given.loss_type == "rloo",
+        },
     )
     return factors
 
 
-def added_metrics(total: FloatArray, own: FloatArray) -> FloatArray:
-    """``METRICS`` of some micro-batches and of one more, as shaders/policy/total.wgsl adds them."""
-    added = total + own
-    least, most = METRICS.index("least_clipped_low"), METRICS.index("most_clipped_high")
-    is_first = total[METRICS.index("completions")] == 0
-    added[least] = own[least] if is_first else min(total[least], own[least])
-    added[most] = max(total[most], own[most])
-    return added
-
-
 def means(sums: Mapping[str, float], given: Policy) -> dict[str, float]:
-    """TRL's metrics by its names, from sums by the names of ``METRICS``."""
-    tokens = max(sums["tokens"], 1.0)
-    count = max(sums["completions"], 1.0) if given.has_sequence_ratios else tokens
-    shown = {"kl": sums["kl"] / tokens} if given.has_divergence else {}
-    shown["entropy"] = sums["entropy"] / tokens
+    """TRL's metrics by its names, means over micro-batches, from sums by the names of ``METRICS``.
+
+    Those of completions with a loss are missing if there is none.
+    """
+    batches = max(sums["batches"], 1.0)
+    shown = {"kl": sums["kl"] / batches} if given.has_divergence else {}
+    shown["entropy"] = sums["entropy"] / batches
     if given.loss_type == "cispo":
-        return shown | {"cispo_clip_ratio": sums["clipped_high"] / count}
+        return shown | {"cispo_clip_ratio": sums["clipped_high"] / batches}
     if given.loss_type == "sapo":
         return shown
+    shown |= {
+        "clip_ratio/low_mean": sums["clipped_low"] / batches,
+        "clip_ratio/high_mean": sums["clipped_high"] / batches,
+        "clip_ratio/region_mean": sums["clipped"] / batches,
+    }
+    if not sums["clipping"]:
+        return shown
     return shown | {
-        "clip_ratio/low_mean": sums["clipped_low"] / count,
-        "clip_ratio/low_min": sums["least_clipped_low"],
-        "clip_ratio/high_mean": sums["clipped_high"] / count,
-        "clip_ratio/high_max": sums["most_clipped_high"],
-        "clip_ratio/region_mean": sums["clipped"] / count,
+        "clip_ratio/low_min": sums["least_clipped_low"] / sums["clipping"],
+        "clip_ratio/high_max": sums["most_clipped_high"] / sums["clipping"],
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
@@ -61,6 +62,14 @@ class Scoring:
         """The number of a sequence's targets: a margin, a class, or a value for each class."""
         is_vector = not self.is_paired and self.problem_type != "single_label_classification"
         return self.classes if is_vector else 1
+
+    def divisor(self, targets: npt.NDArray[np.float32]) -> float:
+        """What the loss of sequences with these targets is divided by: pairs, rows or weights."""
+        if self.is_paired:
+            return len(targets) / 2
+        if self.class_weights:
+            return float(np.array(self.class_weights)[targets[:, 0].astype(np.int64)].sum())
+        return float(len(targets))
 
     @property
     def has_reference(self) -> bool:

@@ -40,7 +40,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.image_inputs import ImageFeatures, ImageInputs
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import StepKind
+from qlora_wgpu.model.steps import ScoreInputs, StepKind
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -170,6 +170,15 @@ class Worker:
             logps = self._model.answer_logps(*given, images=batch.images)
             return _logps(request, began, logps)
 
+    def scores(self, request: BlockRequest, batch: MicroBatch) -> BlockResult:
+        """The scores of a micro-batch's sequences, their loss and metrics; no gradient."""
+        assert isinstance(batch.samples, ScoreInputs)
+        with self._turn(request, "loss", batch.ids) as began:
+            self._begin(NO_DIVERGENCE)
+            scores = self._model.scores(batch.ids, batch.mask, batch.samples)
+            sums = self._sums(request, began, "loss")
+            return dataclasses.replace(sums, scores=scores.ravel())
+
     def token_logps(self, request: BlockRequest, batch: MicroBatch) -> BlockResult:
         """The log probability of each target of a micro-batch."""
         with self._turn(request, "logps", batch.ids) as began:
@@ -289,7 +298,7 @@ def _opened(
     settings: Config, given: WorkerSpec, observer: Observer
 ) -> tuple[QLoRAModel, RolloutShape | None]:
     """The model, and how many completions at once it has memory for."""
-    source = OpenedModel.open(base_in(settings), settings.model)
+    source = OpenedModel.open(base_in(settings), settings.model).for_objective(settings.train)
     device = device_of(settings.device)
     workload = TrainingWorkload.of(
         settings, source.pretrained, given.length, RunShapes(**given.shapes),

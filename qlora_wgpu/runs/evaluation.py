@@ -326,7 +326,8 @@ def _scored(
     scoring = model.options.objective.scoring
     assert scoring is not None
     data = ScoredData(dataset, scoring, max(settings.data.max_seq_length, dataset.longest))
-    found = scored_loss(model, data, dataset, settings.rows_at_once, progress)
+    asked = model, LocalExecutor(model), data, dataset, settings.rows_at_once
+    found = scored_loss(*asked, progress)
     observer.activity("")
     matrix = None if found.confusion is None else found.confusion.matrix.tolist()
     labels = settings.train.labels or ()

@@ -16,7 +16,6 @@ from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
@@ -121,8 +120,8 @@ class Evaluator:
             found = {f"eval_{name}": value for name, value in made.items() if math.isfinite(value)}
             found = {"eval_loss": -found.get("eval_reward", math.nan), **found}
         elif isinstance(answers, ScoredData):
-            assert isinstance(run.model, QLoRAModel)
-            scored = scored_loss(run.model, answers, rows, run.config.rows_at_once, self._progress)
+            asked = run.model, run.executor, answers, rows, run.config.rows_at_once
+            scored = scored_loss(*asked, self._progress)
             found = {"eval_loss": scored.loss}
             found |= {f"eval_{name}": value for name, value in scored.metrics.items()}
             if scored.confusion is not None:

@@ -17,6 +17,7 @@ from qlora_wgpu.model.steps import (
     LossSums,
     PreferenceInputs,
     SampleInputs,
+    ScoreInputs,
     StepKind,
 )
 from qlora_wgpu.training.observers import WorkerMetrics
@@ -141,6 +142,11 @@ class Executor(MeasuresLoss, Protocol):
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
 
+    def scores(
+        self, batches: Iterable[MicroBatch], done: Done
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """``stats`` summed over micro-batches, and the scores of each (sequences, classes)."""
+
     def token_logps(
         self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None
     ) -> list[FloatArray]:
@@ -217,6 +223,21 @@ class LocalExecutor:
             count = len(batch.samples.references)
             given = batch.ids, batch.targets, batch.mask, count, batch.images
             yield self._model.answer_logps(*given)
+
+    def scores(
+        self, batches: Iterable[MicroBatch], done: Done
+    ) -> tuple[FloatArray, list[FloatArray]]:
+        """Loss and metrics summed over some micro-batches, as ``stats``, and the scores of each."""
+        model, found = self._model, list[FloatArray]()
+        with model.device.in_turn:
+            model.zero_stats()
+            for number, batch in enumerate(batches):
+                done(number)
+                assert isinstance(batch.samples, ScoreInputs)
+                found.append(model.scores(batch.ids, batch.mask, batch.samples))
+            stats = model.read_stats()
+            model.zero_stats()
+        return stats, found
 
     def token_logps(
         self, batches: Sequence[MicroBatch], parameters: FloatArray | None = None

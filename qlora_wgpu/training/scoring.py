@@ -14,12 +14,13 @@ from qlora_wgpu.config import Config, TrainConfig
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.data.dataset import read_label_names
 from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.batch_encoding import pooled_rows
-from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import ScoreInputs
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.score import Scoring, means
 from qlora_wgpu.training.batching import padded_batch
+from qlora_wgpu.training.executor import Executor, MicroBatch
 from qlora_wgpu.training.preferences import Block, PreferenceBatch, in_blocks, scoring_of
 
 FloatArray = npt.NDArray[np.float32]
@@ -135,26 +136,24 @@ class ScoredLoss:
 
 
 def scored_loss(
-    model: QLoRAModel, data: ScoredData, rows: Dataset, batch_size: int,
+    model: AdapterModel, executor: Executor, data: ScoredData, rows: Dataset, batch_size: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ScoredLoss:  # fmt: skip
-    """The loss of a data set with the current adapter; waits after each micro-batch."""
+    """The loss of a data set with the current adapter, and its metrics."""
     given = model.options.objective.scoring
     assert given is not None
-    scores: list[FloatArray] = []
     targets: list[FloatArray] = []
-    blocks = in_blocks(rows, given, batch_size)
-    with model.device.in_turn:
-        model.zero_stats()
-        for number, made in enumerate(data.batches(blocks, batch_size)):
-            progress(min(number * batch_size // rows.unit, rows.num_rows), rows.num_rows)
+
+    def batches() -> Iterator[MicroBatch]:
+        for made in data.batches(in_blocks(rows, given, batch_size), batch_size):
             assert isinstance(made.samples, ScoreInputs)
-            batch = made.batch
-            ids, _, mask = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
-            scores.append(model.scores(ids, mask, made.samples))
             targets.append(made.samples.targets)
-        stats = model.read_stats()
-        model.zero_stats()
+            yield MicroBatch.of_answers(model, made)
+
+    def done(count: int) -> None:
+        progress(min(count * batch_size // rows.unit, rows.num_rows), rows.num_rows)
+
+    stats, scores = executor.scores(batches(), done)
     loss = float(stats[STATS_LOSS]) / max(float(stats[STATS_TOKENS]), 1e-30)
     metrics = means(stats[STATS_METRICS:STATS_LENGTH].tolist(), given)
     count = rows.num_rows

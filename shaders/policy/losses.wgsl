@@ -4,7 +4,7 @@
 //   cispo   (1): -min(r, ε_high)·A·log p, where no gradient passes through r
 //   sapo    (2): -4/τ · σ(τ·(r - 1)) · A, τ by the sign of A
 // with REFERENCE plus β·KL, KL = exp(ref - log p) - (ref - log p) - 1, times r with CORRECTION.
-//   terms[i] = (w · loss, KL, r < 1 - ε and A < 0, r > 1 + ε_high and A > 0)
+//   terms[i] = (w · loss, KL, min(r, δ) < 1 - ε and A < 0, min(r, δ) > 1 + ε_high and A > 0)
 //   factors[i] = -w · d loss / d log p: rows' losses are negative log probabilities.
 // Of cispo the last term is r > ε_high and A > 0. With SUMMED the slope of r by log p is not divided by
 // the sample's number of labels. With ON_POLICY old is log p itself, so that r is 1. With a threshold only
@@ -107,9 +107,10 @@ fn each(i: u32) {
 //#endif
         made += params.beta * vec2<f32>(divergence, slope);
 //#endif
-        let low = ratio < 1.0 - params.epsilon && advantage < 0.0;
+        let bounded = min(ratio, params.delta);
+        let low = bounded < 1.0 - params.epsilon && advantage < 0.0;
         let highest = select(1.0 + params.epsilon_high, params.epsilon_high, params.loss == 1u);
-        let high = ratio > highest && advantage > 0.0;
+        let high = bounded > highest && advantage > 0.0;
         terms[i] = vec4<f32>(row.z * made.x, divergence, f32(low), f32(high));
         factors[i] = -row.z * made.y;
 //#if SUMMED

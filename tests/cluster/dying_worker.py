@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qlora_wgpu.runs.cluster import Worker
 
-METHODS = ("answer_logps", "complete", "divergence", "gradient", "token_logps")
+METHODS = ("answer_logps", "complete", "divergence", "gradient", "scores", "token_logps")
 FOLDER = "TEST_DYING_WORKER"  # the environment's name of the folder that knows who has died
 
 
@@ -36,6 +36,10 @@ class DyingWorker(Worker):
     def complete(self, *given):
         self._live("complete")
         return super().complete(*given)
+
+    def scores(self, *given):
+        self._live("scores")
+        return super().scores(*given)
 
     def token_logps(self, *given):
         self._live("token_logps")

@@ -19,8 +19,10 @@ from qlora_wgpu.cluster.blocks import (
     expected_loss,
 )
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs
+from qlora_wgpu.model.steps import PolicyInputs, PreferenceInputs, ScoreInputs
+from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.ops.preference import METRICS, Preference
+from qlora_wgpu.ops.score import Scoring
 from qlora_wgpu.training.executor import MicroBatch
 
 ASKED = BlockRequest(version=3, nonce=17)
@@ -116,11 +118,11 @@ def batch_of(labels, **more):
 def test_label_tokens_are_counted_by_the_owner():
     labels = np.array([[-100, 5, 6, -100]])
     weights = np.array([[9.0, 2.0, 0.5, 9.0]], np.float32)
-    by_tokens = expected("gradient", batch_of(labels), 8, None)
+    by_tokens = expected("gradient", batch_of(labels), 8, PLAIN)
     assert (by_tokens.tokens, by_tokens.gradient, by_tokens.is_weighted) == (2, 8, False)
     by_loss = expected_loss(labels, np.ones((1, 4)))
     assert (by_loss.tokens, by_loss.gradient, by_loss.has_metrics) == (2, None, False)
-    by_weights = expected("evaluate", batch_of(labels, weights=weights), 8, None)
+    by_weights = expected("evaluate", batch_of(labels, weights=weights), 8, PLAIN)
     assert (by_weights.tokens, by_weights.gradient, by_weights.is_weighted) == (2.5, None, True)
 
 
@@ -130,22 +132,40 @@ def test_label_tokens_are_counted_by_the_owner():
 )
 def test_answers_are_counted_in_pairs_or_alone(preference, count):
     given = batch_of(np.full((6, 2), -100), samples=PreferenceInputs.plain(6))
-    form = expected("gradient", given, 8, preference)
+    form = expected("gradient", given, 8, Objective(preference=preference))
     assert (form.tokens, form.gradient, form.has_metrics) == (count, 8, True)
 
 
 def test_completions_count_by_their_shares():
     shares = np.array([1.5, 0.25], np.float32)
-    given = batch_of([[1, 2], [3, -100]], samples=PolicyInputs(shares, *[None] * 4))
-    form = expected("gradient", given, 8, None)
+    given = batch_of([[1, 2], [3, -100]], samples=PolicyInputs(shares, *[None] * 5))
+    form = expected("gradient", given, 8, PLAIN)
     assert (form.tokens, form.gradient, form.is_weighted) == (1.75, 8, True)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "tokens"),
+    [
+        (Scoring("reward"), 2),
+        (Scoring("classification", 3), 4),
+        (Scoring("classification", 3, class_weights=(0.5, 2.0, 1.25)), 4.25),
+    ],
+)
+def test_sequences_count_in_pairs_alone_or_by_weights(scoring, tokens):
+    samples = ScoreInputs(np.arange(4), np.float32([[0], [1], [0], [2]]))
+    given, objective = batch_of(np.full((4, 2), -100), samples=samples), Objective(scoring=scoring)
+    form = expected("gradient", given, 8, objective)
+    assert (form.tokens, form.gradient, form.scores) == (tokens, 8, None)
+    assert form.is_weighted is bool(scoring.class_weights)
+    form = expected("scores", given, 8, objective)
+    assert (form.tokens, form.gradient, form.scores) == (tokens, None, 4 * scoring.classes)
 
 
 def test_log_probabilities_and_the_divergence_have_no_tokens():
     given = batch_of([[1, 1], [1, 1]], samples=PreferenceInputs.plain(5))
-    assert expected("answer_logps", given, 8, None) == Expected(0, logps=5)
-    assert expected("token_logps", given, 8, None) == Expected(0, logps=4)
-    assert expected("divergence", given, 8, None) == Expected(0, has_metrics=True)
+    assert expected("answer_logps", given, 8, PLAIN) == Expected(0, logps=5)
+    assert expected("token_logps", given, 8, PLAIN) == Expected(0, logps=4)
+    assert expected("divergence", given, 8, PLAIN) == Expected(0, has_metrics=True)
 
 
 SAMPLED = SampledTokens(np.array([4, 2, 5, 6, 7], np.int32), np.array([2, 3], np.int32), 17)

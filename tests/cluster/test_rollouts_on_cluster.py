@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from cluster.answer_runs import Told
 from cluster.dying_worker import FOLDER, METHODS, DyingWorker
@@ -10,9 +9,6 @@ from e2e.tiny import write_model
 from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import owner
-from qlora_wgpu.cluster.blocks import BlockResult, RunningSums
-from qlora_wgpu.ops.policy import METRICS, Policy
-from qlora_wgpu.ops.preference import METRICS as OF_ANSWERS
 from qlora_wgpu.runs import train
 from qlora_wgpu.selfcheck import results
 
@@ -137,18 +133,3 @@ def test_a_worker_that_is_lost_in_generation_changes_nothing(place, tmp_path, mo
     assert traces(place, "lost-2") == traces(place, "lost-0")
     assert (tmp_path / "complete").exists()
     assert any("its blocks go to other workers" in text for text in told.texts)
-
-
-def test_the_least_and_the_largest_share_of_clipped_tokens_are_no_sums():
-    sums = RunningSums(Policy())
-    for least, most in ((0.5, 0.25), (0.25, 0.75), (0.75, 0.5)):
-        metrics = np.zeros(len(OF_ANSWERS), np.float32)
-        for name, value in (
-            ("completions", 2), ("clipped", 1), ("least_clipped_low", least),
-            ("most_clipped_high", most),
-        ):  # fmt: skip
-            metrics[METRICS.index(name)] = value
-        sums.add(BlockResult(1.0, 1.0, 0, 0.0, metrics=metrics))
-    found = dict(zip(METRICS, sums.stats[8:].tolist(), strict=False))
-    assert found["completions"] == 6 and found["clipped"] == 3
-    assert (found["least_clipped_low"], found["most_clipped_high"]) == (0.25, 0.75)

@@ -116,10 +116,6 @@ def test_what_answers_do_not_go_with(sections, message):
         ),
         ({"train": {"objective": "reward"}, "data": {"packing": True}}, "data.packing"),
         (
-            {"train": {"objective": "reward"}, "cluster": {"scheduler": "local"}},
-            "cluster.*has a scheduler, which train.objective: reward does not support",
-        ),
-        (
             {
                 "train": {"objective": "classification", "problem_type": "regression"},
                 "eval": {"metric_for_best_model": "accuracy"},

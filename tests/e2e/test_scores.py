@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from references import reward_cases
+from references.projections import distance, whole_projections
 from references.score_cases import (
     ALPHA,
     CASES,
@@ -38,6 +40,7 @@ from qlora_wgpu.ops.score import Scoring, means
 from qlora_wgpu.training.optimizer import Optimizer
 
 FOLDER = Path(__file__).parents[1] / "references" / "scores"
+LOOPS = dict(np.load(FOLDER / "loops.npz"))
 PLAIN = QuantConfig(scheme="none")
 PROBLEMS = {"multi": "multi_label_classification", "regression": "regression"}
 
@@ -112,6 +115,57 @@ def test_against_transformers(device, tmp_path, case):
     assert {n: list(a.shape) for n, a in saved.items()} == json.loads(str(recorded["names"]))
     config = json.loads((tmp_path / "saved/adapter_config.json").read_text())
     assert config["task_type"] == "SEQ_CLS" and config["modules_to_save"] == ["score"]
+
+
+@pytest.fixture(scope="module")
+def reward_model(device, tmp_path_factory):
+    folder, recorded = recorded_base(FOLDER / "reward.npz", tmp_path_factory.mktemp("reward"))
+    return opened("reward", folder, device), start(recorded)
+
+
+@pytest.mark.parametrize("case", reward_cases.CASES)
+def test_steps_of_trl_s_own_loop(reward_model, case):
+    """Pairs in their order, with margins and centering, in one micro-batch or two."""
+    model, adapter = reward_model
+    given, number = reward_cases.CASES[case], list(reward_cases.CASES).index(case)
+    model.load_adapter(adapter)
+    scored = Scoring("reward", center=given["center"])
+    model.options = TrainingOptions(objective=Objective(scoring=scored))
+    optim = OptimConfig(
+        learning_rate=reward_cases.RATE, lr_scheduler_type="constant", weight_decay=0.0,
+        max_grad_norm=0.0, adam_epsilon=reward_cases.ADAM_EPSILON,
+    )  # fmt: skip
+    optimizer = Optimizer(model, optim, reward_cases.STEPS)
+    model.zero_gradient()
+    rows, margins = reward_cases.pairs()
+    blocks = iter(range(0, len(rows), given["batch"]))
+    losses, norms, told, metrics = (
+        LOOPS[name][number] for name in ("losses", "norms", "projections", "metrics")
+    )
+    for step in range(reward_cases.STEPS):
+        for _ in range(given["accumulation"]):
+            first = next(blocks)
+            own = range(first, first + given["batch"])
+            sequences = [ids for pair in own for ids in rows[pair]]
+            ids, mask = np.zeros((2, len(sequences), 24), np.int64)
+            for row, sequence in enumerate(sequences):
+                ids[row, : len(sequence)], mask[row, : len(sequence)] = sequence, 1
+            targets = np.zeros((len(sequences), 1), np.float32)
+            targets[::2, 0] = [margins[pair] if given["margins"] else 0.0 for pair in own]
+            samples = ScoreInputs(pooled_rows(ids, mask, PADDING), targets)
+            model.accumulate(ids, np.full(ids.shape, -100), mask, samples=samples)
+        stats = model.read_stats()
+        assert stats[0] / stats[1] == pytest.approx(losses[step], rel=1e-5)
+        gradient = model.adapter.split(model.read_flat(model.adapter.gradient) / stats[1])
+        assert distance(whole_projections(gradient), told[step]) <= 1e-5 * norms[step]
+        expected = dict(zip(LOOPS["names"].tolist(), metrics[step].tolist(), strict=True))
+        found = means(stats[STATS_METRICS:].tolist(), scored)
+        assert found == pytest.approx(expected, rel=1e-5, abs=2e-6)
+        optimizer.step(step + 1)
+        model.zero_stats()
+    last = model.adapter_state_dict()
+    norm = np.linalg.norm([np.linalg.norm(array) for array in last.values()])
+    assert distance(whole_projections(last), told[reward_cases.STEPS]) <= 1e-5 * norm
 
 
 def test_what_peft_saved_is_opened(device, tmp_path):

@@ -20,3 +20,8 @@ def projections(name, array):
 def distance(ours, theirs):
     """About the norm of the difference of two arrays, by their projections."""
     return float(np.sqrt(np.mean((ours - theirs) ** 2)))
+
+
+def whole_projections(arrays):
+    """(COUNT,) of all arrays together."""
+    return sum(projections(name, arrays[name]) for name in sorted(arrays))

@@ -1,24 +1,28 @@
-"""Records steps of GRPO and its kin as TRL's trainer computes them.
+"""Records steps of TRL's GRPOTrainer and RLOOTrainer over given completions and rewards.
 
 usage: python tests/references/record_policy.py
 
 Needs torch, transformers, peft and trl. Writes tests/references/policy.npz: of the recorded Llama
-with its seeded adapter (record.py), three steps of AdamW over the same completions, whose log
-probabilities are those before the first; by case losses, metrics, and of each gradient and of the
-last adapter its norm and projections (``projections.py``).
+with its seeded adapter (record.py), in float64, three steps of AdamW by TRL's own loop, which gets
+the completions instead of sampling them, does not shuffle them and computes log probabilities in
+float64. By case and step: the loss, the logged metrics, the gradient's norm and its projections
+(``projections.py``); and those of the last adapter.
 """
 
-import json
 import sys
-from collections import defaultdict
-from functools import partial
+import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
-from trl.trainer.grpo_trainer import GRPOTrainer
-from trl.trainer.rloo_trainer import RLOOTrainer
+import trl.trainer.grpo_trainer
+import trl.trainer.rloo_trainer
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -26,140 +30,170 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from record import ALPHA, adapted, peft_name  # noqa: E402
 
 from references.policy_cases import (  # noqa: E402
+    ADAM_EPSILON,
     CASES,
-    MAX_COMPLETION_LENGTH,
-    RATE,
+    END,
+    FUNCTIONS,
+    PAD,
+    RATES,
+    SHAPE,
     STEPS,
-    advantages,
+    Given,
     completions,
-)  # fmt: skip
-from references.projections import projections  # noqa: E402
+    rewards,
+)
+from references.projections import whole_projections  # noqa: E402
+from references.seeded import VOCAB  # noqa: E402
+
+NOT_COMPARED = ("num_tokens", "step_time", "grad_norm", "learning_rate", "epoch", "loss")
+KINDS = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
+for module in (trl.trainer.grpo_trainer, trl.trainer.rloo_trainer):
+    module.shuffle_sequence_dict = lambda batch: batch
+
+
+class Record(TrainerCallback):
+    """Keeps gradients before each update, and what is logged."""
+
+    def __init__(self, trained):
+        self.trained, self.gradients, self.metrics = trained, [], []
+
+    def on_pre_optimizer_step(self, *_, **__):
+        self.gradients.append({n: p.grad.numpy().copy() for n, p in self.trained.items()})
+
+    def on_log(self, args, state, control, logs, **_):
+        if "loss" in logs:
+            left = (n for n in logs if n not in NOT_COMPARED and not n.startswith("profiling/"))
+            self.metrics.append({name: logs[name] for name in left})
 
 
 def logps_and_entropies(model, ids, mask, count, temperature):
-    """Of each row by itself: padding on the left would move its positions."""
-    rows = []
-    for row, own in zip(ids, mask, strict=True):
-        logits = model(input_ids=row[own == 1][None]).logits[0, :-1] / temperature
-        logps = logits.log_softmax(-1)
-        made = logps.gather(-1, row[own == 1][1:, None])[:, 0]
-        entropies = torch.distributions.Categorical(logits=logits.detach()).entropy()
-        answer = int(own[-count:].sum())
-        pair = torch.stack([made, entropies])[:, -answer:]
-        rows.append(torch.nn.functional.pad(pair, (0, count - answer)))
-    return torch.stack(rows, 1)
+    """Of each row by itself, in float64, which TRL's fused head is not."""
+    pairs = []
+    for row, own in zip(ids, mask == 1, strict=True):
+        answer = int(own[-count:].sum())  # none of one that is masked
+        logps = model(input_ids=row[own][None]).logits[0, :-1].div(temperature).log_softmax(-1)
+        entropies = -(logps.exp() * logps).sum(-1).detach()
+        made = logps.gather(-1, row[own][1:, None])[:, 0]
+        pair = torch.stack([made, entropies])[:, len(made) - answer :]
+        pairs.append(torch.nn.functional.pad(pair, (0, count - answer)))
+    return torch.stack(pairs, 1)
 
 
-def logps_of(*given):
-    return logps_and_entropies(*given)[0]
+def given_to(kind, given):
+    """A trainer's class that takes completions as given, and keeps its losses."""
+    prompts, made = given.prompts, given.completions
+
+    class Given(kind):
+        losses = ()
+
+        def _tokenize_prompts(self, texts):
+            return [prompts[int(text)] for text in texts], None, {}
+
+        def _generate_single_turn(self, prompt_ids, *_):
+            ids = [made[prompts.index(p)][k % len(made[0])] for k, p in enumerate(prompt_ids)]
+            return (ids, None) if kind is GRPOTrainer else ids
+
+        def _get_per_token_logps_and_entropies(self, model, ids, mask, keep, *_, **__):
+            logps, entropies = logps_and_entropies(model, ids, mask, keep, self.temperature)
+            return logps, entropies.float(), None  # as their quantile is
+
+        def training_step(self, *given, **named):
+            loss = super().training_step(*given, **named)
+            self.losses = [*self.losses, loss.item()]
+            return loss
+
+    return Given
 
 
-def trainer(case):
-    """What ``_compute_loss`` looks at of a trainer."""
-    options = {
-        "loss_type": "dapo", "beta": 0.0, "epsilon": 0.2, "epsilon_high": None, "delta": None,
-        "sequence_level": False, "temperature": 1.0,
-        "use_bias_correction_kl": True, "top_entropy_quantile": 1.0, **CASES[case],
-    }  # fmt: skip
-    high = options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"]
-    same = SimpleNamespace(
-        gather=lambda x: x,
-        reduce=lambda x, **_: x,
-        gather_for_metrics=lambda x: x,
-        pad_across_processes=lambda x, **_: x,
-        num_processes=1,
-        sync_gradients=True,
-    )
-    made = SimpleNamespace(
-        model=SimpleNamespace(training=True),
-        accelerator=same,
-        loss_type=options["loss_type"], beta=options["beta"],
-        epsilon_low=options["epsilon"], epsilon_high=high,
-        importance_sampling_level="sequence" if options["sequence_level"] else "token",
-        top_entropy_quantile=options["top_entropy_quantile"], use_vllm=False,
-        off_policy_mask_threshold=None,
-        aux_loss_enabled=False, _entropy_bonus_enabled=False,
-        max_completion_length=MAX_COMPLETION_LENGTH,
-        current_gradient_accumulation_steps=1,
-        _metrics={"train": defaultdict(list)},
-        args=SimpleNamespace(
-            delta=options["delta"], steps_per_generation=1,
-            use_bias_correction_kl=options["use_bias_correction_kl"],
-            sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
-        ),
+def reward_functions(given):
+    """The functions that give a table's rewards."""
+
+    def function(number):
+        def reward(prompts, **_):
+            group = given.rewards.shape[1]
+            return [given.rewards[int(p), k % group, number] for k, p in enumerate(prompts)]
+
+        reward.__name__ = given.names[number]
+        return reward
+
+    return [function(number) for number in range(given.rewards.shape[-1])]
+
+
+def tokenizer(end, pad):
+    words = {str(number): number for number in range(VOCAB)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="0")), eos_token=str(end),
+        pad_token=str(pad),
     )  # fmt: skip
 
-    def logps(model, ids, mask, count, **_):
-        return *logps_and_entropies(model, ids, mask, count, options["temperature"]), None
 
-    made._get_per_token_logps_and_entropies = logps
-    made.get_high_entropy_mask = partial(GRPOTrainer.get_high_entropy_mask, made)
-    return made, options
+def train(model, trained, settings, given, shape=SHAPE, steps=STEPS):
+    """Trains as TRL does; its losses by step, gradients and metrics."""
+    options = {"beta": 0.0, "reward_weights": (1.0,), **settings}
+    objective = options.pop("objective")
+    trainer, config = KINDS[objective]
+    options["reward_weights"] = list(options["reward_weights"])
+    if options.get("steps_per_generation") == shape["accumulation"]:
+        del options["steps_per_generation"]
+    record = Record(trained)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = config(
+            folder, per_device_train_batch_size=shape["batch"],
+            gradient_accumulation_steps=shape["accumulation"], num_generations=shape["group"],
+            max_completion_length=shape["max_completion_length"], learning_rate=RATES[objective],
+            lr_scheduler_type="constant", weight_decay=0.0, max_grad_norm=0.0,
+            adam_epsilon=ADAM_EPSILON, max_steps=steps, logging_steps=1, report_to=[],
+            use_cpu=True, bf16=False, shuffle_dataset=False, save_strategy="no",
+            gradient_checkpointing=False, disable_tqdm=True, **options,
+        )  # fmt: skip
+        run = given_to(trainer, given)(
+            model, reward_functions(given), arguments,
+            Dataset.from_dict({"prompt": [str(n) for n in range(len(given.prompts))]}),
+            processing_class=tokenizer(END, PAD), callbacks=[record],
+        )  # fmt: skip
+        run.remove_callback(PrinterCallback)
+        # Of rewards and what is computed of them
+        torch.set_default_dtype(next(iter(trained.values())).dtype)
+        try:
+            run.train()
+        finally:
+            torch.set_default_dtype(torch.float32)
+    size = shape["accumulation"]
+    losses = [sum(run.losses[i : i + size]) for i in range(0, len(run.losses), size)]
+    return losses, record.gradients, record.metrics
 
 
-def batch():
-    """Prompts padded on their left, completions on their right."""
-    prompts, answers = completions()
-    p, c = max(map(len, prompts)), max(map(len, answers))
-    ids = torch.zeros(2, len(prompts), max(p, c), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        ids[0, row, p - len(prompt) : p] = torch.tensor(prompt)
-        mask[0, row, p - len(prompt) : p] = 1
-        ids[1, row, : len(answer)] = torch.tensor(answer)
-        mask[1, row, : len(answer)] = 1
-    return {
-        "prompt_ids": ids[0, :, :p], "prompt_mask": mask[0, :, :p],
-        "completion_ids": ids[1, :, :c], "completion_mask": mask[1, :, :c],
-    }  # fmt: skip
+def told(arrays):
+    return whole_projections({peft_name(n): array for n, array in arrays.items()})
 
 
 def record(case):
+    """Losses and norms (STEPS), projections (STEPS + 1, COUNT), and metrics by step."""
     model, trained = adapted("llama", torch.float64)
-    self, options = trainer(case)
-    inputs = batch()
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    count = inputs["completion_ids"].shape[1]
-    with torch.no_grad():
-        old = logps_of(model, ids, mask, count, options["temperature"])
-        with model.disable_adapter():
-            reference = logps_of(model, ids, mask, count, options["temperature"])
-    inputs |= {
-        "advantages": torch.from_numpy(advantages()), "old_per_token_logps": old,
-        "ref_per_token_logps": reference, "num_items_in_batch": inputs["completion_mask"].sum(),
-    }  # fmt: skip
-    inputs["old_logps"] = (old * inputs["completion_mask"]).sum(1)
-    kind = RLOOTrainer if options["loss_type"] == "rloo" else GRPOTrainer
-    optimizer = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.0)
-    losses, gradients, names = [], [], sorted(trained, key=peft_name)
-    for _ in range(STEPS):
-        self._metrics["train"].clear()
-        loss = kind._compute_loss(self, model, inputs)
-        loss.backward()
-        losses.append(loss.item())
-        gradients.append([
-            (np.linalg.norm(g), *projections(peft_name(n), g))
-            for n, g in ((n, trained[n].grad.numpy()) for n in names)
-        ])  # fmt: skip
-        optimizer.step()
-        optimizer.zero_grad()
-    last = [projections(peft_name(n), trained[n].detach().numpy()) for n in names]
-    metrics = {k: v[0] for k, v in self._metrics["train"].items()}
-    print(case, losses, metrics, flush=True)
-    return {
-        f"{case}:losses": losses, f"{case}:gradients": gradients, f"{case}:adapter": last,
-        f"{case}:metrics": json.dumps(metrics), "names": [peft_name(n) for n in names],
-    }  # fmt: skip
+    settings = CASES[case]
+    given = Given(*completions(), rewards(settings), FUNCTIONS, END)
+    losses, gradients, metrics = train(model, trained, settings, given)
+    last = {n: p.detach().numpy() for n, p in trained.items()}
+    norms = [np.linalg.norm([np.linalg.norm(g) for g in own.values()]) for own in gradients]
+    print(case, losses, norms, {n: v for n, v in metrics[-1].items() if "clip_" in n}, flush=True)
+    return losses, norms, [told(own) for own in [*gradients, last]], metrics
 
 
 def main():
     torch.set_num_threads(1)
     assert ALPHA == 10
-    arrays = {}
-    for case in CASES:
-        arrays |= record(case)
-    np.savez_compressed(HERE / "policy.npz", **arrays)
+    losses, norms, projections, metrics = zip(*map(record, sys.argv[1:] or CASES), strict=True)
+    names = sorted({name for steps in metrics for own in steps for name in own})
+    # Those that a step does not have are infinite, those that are none of a number NaN.
+    table = [
+        [[np.nan if (v := own.get(n, np.inf)) is None else v for n in names] for own in steps]
+        for steps in metrics
+    ]
+    if not sys.argv[1:]:
+        np.savez_compressed(
+            HERE / "policy.npz", losses=losses, norms=norms, projections=np.float32(projections),
+            names=names, metrics=np.float32(table),
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

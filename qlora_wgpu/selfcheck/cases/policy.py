@@ -25,6 +25,7 @@ _LENGTHS = (
     2,
     33,
 )  # of samples, two rows of them; the first token is a prompt
+_NO_LOSS = 4  # the sample whose tokens have none
 _START = np.arange(STATS_LENGTH, dtype=np.float64)
 _BETA, _EPSILON, _HIGH, _DELTA = 0.04, 0.2, 0.28, 1.5
 
@@ -51,8 +52,9 @@ def check_policy(
         mask[row, : parts.sum()] = np.repeat(np.arange(1, len(parts) + 1), parts)
     targets = np.where(mask > 0, 1, IGNORE_INDEX)
     targets[np.diff(mask, append=0) != 0] = IGNORE_INDEX  # a sample's last token predicts nothing
+    targets[1, : lengths[_NO_LOSS]] = IGNORE_INDEX
     rows = np.flatnonzero(targets.ravel() != IGNORE_INDEX)
-    tokens = lengths - 1
+    tokens = np.where(np.arange(len(lengths)) == _NO_LOSS, 0, lengths - 1)
     of_rows = np.repeat(np.arange(len(lengths)), tokens)
     logps = -rng.uniform(0.01, 3.0, len(rows)).astype(np.float32).astype(np.float64)
     # Apart by 0.05 from where a clipped loss has a kink.
@@ -74,7 +76,7 @@ def check_policy(
         return placed.reshape(mask.shape)
 
     given = PolicyInputs(
-        shares, weights, advantages.astype(np.float32), spread(old), spread(reference)
+        shares, weights, advantages.astype(np.float32), spread(old), spread(reference), tokens > 0
     )
     if is_on_policy:  # those given are ignored
         old = logps
@@ -101,7 +103,7 @@ def check_policy(
     made = policy_loss(run.graph, run.float32(losses.reshape(1, -1)), batch, stats, policy)
     got_stats, got = run.run(stats, made)
 
-    means = (of_rows == np.arange(len(lengths))[:, None]) / tokens[:, None]
+    means = (of_rows == np.arange(len(lengths))[:, None]) / np.maximum(tokens, 1)[:, None]
     of_ratio = means * tokens[:, None] if is_summed else means
     wanted = advantages[of_rows]
     ratio = np.exp(logps - old)
@@ -120,25 +122,21 @@ def check_policy(
             logps, old, reference, wanted, loss_type, beta, _EPSILON, high, delta,
             mean_ratio=mean_ratio, kept=kept, corrects=corrects,
         )  # fmt: skip
-        return (weights[of_rows] * losses).sum()
+        return (weights[of_rows] * losses).sum() - (advantages[_NO_LOSS] if is_summed else 0.0)
 
     run.compare(got[0, : len(rows)], -grad(total, 1.0, logps))
     low_clipped = (ratio < 1 - _EPSILON) & (wanted < 0)
     high_clipped = (ratio > (high if loss_type == "cispo" else 1 + high)) & (wanted > 0)
     apart = reference - logps
+    divergence = (np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)
+    shown = np.stack([low_clipped, high_clipped])
+    of_samples = shown @ means.T
+    counted = of_samples if sequence_level else shown
+    compared = of_samples if sequence_level else of_samples[:, tokens > 0]
     sums = _START.copy()
     sums[:2] += total(logps), shares.sum()
-    at = STATS_METRICS
-    sums[at : at + 6] += (
-        0.0 if is_summed else
-        ((np.exp(apart) - apart - 1) * (ratio if corrects else 1.0)).sum(),
-        low_clipped.sum(), high_clipped.sum(), (low_clipped | high_clipped).sum(), len(rows),
-        len(lengths),
+    sums[STATS_METRICS : STATS_METRICS + 9] += (
+        0.0 if is_summed else divergence.mean(), *counted.mean(axis=1), counted.sum(axis=0).mean(),
+        1.0, 1.0, compared[0].min(), compared[1].max(), entropies.mean(dtype=np.float64),
     )  # fmt: skip
-    if sequence_level:
-        own = np.array([means @ low_clipped, means @ high_clipped])
-        sums[at + 1 : at + 4] = _START[at + 1 : at + 4] + np.array([*own.sum(axis=1), own.sum()])
-    sums[at + 6] = min(sums[at + 6], (means @ low_clipped).min())
-    sums[at + 7] = max(sums[at + 7], (means @ high_clipped).max())
-    sums[at + 8] += entropies.sum(dtype=np.float64)
     run.compare_each(got_stats[0], sums)
