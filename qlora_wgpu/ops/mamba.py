@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels import mamba_scan as kernels
+from qlora_wgpu.kernels import mamba_chunks, mamba_scan as kernels
 from qlora_wgpu.kernels.common import row_constants, row_workgroups
-from qlora_wgpu.kernels.mamba_scan import CHUNK, MambaScan
+from qlora_wgpu.kernels.mamba_scan import MambaScan, tokens_of_chunk
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.pointwise import ACTIVATIONS
 
@@ -49,7 +49,7 @@ def mamba_scan(
     heads: int,
     state_size: int,
     *,
-    chunk: int = CHUNK,
+    chunk: int = 0,
 ) -> Tensor:
     """y_t = S_tᵀ · C_t + D · x_t of each head's state S, (state_size, head_dim); an operand like x.
 
@@ -75,6 +75,8 @@ def mamba_scan(
     parts_fit = bc.columns == 2 * groups * state_size and groups and heads % groups == 0
     if not parts_fit or state_size % 8 or x.columns // heads % 8:
         raise GraphError(f"{shapes}: states of {state_size} rows do not fit")
+    chunk = chunk or tokens_of_chunk(g.profile)
+    scan = mamba_chunks if g.profile.textures else kernels
     problem = MambaScan(x, bc, dt, a_log, d, batch.segments, batch.batch, heads, state_size, chunk)
     y = g.operand("mamba scan", x.rows, x.columns)
     state = None
@@ -84,12 +86,12 @@ def mamba_scan(
         if batch.decodes:
             kernels.step(g, problem, state, batch.places, y)
             return y
-    kernels.forward(g, problem, y, state, batch.places)
+    scan.forward(g, problem, y, state, batch.places)
 
     def vjp(dy: Tensor) -> None:
         dx = g.new_gradient(x)
         dbc, ddt = (g.float32(f"d {each.name}", *each.shape) for each in (bc, dt))
-        kernels.backward(g, problem, dy, dx, dbc, ddt)
+        scan.backward(g, problem, dy, dx, dbc, ddt)
         for each, gradient in ((x, dx), (bc, dbc), (dt, ddt)):
             g.add_gradient(each, gradient)
 
