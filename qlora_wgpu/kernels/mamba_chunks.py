@@ -174,7 +174,10 @@ def backward(
     """As ``mamba_scan.backward``."""
     p = problem
     pairs, transposed = (_pairs(g, p, name) for name in ("pairs", "transposed pairs"))
-    tiles = _split(p.head_dim // _UNIT, _OUTPUT_UNITS)[0], _split(p.head_dim // _UNIT, _STATE_UNITS)[0]
+    tiles = (
+        _split(p.head_dim // _UNIT, _OUTPUT_UNITS)[0],
+        _split(p.head_dim // _UNIT, _STATE_UNITS)[0],
+    )
     for block in blocks(g, p):
         chunks = _Chunks(g, block)
         tokens = chunks.tokens()

@@ -226,7 +226,7 @@ def _backward(g: Graph, block: Block, dy: Tensor, dx: Tensor, dbc: Tensor, ddt: 
         params,
         lanes,
         block.flops(2, 2 * p.state_size),
-        turns=members * (p.head_dim // 4 + 2 * p.chunk + _GRADIENT_LANES),
+        turns=members * (p.head_dim // 2 + 2 * p.chunk + _GRADIENT_LANES),
     )
     g.launch(
         "mamba_scan/dt_gradients.wgsl",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels import mamba_chunks, mamba_scan as kernels
+from qlora_wgpu.kernels import mamba_chunks
+from qlora_wgpu.kernels import mamba_scan as kernels
 from qlora_wgpu.kernels.common import row_constants, row_workgroups
 from qlora_wgpu.kernels.mamba_scan import MambaScan, tokens_of_chunk
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -59,7 +60,8 @@ def mamba_scan(
     Tokens are processed in chunks of 16, 32 or 64 (the state-space dual form); results differ only
     in rounding. Only the arguments are kept for the backward pass. The forward needs 4 · chunk +
     32 temporary bytes per token and head, the backward 8 · chunk + 8 · state_size · (head_dim /
-    chunk) + state_size / 8 + 40, for as many heads at once as fit a binding.
+    chunk) + state_size / 8 + 40, for as many heads at once as fit a binding; with operands in
+    textures, the forward needs 4 · state_size · (head_dim / chunk) + 32.
 
     x is (rows, heads · head_dim) and bc (rows, 2 · groups · state_size), B of all groups and then
     C, operands; dt is (rows, heads) float32, a_log and d (heads) float32, frozen. Neighbouring

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_formula
 
+from qlora_wgpu.kernels import mamba_chunks
 from qlora_wgpu.kernels import mamba_scan as kernels
 from qlora_wgpu.ops.mamba import mamba_scan
 from qlora_wgpu.reference import mamba as reference
@@ -46,8 +47,9 @@ def test_packed_samples_in_smaller_chunks(device, chunk, profile):
     compare(device, chunk, groups=2, profile=profile)
 
 
+@pytest.mark.parametrize("profile", ["gpu", "texture"])
 @pytest.mark.parametrize(("together", "groups"), [(1, 2), (2, 2), (4, 1)])
-def test_heads_in_blocks(device, monkeypatch, together, groups):
+def test_heads_in_blocks(device, monkeypatch, together, groups, profile):
     """Blocks of a group's heads add to the same gradient of B and C, one after the other."""
     pairs, states = 4 * PACKED.size * 16, 8 * 2 * 4 * STATE_SIZE * HEAD_DIM
     monkeypatch.setattr(kernels, "_BLOCK_BYTES", together * max(pairs, states))
@@ -57,6 +59,13 @@ def test_heads_in_blocks(device, monkeypatch, together, groups):
         launched.append([block.heads for block in blocks(*given)])
         return blocks(*given)
 
-    monkeypatch.setattr(kernels, "blocks", noted)
-    compare(device, 16, groups)
+    for module in (kernels, mamba_chunks):
+        monkeypatch.setattr(module, "blocks", noted)
+    compare(device, 16, groups, profile)
     assert launched == [[together] * (HEADS // together)] * 2  # forward and backward
+
+
+def test_chunks_of_a_profile():
+    """Software GPUs without textures take shorter ones, whose token pairs cost less."""
+    for profile, chunk in (("gpu", 64), ("texture", 64), ("cpu", 32)):
+        assert kernels.tokens_of_chunk(PROFILES[profile]) == chunk
