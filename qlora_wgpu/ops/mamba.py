@@ -57,11 +57,12 @@ def mamba_scan(
     S_t = exp(dt_t · A) · S_{t-1} + B_t ⊗ dt_t · x_t, A = -exp(a_log). It is zero at the start of
     every sample; padding does not change it and has zeros for y. All of it is float32 inside.
 
-    Tokens are processed in chunks of 16, 32 or 64 (the state-space dual form); results differ only
-    in rounding. Only the arguments are kept for the backward pass. The forward needs 4 · chunk +
-    32 temporary bytes per token and head, the backward 8 · chunk + 8 · state_size · (head_dim /
-    chunk) + state_size / 8 + 40, for as many heads at once as fit a binding; with operands in
-    textures, the forward needs 4 · state_size · (head_dim / chunk) + 32.
+    Tokens are processed in chunks of 16, 32 or 64 (the state-space dual form), by default as many
+    as suit the profile; results differ only in rounding. Only the arguments are kept for the
+    backward pass. The forward needs 4 · chunk + 32 temporary bytes per token and head, the backward
+    8 · chunk + 8 · state_size · (head_dim / chunk) + state_size / 8 + 40, for as many heads at once
+    as fit a binding; with operands in textures the forward needs 4 · state_size · (head_dim /
+    chunk) + 32.
 
     x is (rows, heads · head_dim) and bc (rows, 2 · groups · state_size), B of all groups and then
     C, operands; dt is (rows, heads) float32, a_log and d (heads) float32, frozen. Neighbouring
