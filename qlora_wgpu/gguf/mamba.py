@@ -90,7 +90,11 @@ def read_nemotron_h(keys: Keys, file: GGUFFile, config: Config) -> Config:
     widths = keys.each("feed_forward_length", count)[:layers]
     inner, mamba_heads = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
     key_heads, sizes = {*heads} - {0}, {*widths} - {0}
-    if len(key_heads) != 1 or len(sizes) > 1 or any(a and b for a, b in zip(heads, widths, strict=True)):
+    if (
+        len(key_heads) != 1
+        or len(sizes) > 1
+        or any(a and b for a, b in zip(heads, widths, strict=True))
+    ):
         raise CheckpointError(
             f"{keys.where}: {keys.architecture}'s layers must have either key heads, as many in "
             f"all, or an MLP of one size, or neither, got {heads} and {widths}"
@@ -222,11 +226,8 @@ def write_nemotron_h(keys: ModelKeys) -> None:
     )
     if keys.mixtures:
         check_groups(keys)
-        shared, latent = keys.experts.shared, keys.experts.latent
-        if (shared is not None and shared.mlp.bias) or (latent is not None and latent.bias):
-            raise keys.unsupported("biases of experts (mlp_bias)")
-        if latent is not None:
-            keys.values["moe_latent_size"] = latent.size
+        if keys.experts.latent is not None:
+            keys.values["moe_latent_size"] = keys.experts.latent.size
 
 
 def _width(mlp: object) -> int:
