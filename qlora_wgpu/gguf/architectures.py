@@ -261,6 +261,13 @@ _ROWS = (
         flags={"attention_bias": BIAS}, allowed={"expert_count": (0,)}, default_scale=False,
         write=(families.check_granite,), pairs=True, biases=_ALL, scalings=_FACTORS,
     ),
+    GGUFArchitecture(
+        "granite_swa", ("granite_swa",), "GraniteSWAForCausalLM", keys=(*_GRANITE, _WINDOW),
+        flags={"attention_bias": BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+        allowed={"expert_count": (0,)}, default_scale=False, read=families.read_granite_swa,
+        write=(families.write_granite_swa,), named_as="mimo2", pairs=True, biases=_ALL,
+        windows="listed",
+    ),
     # Granite 4 with Mamba, too: ``architecture_of``
     GGUFArchitecture(
         "granitehybrid", ("bamba",), "GraniteMoeHybridForCausalLM",

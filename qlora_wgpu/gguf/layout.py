@@ -180,7 +180,9 @@ class Layout:
 
         labels = {name: label for label, name in gguf.MODEL_ARCH_NAMES.items()}
         self._decoder = architecture.config
-        self._map = gguf.get_tensor_name_map(labels[llama_cpp.name], 1)  # for layer 0
+        self._map = gguf.get_tensor_name_map(
+            labels[llama_cpp.named_as or llama_cpp.name], 1
+        )  # for layer 0
         self._llama_cpp = llama_cpp
         self._names = _NAMES | _SHARED_MLP if architecture.experts else _NAMES
         decoder = architecture.config

@@ -79,6 +79,9 @@ REFUSED = {
         "mlp_bias": True}),
     "a model without Mamba": ("nemotron_h", {
         **NEMOTRON, "layers_block_type": ["full_attention", "moe"]}),
+    "layers whose RoPE has different bases": ("granite_swa", {}),
+    "full attention in every layer": ("granite_swa", {
+        "layer_rope_theta": [10000.0] * 3, "layer_types": ["full_attention"] * 3}),
     "full attention in other layers than every fourth": ("afmoe", {}),
     "heads of a total width of 60": ("lfm2", {"conv_bias": False, "head_dim": 10}),
     "heads of a total width of 48": ("qwen2_moe", {

@@ -77,7 +77,7 @@ def compare_logits(library, case, place):
     if "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = 32
     windows = ARCHITECTURES[model_type].windows
-    if windows in ("periodic", "every other") or "windows" in case or "gemma4" in case:
+    if windows in ("periodic", "every other", "listed") or "windows" in case or "gemma4" in case:
         config["sliding_window"] = 7
     base(place, config)
     adapter_of(place, config)

@@ -39,6 +39,7 @@ CHANGES = {
     "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
     "gpt_oss": {"swiglu_limit": 7.0, "tie_word_embeddings": True},
     "granitemoe": {},
+    "granite_swa": {"layer_rope_theta": [10000.0, 10000.0, 0]},
     "olmoe": {"norm_topk_prob": False, "attention_bias": False, "num_key_value_heads": 6,
               "tie_word_embeddings": True},
     "qwen2_moe": {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 1,

@@ -35,7 +35,7 @@ def lacking(places: dict[str, bool]) -> list[str]:
 
 # Families whose export to GGUF is refused by name.
 WITHOUT_GGUF = {
-    "flex_olmo", "granite_swa", "granitemoe_swa", "ministral", "nanochat",
+    "flex_olmo", "granitemoe_swa", "ministral", "nanochat",
     "olmo_hybrid", "youtu", "zamba2",
 }  # fmt: skip
 
