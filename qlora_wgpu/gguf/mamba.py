@@ -18,7 +18,7 @@ from qlora_wgpu.gguf.families import check_granite
 from qlora_wgpu.gguf.mixtures import SHARED, check_every_layer, check_groups, read_groups
 
 EXPANSION = 2  # llama.cpp's only ratio of Mamba's inner size to hidden_size
-LEAST_STEP = 0.001  # Nemotron-H's time_step_min, which no file has
+MINIMUM_STEP = 0.001  # Nemotron-H's time_step_min, which no file has
 _ROTATES = "rope.scaling.finetuned"  # whether layers with attention have RoPE
 _FACTORS = (
     "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
@@ -83,7 +83,7 @@ def read_parallel(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def read_nemotron_h(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Nemotron-H, whose layers are told by their key heads and the width of their MLP."""
+    """Nemotron-H, whose layers differ in their key heads and the width of their MLP."""
     count, head_dim = config["num_hidden_layers"], config["head_dim"]
     layers = count - keys.integer(MTP_LAYERS, 0)
     heads = keys.each("attention.head_count_kv", count)[:layers]
@@ -119,7 +119,7 @@ def read_nemotron_h(keys: Keys, file: GGUFFile, config: Config) -> Config:
         "ssm_state_size": keys.integer("ssm.state_size"),
         "conv_kernel": keys.integer("ssm.conv_kernel"),
         "use_conv_bias": _has(file, "ssm_conv1d.bias"),
-        "time_step_min": LEAST_STEP,
+        "time_step_min": MINIMUM_STEP,
         **own,
         **(_read_experts(keys, file, config) if has_experts else {}),
     }
@@ -185,8 +185,8 @@ def write_hybrid(keys: ModelKeys) -> None:
         }
 
 
-def _mamba_keys(keys: ModelKeys, mamba: Mamba, least: float = 0.0) -> Config:
-    if mamba.limits != (least, None):
+def _mamba_keys(keys: ModelKeys, mamba: Mamba, minimum: float = 0.0) -> Config:
+    if mamba.limits != (minimum, None):
         raise keys.unsupported("these bounds of the time steps (time_step_limit, time_step_min)")
     if not mamba.conv_bias:  # with which llama.cpp crashes
         raise keys.unsupported("a convolution without bias")
@@ -218,10 +218,10 @@ def write_nemotron_h(keys: ModelKeys) -> None:
         "feed_forward_length": np.array(widths, np.uint32),
         "attention.layer_norm_epsilon": float(keys.decoder.norm.eps),  # which llama.cpp asks for
         _ROTATES: False,
-        **_mamba_keys(keys, mambas[0], LEAST_STEP),
+        **_mamba_keys(keys, mambas[0], MINIMUM_STEP),
     }
     keys.notes.append(
-        f"llama.cpp has no least time step (time_step_min = {LEAST_STEP}): its results differ "
+        f"llama.cpp has no minimum time step (time_step_min = {MINIMUM_STEP}): its results differ "
         "slightly where steps are shorter"
     )
     if keys.mixtures:

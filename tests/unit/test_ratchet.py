@@ -17,7 +17,7 @@ ENGINE = [
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
 FILES = {"engine": 284, "product": 216}
-LINES = {"engine": 43_130, "product": 51_800}
+LINES = {"engine": 43_130, "product": 51_970}
 TRAINING = {"engine": 105, "product": 84}  # files that a run of two steps passes through
 
 
