@@ -104,10 +104,11 @@ CHANGES = {
         **NEMOTRON, "mlp_bias": True,
     },
     "nemotron_h experts": {
-        "layers_block_type": ["linear_attention", "moe", "full_attention"], **NEMOTRON},
+        "layers_block_type": ["linear_attention", "moe", "full_attention"], **NEMOTRON,
+        "intermediate_size": 1},  # of no layer
     "nemotron_h latent": {
         "layers_block_type": ["full_attention", "moe", "linear_attention"], **NEMOTRON,
-        "moe_latent_size": 32, "n_group": 1, "topk_group": 1},
+        "moe_latent_size": 32, "n_group": 1, "topk_group": 1, "intermediate_size": 1},
     "afmoe": {"num_hidden_layers": 5, "layer_types": None, "mup_enabled": True},
     "deepseek_v2": {"mlp_bias": False, "topk_method": "greedy"},
     "deepseek_v3": {"rope_interleave": True}, "glm4_moe_lite": {"attention_bias": False,
@@ -173,7 +174,7 @@ def written(place, name: str = "f32", **more):
 def kept(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
     """What float32 keeps of a tensor that the file has with something added, or its exponential."""
     with_one = model_type.startswith(("gemma", "nemotron", "qwen3_5", "qwen3_next"))
-    with_one = with_one and not model_type.startswith("gemma4")
+    with_one = with_one and not model_type.startswith(("gemma4", "nemotron_h"))
     if name.endswith("A_log"):
         return np.log(np.exp(array))
     if with_one and name.endswith("norm.weight") and "linear_attn" not in name:
