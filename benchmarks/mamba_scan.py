@@ -27,6 +27,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row, vector
+from qlora_wgpu.kernels import mamba_chunks
 from qlora_wgpu.kernels import mamba_scan as kernels
 from qlora_wgpu.training.optimizer import Optimizer
 
@@ -71,7 +72,8 @@ def forward_seconds(device: Device, rows: int, chunk: int, rounds: int) -> float
     g = Graph("bfloat16", device.profile, device.max_binding)
     p = problem(rows, chunk)
     y = g.operand("y", rows, p.x.columns)
-    kernels.forward(g, p, y)
+    scan = mamba_chunks if device.profile.textures else kernels
+    scan.forward(g, p, y)
     return _seconds(device, g, y, rounds)
 
 

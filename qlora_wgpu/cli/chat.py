@@ -22,7 +22,8 @@ from qlora_wgpu.cli._opening import (
 from qlora_wgpu.cli._options import chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.data import PromptFormat
-from qlora_wgpu.errors import DataError, QLoRAError
+from qlora_wgpu.data.messages import canonical_options
+from qlora_wgpu.errors import ConfigError, DataError, QLoRAError
 from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.images.sources import image_source
 from qlora_wgpu.limits import MIB
@@ -46,9 +47,18 @@ _TEXT_ONLY = (
 @opening_options()
 @click.option("--system", help="System message.")
 @chat_template_option
+@click.option(
+    "--chat-template-kwargs",
+    metavar="JSON",
+    help='Variables of the chat template, such as \'{"reasoning_effort": "low"}\'.',
+)
 @sampling_options
 def chat(
-    opening: ModelOptions, system: str | None, template_name: str | None, **sampling: Any
+    opening: ModelOptions,
+    system: str | None,
+    template_name: str | None,
+    chat_template_kwargs: str | None,
+    **sampling: Any,
 ) -> None:
     """Chat with a run's model, or with any model and adapter.
 
@@ -61,10 +71,14 @@ def chat(
     turn, for vision-language models. Turns can be piped in.
     """
     console = Terminal(stderr=True)
+    options = canonical_options(chat_template_kwargs)
     source = OpenedModel.open(opening.model)
 
     def prompt_of(adapter: str | None) -> PromptFormat:
-        return require_template(prompt_format(source, adapter, template_name))
+        prompt = require_template(prompt_format(source, adapter, template_name))
+        if options and prompt.template is None:
+            raise ConfigError("the model has no chat template: remove --chat-template-kwargs")
+        return prompt
 
     prompt = prompt_of(opening.adapter)
     texts = GenerationWorkload.of(
@@ -77,7 +91,7 @@ def chat(
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}")
     if source.images is not None:
         console.print(_IMAGE_HELP)
-    talk = _Conversation(source, model, prompt_of, sampling, system)
+    talk = _Conversation(source, model, prompt_of, sampling, system, options)
     talk.use(prompt, has_adapter=opening.adapter is not None)
     while (line := _read(console)) is not None:
         word, _, rest = line.partition(" ")
@@ -110,8 +124,9 @@ class _Conversation:
     def __init__(
         self, source: OpenedModel, model: QLoRAModel,
         prompt_of: Callable[[str | None], PromptFormat], sampling: dict[str, Any],
-        system: str | None,
+        system: str | None, options: dict[str, Any],
     ) -> None:  # fmt: skip
+        self._options = options
         self._model, self._prompt_of, self._sampling = model, prompt_of, sampling
         self._image_files = source.images
         if source.images is not None:
@@ -147,7 +162,9 @@ class _Conversation:
         """Streams the answer to a line, and keeps both unless it is interrupted."""
         content = with_images(line, self._next_images)
         messages = [*self._messages, {"role": "user", "content": content}]
-        ids, images = self._prompt.encoded(messages, images=self._image_files, folder=Path())
+        ids, images = self._prompt.encoded(
+            messages, options=self._options, images=self._image_files, folder=Path()
+        )
         sampling = {**self._sampling, "seed": self._sampling["seed"] + len(self._messages)}
         is_off = self._has_adapter and not self._is_on
         with self._model.disable_adapter() if is_off else nullcontext():

@@ -383,6 +383,10 @@ def window_keys(keys: ModelKeys) -> None:
             keys.values["attention.sliding_window"] = width
         return
     slides = [window is not None for window in windows]
+    if kind == "listed":
+        keys.values["attention.sliding_window"] = widths.pop()
+        keys.values["attention.sliding_window_pattern"] = np.array(slides)
+        return
     period = _period(slides)
     if period is None or (kind == "every other" and period != 2):
         raise keys.unsupported("this order of layers with and without a window")
@@ -404,7 +408,7 @@ def _period(slides: list[bool]) -> int | None:
 # ---- an architecture -----------------------------------------------------------------------------
 
 Head = Literal["own or tied", "own", "tied"]
-Windows = Literal["none", "periodic", "every other", "of 64 layers"]
+Windows = Literal["none", "periodic", "every other", "of 64 layers", "listed"]
 
 BIAS = "blk.0.attn_q.bias"
 XIELU = tuple((f"xielu.{n}", f"mlp.act_fn.{n}") for n in ("alpha_p", "alpha_n", "beta", "eps"))
@@ -444,6 +448,7 @@ class GGUFArchitecture:
     # Refuse what llama.cpp computes differently, and add keys that are not among ``keys``
     write: tuple[Callable[[ModelKeys], None], ...] = (check_scales,)
     # -- tensors --
+    named_as: str = ""  # an architecture whose tensors have the same names, if gguf lacks this one
     pairs: bool = False  # whether rows of q and k are stored for RoPE on neighbours, not halves
     # Whether the file has an output matrix: always ("own"), unless it is the embedding ("own or
     # tied"), or never ("tied")

@@ -77,6 +77,26 @@ def _delta_nets(
     )
 
 
+def _nemotron_h(name: str, **more: Any) -> GGUFArchitecture:
+    return GGUFArchitecture(
+        name,
+        ("nemotron_h",),
+        "NemotronHForCausalLM",
+        fixed={"mlp_hidden_act": "relu2", "use_bias": False},
+        # Its attention has no positions; converters add keys of RoPE, and another epsilon.
+        ignored=("rope.dimension_count", "attention.layer_norm_epsilon"),
+        epsilon="layer_norm_epsilon",
+        own_sizes=True,
+        mtp_layers=True,
+        read=mamba.read_nemotron_h,
+        write=(mamba.write_nemotron_h,),
+        head="own",
+        activation="relu2",
+        unadapted=("fc1_latent_proj", "fc2_latent_proj"),
+        **{"biases": (), **more},
+    )
+
+
 _QWEN_3_5: dict[str, Any] = {
     "keys": (Pair("rope.dimension_sections"),),
     "ignored": ("rope.dimension_sections",),  # for positions in images
@@ -162,7 +182,7 @@ _ROWS = (
         is_square=True,
     ),
     GGUFArchitecture(
-        "glm4moe", ("glm4_moe",), "Glm4MoeForCausalLM", keys=mixtures.DEEPSEEK,
+        "glm4moe", ("glm4_moe", "solar_open"), "Glm4MoeForCausalLM", keys=mixtures.DEEPSEEK,
         flags={"attention_bias": BIAS, "use_qk_norm": "blk.0.attn_q_norm.weight"},
         allowed={**_SECTIONS, SHARED: shared_size("n_shared_experts", "moe_intermediate_size")},
         rotated_share="partial_rotary_factor", mtp_layers=True, read=mixtures.read_groups,
@@ -241,6 +261,13 @@ _ROWS = (
         flags={"attention_bias": BIAS}, allowed={"expert_count": (0,)}, default_scale=False,
         write=(families.check_granite,), pairs=True, biases=_ALL, scalings=_FACTORS,
     ),
+    GGUFArchitecture(
+        "granite_swa", ("granite_swa",), "GraniteSWAForCausalLM", keys=(*_GRANITE, _WINDOW),
+        flags={"attention_bias": BIAS, "mlp_bias": "blk.0.ffn_up.bias"},
+        allowed={"expert_count": (0,)}, default_scale=False, read=families.read_granite_swa,
+        write=(families.write_granite_swa,), named_as="mimo2", pairs=True, biases=_ALL,
+        windows="listed",
+    ),
     # Granite 4 with Mamba, too: ``architecture_of``
     GGUFArchitecture(
         "granitehybrid", ("bamba",), "GraniteMoeHybridForCausalLM",
@@ -254,6 +281,9 @@ _ROWS = (
         "falcon-h1", ("falcon_h1",), "FalconH1ForCausalLM", read=mamba.read_parallel,
         write=(mamba.write_parallel,), head="own", biases=(),
     ),
+    _nemotron_h("nemotron_h_moe", keys=mixtures.NEMOTRON),
+    # With experts it is nemotron_h_moe: ``architecture_of``
+    _nemotron_h("nemotron_h", allowed={"expert_count": (0,)}, biases=("up_proj", "down_proj")),
     GGUFArchitecture(
         "afmoe", ("afmoe",), "AfmoeForCausalLM",
         keys=(
@@ -444,6 +474,8 @@ def architecture_of(
         return ARCHITECTURES["granitehybrid"]
     if model_type == "granitemoehybrid" and has_experts:
         return ARCHITECTURES["granitemoe"]
+    if model_type == "nemotron_h" and has_experts:
+        return ARCHITECTURES["nemotron_h_moe"]
     found = BY_MODEL_TYPE.get(model_type)
     if found is None:
         raise UnsupportedModelError(

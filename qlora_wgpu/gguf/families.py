@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from qlora_wgpu.checkpoint.gguf_file import GGUFFile
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.gguf.architecture import Config, Keys, ModelKeys, check_scales, window_pattern
 
 # ---- similar to Llama ----------------------------------------------------------------------------
@@ -44,6 +46,31 @@ def check_granite(keys: ModelKeys) -> None:
         logit_scale=keys.decoder.logit_scale,
         score_scale=keys.score_scale,
     )
+
+
+def read_granite_swa(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Granite with sliding windows; the file lists layers with a window, and with RoPE."""
+    theta, layers = config["rope_theta"], config["num_hidden_layers"]
+    rotates = keys.raw("attention.rope_pattern", np.ones(min(layers, 1 << 16), np.bool_))
+    if not isinstance(rotates, np.ndarray) or len(rotates) != layers:
+        raise CheckpointError(
+            f"{keys.where}: granite_swa.attention.rope_pattern must have a value for each of the "
+            f"{layers} layers"
+        )
+    bases = [theta if rotated else 0 for rotated in rotates.tolist()]
+    return {**window_pattern(keys, config, 4), "layer_rope_theta": bases}
+
+
+def write_granite_swa(keys: ModelKeys) -> None:
+    """Adds which layers have RoPE, with the same base in all of them."""
+    check_granite(keys)
+    ropes = [attention.rope for attention in keys.attentions]
+    rotated = [rope for rope in ropes if rope is not None]
+    if any(rope != rotated[0] for rope in rotated):
+        raise keys.unsupported("layers whose RoPE has different bases (layer_rope_theta)")
+    if "attention.sliding_window" not in keys.values:
+        raise keys.unsupported("full attention in every layer")
+    keys.values["attention.rope_pattern"] = np.array([rope is not None for rope in ropes])
 
 
 def read_gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:

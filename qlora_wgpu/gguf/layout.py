@@ -180,7 +180,9 @@ class Layout:
 
         labels = {name: label for label, name in gguf.MODEL_ARCH_NAMES.items()}
         self._decoder = architecture.config
-        self._map = gguf.get_tensor_name_map(labels[llama_cpp.name], 1)  # for layer 0
+        self._map = gguf.get_tensor_name_map(
+            labels[llama_cpp.named_as or llama_cpp.name], 1
+        )  # for layer 0
         self._llama_cpp = llama_cpp
         self._names = _NAMES | _SHARED_MLP if architecture.experts else _NAMES
         decoder = architecture.config
@@ -202,6 +204,10 @@ class Layout:
         plain = LAYER.sub(".layers.0.", name, count=1)
         plain = plain.replace(".language_model.", ".").replace(".text_model.", ".")
         plain = plain.replace(".norms.*", "")
+        if ".mixer." in plain:  # Nemotron-H's files call the model's trunk otherwise
+            plain = plain.replace("mixer.experts.", "mlp.experts.").replace("dt_bias", "dt.bias")
+            if ".mixer." in plain:
+                plain = plain.replace("model.layers.", "backbone.layers.")
         if plain.endswith(("linear_attn.dt_bias", "mamba.dt_bias")):
             plain = plain.replace("dt_bias", "dt_proj.bias")
         if plain.endswith(_CORRECTION):  # a bias to llama.cpp
@@ -250,7 +256,7 @@ class Layout:
 
     def small(self, name: str) -> TensorSlice:
         """The file's tensor for a small one that is stored in float32."""
-        if self._mamba is not None and ".mamba." in name:
+        if self._mamba is not None and (".mamba." in name or ".mixer." in name):
             return _of_mamba(name, self._mamba)
         if self._delta is None or ".linear_attn." not in name:
             return TensorSlice(name)

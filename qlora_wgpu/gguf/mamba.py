@@ -1,4 +1,4 @@
-"""Hybrids with Mamba 2 in GGUF files, both ways: Bamba, Granite 4 and Falcon-H1."""
+"""Hybrids with Mamba 2 in GGUF files, both ways: Bamba, Granite 4, Falcon-H1 and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.gguf_file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.nemotron_h import ATTENTION, EXPERTS, MAMBA, MLP
 from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.families.parts.mamba import Mamba, ParallelMixers
-from qlora_wgpu.families.parts.mlp import GatedMLP
-from qlora_wgpu.gguf.architecture import Config, Keys, ModelKeys
+from qlora_wgpu.families.parts.mlp import GatedMLP, PlainMLP
+from qlora_wgpu.families.parts.moe import SparseMoeBlock
+from qlora_wgpu.gguf.architecture import MTP_LAYERS, Config, Keys, ModelKeys, check_scales
 from qlora_wgpu.gguf.families import check_granite
-from qlora_wgpu.gguf.mixtures import SHARED, check_every_layer
+from qlora_wgpu.gguf.mixtures import SHARED, check_every_layer, check_groups, read_groups
 
 EXPANSION = 2  # llama.cpp's only ratio of Mamba's inner size to hidden_size
+MINIMUM_STEP = 0.001  # Nemotron-H's time_step_min, which no file has
 _ROTATES = "rope.scaling.finetuned"  # whether layers with attention have RoPE
 _FACTORS = (
     "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
@@ -79,6 +82,54 @@ def read_parallel(keys: Keys, file: GGUFFile, config: Config) -> Config:
     }
 
 
+def read_nemotron_h(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Nemotron-H, whose layers differ in their key heads and the width of their MLP."""
+    count, head_dim = config["num_hidden_layers"], config["head_dim"]
+    layers = count - keys.integer(MTP_LAYERS, 0)
+    heads = keys.each("attention.head_count_kv", count)[:layers]
+    widths = keys.each("feed_forward_length", count)[:layers]
+    inner, mamba_heads = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
+    key_heads, sizes = {*heads} - {0}, {*widths} - {0}
+    if (
+        len(key_heads) != 1
+        or len(sizes) > 1
+        or any(a and b for a, b in zip(heads, widths, strict=True))
+    ):
+        raise CheckpointError(
+            f"{keys.where}: {keys.architecture}'s layers must have either key heads, as many in "
+            f"all, or an MLP of one size, or neither, got {heads} and {widths}"
+        )
+    if mamba_heads < 1 or inner % mamba_heads:
+        raise CheckpointError(
+            f"{keys.where}: {keys.architecture}.ssm.inner_size {inner} must be a multiple of "
+            f"ssm.time_step_rank {mamba_heads}"
+        )
+    keys.require("attention.value_length", head_dim)
+    has_experts = keys.architecture == "nemotron_h_moe"
+    wide = EXPERTS if has_experts else MLP
+    kinds = [ATTENTION if k else wide if w else MAMBA for k, w in zip(heads, widths, strict=True)]
+    own = {} if has_experts else {"mlp_bias": _has(file, "ffn_up.bias")}
+    return {
+        "layers_block_type": kinds,
+        "num_key_value_heads": key_heads.pop(),
+        "intermediate_size": sizes.pop() if sizes and not has_experts else 1,
+        "mamba_num_heads": mamba_heads,
+        "mamba_head_dim": inner // mamba_heads,
+        "n_groups": keys.integer("ssm.group_count"),
+        "ssm_state_size": keys.integer("ssm.state_size"),
+        "conv_kernel": keys.integer("ssm.conv_kernel"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "time_step_min": MINIMUM_STEP,
+        **own,
+        **(_read_experts(keys, file, config) if has_experts else {}),
+    }
+
+
+def _read_experts(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    latent = keys.integer("moe_latent_size", 0) or None
+    return {**read_groups(keys, file, config), "moe_latent_size": latent}
+
+
 def _heads(keys: Keys, inner: int, heads: int) -> Config:
     return {
         "mamba_n_heads": heads,
@@ -134,9 +185,11 @@ def write_hybrid(keys: ModelKeys) -> None:
         }
 
 
-def _mamba_keys(keys: ModelKeys, mamba: Mamba) -> Config:
-    if mamba.limits != (0.0, None):
-        raise keys.unsupported("bounds of the time steps (time_step_limit)")
+def _mamba_keys(keys: ModelKeys, mamba: Mamba, minimum: float = 0.0) -> Config:
+    if mamba.limits != (minimum, None):
+        raise keys.unsupported("these bounds of the time steps (time_step_limit, time_step_min)")
+    if not mamba.conv_bias:  # with which llama.cpp crashes
+        raise keys.unsupported("a convolution without bias")
     return {
         "ssm.conv_kernel": mamba.taps,
         "ssm.state_size": mamba.sizes.state_size,
@@ -144,6 +197,44 @@ def _mamba_keys(keys: ModelKeys, mamba: Mamba) -> Config:
         "ssm.inner_size": mamba.sizes.inner_size,
         "ssm.time_step_rank": mamba.sizes.heads,
     }
+
+
+def write_nemotron_h(keys: ModelKeys) -> None:
+    """Adds the keys of Mamba, and which layers have it, attention, and MLPs or experts."""
+    check_scales(keys)
+    mambas = [mixer for mixer in keys.mixers if isinstance(mixer, Mamba)]
+    if not mambas or not keys.attentions:
+        raise keys.unsupported("a model without Mamba or without attention")
+    mlps = [layer.mlp for layer in keys.decoder.layers if layer.mlp is not None]
+    if 0 < len(keys.mixtures) < len(mlps):
+        raise keys.unsupported("layers with experts next to layers with an MLP")
+    widths = [_width(layer.mlp) for layer in keys.decoder.layers]
+    heads = [
+        keys.decoder.dimensions.num_key_value_heads if isinstance(mixer, Attention) else 0
+        for mixer in keys.mixers
+    ]
+    keys.values |= {
+        "attention.head_count_kv": np.array(heads, np.uint32),
+        "feed_forward_length": np.array(widths, np.uint32),
+        "attention.layer_norm_epsilon": float(keys.decoder.norm.eps),  # which llama.cpp asks for
+        _ROTATES: False,
+        **_mamba_keys(keys, mambas[0], MINIMUM_STEP),
+    }
+    keys.notes.append(
+        f"llama.cpp has no minimum time step (time_step_min = {MINIMUM_STEP}): its results differ "
+        "slightly where steps are shorter"
+    )
+    if keys.mixtures:
+        check_groups(keys)
+        if keys.experts.latent is not None:
+            keys.values["moe_latent_size"] = keys.experts.latent.size
+
+
+def _width(mlp: object) -> int:
+    """The size that tells a layer with an MLP or experts from others, which have 0."""
+    if isinstance(mlp, SparseMoeBlock):
+        return mlp.intermediate_size
+    return mlp.dimensions.intermediate_size if isinstance(mlp, PlainMLP) else 0
 
 
 def write_parallel(keys: ModelKeys) -> None:

@@ -63,6 +63,15 @@ DEEPSEEK = (
 """Mixtures like DeepSeek-V3's, which choose experts by scores plus a correction bias."""
 
 
+NEMOTRON = (
+    *counts("n_routed_experts", size="moe_intermediate_size"),
+    Pair("expert_shared_count", "n_shared_experts", 1, value=lambda keys: 1),
+    Pair(SHARED, "moe_shared_expert_intermediate_size"),
+    *DEEPSEEK[-4:],
+)
+"""The same with one shared MLP of its own size, and sigmoids that no key names."""
+
+
 def by_softmax(*, normalized: bool | None, scaled: bool = False) -> Mapping[str, tuple[Any, ...]]:
     """The values that keys may have if experts are scored by a softmax."""
     allowed: dict[str, tuple[Any, ...]] = {"expert_gating_func": (0, 1)}

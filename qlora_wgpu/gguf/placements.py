@@ -87,12 +87,12 @@ class TensorMapping:
 
 _LAYER = re.compile(r"blk\.([0-9]{1,5})\.")
 _KIND = re.compile(r"(.+)\.(weight|bias)")
-# Which of an expert's gate, up and down a stack has
+# What of an expert a stack has
 _STACKS = {
-    "ffn_gate_exps": (0,),
-    "ffn_up_exps": (1,),
-    "ffn_down_exps": (2,),
-    "ffn_gate_up_exps": (0, 1),
+    "ffn_gate_exps": ("gate",),
+    "ffn_up_exps": ("up",),
+    "ffn_down_exps": ("down",),
+    "ffn_gate_up_exps": ("gate", "up"),
 }
 # Old files hold RoPE's tables, which follow from the keys.
 _REDUNDANT = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
@@ -143,7 +143,7 @@ class _TensorMap:
             number = "" if layer is None else str(int(layer[1]))
             stem, kind = _split(stored)
             shape = self._file.tensor(stored).place.shape
-            if layer is not None and stem[layer.end() :] in _STACKS and self._architecture.experts:
+            if layer is not None and self._is_stack(stem[layer.end() :]):
                 found |= self._experts(stored, number, stem[layer.end() :], kind)
                 continue
             source = self._sources.get(_LAYER.sub("blk.*.", stem))
@@ -303,6 +303,11 @@ class _TensorMap:
             )
         return _computed((k, v), parts, (len(order), k.shape[1]), order)
 
+    def _is_stack(self, stem: str) -> bool:
+        """Whether a layer's tensor is one of all experts, of what these have."""
+        has_experts = bool(self._architecture.experts) and stem in _STACKS
+        return has_experts and {*_STACKS[stem]} <= {*self._architecture.stacking.kinds}
+
     def _experts(
         self, stored: str, layer: str, stem: str, kind: str
     ) -> Mapping[str, TensorMapping]:
@@ -316,7 +321,8 @@ class _TensorMap:
             )
         count, rows, columns = shape[0], shape[1] // len(which), shape[2]
         own = (columns,) if kind == "bias" else (rows, columns)
-        leaves = [self._architecture.stacking.leaves[i] for i in which]
+        stacking = self._architecture.stacking
+        leaves = [stacking.leaves[stacking.kinds.index(kind)] for kind in which]
         at = _of_any_layer(self._architecture.experts[0].at)
         at = at.replace(".layers.*.", f".layers.{layer}.")
         return {

@@ -152,6 +152,8 @@ def rope_keys(keys: ModelKeys) -> None:
 def _check_layers(keys: ModelKeys) -> None:
     """Refuses a model with RoPE in other layers than llama.cpp."""
     label = keys.architecture.name
+    if keys.architecture.windows == "listed":  # so are layers with RoPE
+        return
     each = _WITHOUT_ROPE.get(label)
     has_windows = any(attention.window is not None for attention in keys.attentions)
     if keys.architecture.windows == "of 64 layers" and len(keys.decoder.layers) != 64:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 
 CHUNK = 64
+_SOFTWARE_CHUNK = 32  # without textures, where products of token pairs cost more than states
 _STATE = 512  # vectors of four of a head's state in workgroup memory
 _LANES = 4  # maximum columns of these
 _GRADIENT_LANES = 16  # invocations that share four tokens of a gradient
@@ -72,7 +74,7 @@ class MambaScan:
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """Neighbouring heads that are launched together: of one group, or whole groups."""
 
     problem: MambaScan
@@ -147,6 +149,10 @@ class _Block:
         return tokens, pairs
 
 
+def tokens_of_chunk(profile: Profile) -> int:
+    return _SOFTWARE_CHUNK if profile.is_software and not profile.textures else CHUNK
+
+
 def forward(
     g: Graph,
     problem: MambaScan,
@@ -160,7 +166,7 @@ def forward(
     sequence in ``places`` is overwritten.
     """
     p = problem
-    for block in _blocks(g, p):
+    for block in blocks(g, p):
         tokens, pairs = block.prepare(g)
         workgroups, tiling = block.of_states()
         tensors = {"tokens": tokens, "pairs": pairs, "bc": p.bc, "x": p.x, "y": y}
@@ -175,11 +181,11 @@ def backward(
     g: Graph, problem: MambaScan, dy: Tensor, dx: Tensor, dbc: Tensor, ddt: Tensor
 ) -> None:
     """Computes the gradients, recomputing the states; dbc and ddt are float32."""
-    for block in _blocks(g, problem):
+    for block in blocks(g, problem):
         _backward(g, block, dy, dx, dbc, ddt)
 
 
-def _backward(g: Graph, block: _Block, dy: Tensor, dx: Tensor, dbc: Tensor, ddt: Tensor) -> None:
+def _backward(g: Graph, block: Block, dy: Tensor, dx: Tensor, dbc: Tensor, ddt: Tensor) -> None:
     p, params = block.problem, block.params
     tokens, pairs = block.prepare(g)
     rows = p.batch * block.heads * p.chunks * 2 * p.state_size
@@ -220,7 +226,7 @@ def _backward(g: Graph, block: _Block, dy: Tensor, dx: Tensor, dbc: Tensor, ddt:
         params,
         lanes,
         block.flops(2, 2 * p.state_size),
-        turns=members * (p.head_dim // 4 + 2 * p.chunk + _GRADIENT_LANES),
+        turns=members * (p.head_dim // 2 + 2 * p.chunk + _GRADIENT_LANES),
     )
     g.launch(
         "mamba_scan/dt_gradients.wgsl",
@@ -255,7 +261,7 @@ def step(g: Graph, problem: MambaScan, state: Tensor, places: Tensor, y: Tensor)
     )
 
 
-def _blocks(g: Graph, problem: MambaScan) -> Iterator[_Block]:
+def blocks(g: Graph, problem: MambaScan) -> Iterator[Block]:
     """All heads in blocks whose intermediates fit a binding."""
     p = problem
     states = 8 * p.batch * p.chunks * p.state_size * p.head_dim
@@ -264,4 +270,4 @@ def _blocks(g: Graph, problem: MambaScan) -> Iterator[_Block]:
     if most < p.group:
         together = max(n for n in range(1, p.group) if p.group % n == 0 and n <= max(most, 1))
     for first in range(0, p.heads, together):
-        yield _Block(p, first, min(together, p.heads - first))
+        yield Block(p, first, min(together, p.heads - first))

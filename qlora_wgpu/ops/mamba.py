@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels import mamba_chunks
 from qlora_wgpu.kernels import mamba_scan as kernels
 from qlora_wgpu.kernels.common import row_constants, row_workgroups
-from qlora_wgpu.kernels.mamba_scan import CHUNK, MambaScan
+from qlora_wgpu.kernels.mamba_scan import MambaScan, tokens_of_chunk
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.pointwise import ACTIVATIONS
 
@@ -49,17 +50,19 @@ def mamba_scan(
     heads: int,
     state_size: int,
     *,
-    chunk: int = CHUNK,
+    chunk: int = 0,
 ) -> Tensor:
     """y_t = S_tᵀ · C_t + D · x_t of each head's state S, (state_size, head_dim); an operand like x.
 
     S_t = exp(dt_t · A) · S_{t-1} + B_t ⊗ dt_t · x_t, A = -exp(a_log). It is zero at the start of
     every sample; padding does not change it and has zeros for y. All of it is float32 inside.
 
-    Tokens are processed in chunks of 16, 32 or 64 (the state-space dual form); results differ only
-    in rounding. Only the arguments are kept for the backward pass. The forward needs 4 · chunk +
-    32 temporary bytes per token and head, the backward 8 · chunk + 8 · state_size · (head_dim /
-    chunk) + state_size / 8 + 40, for as many heads at once as fit a binding.
+    Tokens are processed in chunks of 16, 32 or 64 (the state-space dual form), by default as many
+    as suit the profile; results differ only in rounding. Only the arguments are kept for the
+    backward pass. The forward needs 4 · chunk + 32 temporary bytes per token and head, the backward
+    8 · chunk + 8 · state_size · (head_dim / chunk) + state_size / 8 + 40, for as many heads at once
+    as fit a binding; with operands in textures the forward needs 4 · state_size · (head_dim /
+    chunk) + 32.
 
     x is (rows, heads · head_dim) and bc (rows, 2 · groups · state_size), B of all groups and then
     C, operands; dt is (rows, heads) float32, a_log and d (heads) float32, frozen. Neighbouring
@@ -75,6 +78,8 @@ def mamba_scan(
     parts_fit = bc.columns == 2 * groups * state_size and groups and heads % groups == 0
     if not parts_fit or state_size % 8 or x.columns // heads % 8:
         raise GraphError(f"{shapes}: states of {state_size} rows do not fit")
+    chunk = chunk or tokens_of_chunk(g.profile)
+    scan = mamba_chunks if g.profile.textures else kernels
     problem = MambaScan(x, bc, dt, a_log, d, batch.segments, batch.batch, heads, state_size, chunk)
     y = g.operand("mamba scan", x.rows, x.columns)
     state = None
@@ -84,12 +89,12 @@ def mamba_scan(
         if batch.decodes:
             kernels.step(g, problem, state, batch.places, y)
             return y
-    kernels.forward(g, problem, y, state, batch.places)
+    scan.forward(g, problem, y, state, batch.places)
 
     def vjp(dy: Tensor) -> None:
         dx = g.new_gradient(x)
         dbc, ddt = (g.float32(f"d {each.name}", *each.shape) for each in (bc, dt))
-        kernels.backward(g, problem, dy, dx, dbc, ddt)
+        scan.backward(g, problem, dy, dx, dbc, ddt)
         for each, gradient in ((x, dx), (bc, dbc), (dt, ddt)):
             g.add_gradient(each, gradient)
 

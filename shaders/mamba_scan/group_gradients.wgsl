@@ -42,8 +42,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let size = 4u * params.state_units;
     //#unroll r 4
         let row_$r = row0 + min(i + $ru, count - 1u);
-        let own_b_$r = load_bc(row_$r * params.state_stride + group_at);
-        let own_c_$r = load_bc(params.c_at + row_$r * params.state_stride + group_at);
         var db_$r = vec4<f32>(0.0);
         var dc_$r = vec4<f32>(0.0);
     //#end
@@ -51,26 +49,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let own_at = (params.first_head + member) * params.head_units;
         let before = (2u * ((group.z * params.heads + member) * params.chunks + group.x) * size + 4u * unit) * params.head_units;
         let after = before + size * params.head_units;
-        //#unroll r 4: var told_$r = vec4<f32>(0.0); var given_$r = vec4<f32>(0.0);
+        // First S for dC, then dS for dB: both at once would need more registers than some GPUs have.
+        //#unroll r 4: var told_$r = vec4<f32>(0.0);
         for (var p = 0u; p < params.head_units; p += 1u) {
             let rows = rows_of(before + p);
-            let next = rows_of(after + p);
-            //#unroll r 4
-                let at_$r = row_$r * params.head_stride + own_at + p;
-                told_$r += load_dy(at_$r) * rows;
-                given_$r += load_x(at_$r) * next;
-            //#end
+            //#unroll r 4: told_$r += load_dy(row_$r * params.head_stride + own_at + p) * rows;
         }
         var by_c = vec4<f32>(0.0);
+        //#unroll r 4
+            told_$r *= tokens[2u * (row_$r * params.heads + member)].z;
+            by_c[$r] = dot(load_bc(params.c_at + row_$r * params.state_stride + group_at), told_$r);
+            dc_$r += told_$r;
+            told_$r = vec4<f32>(0.0);
+        //#end
+        for (var p = 0u; p < params.head_units; p += 1u) {
+            let rows = rows_of(after + p);
+            //#unroll r 4: told_$r += load_x(row_$r * params.head_stride + own_at + p) * rows;
+        }
         var by_b = vec4<f32>(0.0);
         //#unroll r 4
             let token_$r = tokens[2u * (row_$r * params.heads + member)];
-            told_$r *= token_$r.z;
-            given_$r *= token_$r.w;
-            by_c[$r] = dot(own_c_$r, told_$r);
-            by_b[$r] = dot(own_b_$r, given_$r);
-            dc_$r += told_$r;
-            db_$r += token_$r.y * given_$r;
+            told_$r *= token_$r.w;
+            by_b[$r] = dot(load_bc(row_$r * params.state_stride + group_at), told_$r);
+            db_$r += token_$r.y * told_$r;
         //#end
         by_c = sum_over_lanes(index, select(vec4<f32>(0.0), by_c, inside));
         by_b = sum_over_lanes(index, select(vec4<f32>(0.0), by_b, inside));

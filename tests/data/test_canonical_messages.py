@@ -152,6 +152,36 @@ def test_a_row_gives_the_template_its_options(tokenizer):
         trained(tokenizer, template, **row, chat_template_kwargs={"messages": []})
 
 
+# As in gpt-oss's template: always said; and as in one that says only what is not usual.
+SAID = "Reasoning: {{ reasoning_effort | default('medium') }}" + OBJECTS
+UNUSUAL = (
+    "{% set effort = reasoning_effort | default('high') %}"
+    "{% if effort not in ['low', 'high'] %}{{ raise_exception('no effort ' + effort) }}{% endif %}"
+    "{% if effort == 'low' %}(briefly){% endif %}" + OBJECTS
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "usual", "low"),
+    [(SAID, "Reasoning: medium", "Reasoning: low"), (UNUSUAL, "", "(briefly)")],
+)
+def test_rows_and_prompts_set_the_effort_of_reasoning(tokenizer, template, usual, low):
+    """The prompt of a trained row is what `chat` and `serve` make of the same options."""
+    row, options = {"messages": [ASKED, ANSWER]}, {"reasoning_effort": "low"}
+    prompts = PromptFormat("chat", tokenizer, ChatTemplate(template))
+    for begin, given in ((usual, {}), (low, options)):
+        whole = trained(tokenizer, template, **row, chat_template_kwargs=given)
+        prompt = tokenizer.decode(prompts.encoded([ASKED], options=given)[0], False)
+        assert whole.startswith(f"{begin}[user]Rome?")
+        assert whole == prompt + "It is sunny.</s>"
+
+
+def test_a_template_refuses_an_effort_that_it_has_not(tokenizer):
+    row = {"messages": [ASKED, ANSWER], "chat_template_kwargs": {"reasoning_effort": "huge"}}
+    with pytest.raises(DataError, match="no effort huge"):
+        trained(tokenizer, UNUSUAL, **row)
+
+
 def test_a_template_for_tools_writes_conversations_with_tools(tokenizer):
     encoder = RowEncoder(tokenizer, ChatTemplate(OBJECTS, None, "with tools: " + OBJECTS))
     row = {"messages": [ASKED, ANSWER]}

@@ -143,6 +143,26 @@ def test_chat(place):
     assert f"using {newest}" in done.stderr and "default (out/adapter)" in done.stderr
 
 
+def test_chat_gives_the_template_its_variables(place):
+    (place / "effort.jinja").write_text(
+        "{% if reasoning_effort != 'low' %}{{ raise_exception('effort ' + reasoning_effort) }}"
+        "{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    args = ("chat", "--model", "model", "--max-new-tokens", "2", "--chat-template", "effort.jinja")
+    for effort, answers in (("low", True), ("huge", False)):
+        done = subprocess.run(
+            [sys.executable, "-m", "qlora_wgpu", *args, "--chat-template-kwargs",
+             json.dumps({"reasoning_effort": effort})],
+            input="what is 1?\n", cwd=place, capture_output=True, text=True, timeout=300,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert ("effort huge" not in done.stderr) is answers
+    message = refused(place, *args, "--chat-template-kwargs", "[1]")
+    assert "'chat_template_kwargs' must be an object" in message
+
+
 def test_a_run_s_folder_is_all_that_is_needed(place, tmp_path):
     """Even where the base has lost its template: what a prompt is like is kept by the run."""
     shutil.copytree(place / "model", tmp_path / "model")

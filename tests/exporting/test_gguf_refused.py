@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from e2e.tiny import write_weights
 from support.gguf_files import random_weights
-from support.gguf_models import CONFIGS, LATENT_YARN, ROPES, changed, folder_of, written
+from support.gguf_models import (
+    CONFIGS,
+    LATENT_YARN,
+    NEMOTRON,
+    ROPES,
+    changed,
+    folder_of,
+    written,
+)  # fmt: skip
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.exporting.gguf_tensors import find_file_type
@@ -61,6 +69,19 @@ REFUSED = {
     "a model without attention": ("bamba", {"mamba_proj_bias": False, "attn_layer_indices": []}),
     "a mamba_expand other than 2": ("bamba", {
         **BAMBA, "mamba_expand": 3, "mamba_n_heads": 9}),
+    "a convolution without bias": ("bamba", {**BAMBA, "mamba_conv_bias": False}),
+    "layers with experts next to layers with an MLP": ("nemotron_h", NEMOTRON),
+    "these bounds of the time steps": ("nemotron_h", {
+        **NEMOTRON, "layers_block_type": ["linear_attention", "full_attention"],
+        "time_step_min": 0.5}),
+    "a bias of model.layers.1.mixer.shared_experts.up_proj": ("nemotron_h", {
+        **NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention"],
+        "mlp_bias": True}),
+    "a model without Mamba": ("nemotron_h", {
+        **NEMOTRON, "layers_block_type": ["full_attention", "moe"]}),
+    "layers whose RoPE has different bases": ("granite_swa", {}),
+    "full attention in every layer": ("granite_swa", {
+        "layer_rope_theta": [10000.0] * 3, "layer_types": ["full_attention"] * 3}),
     "full attention in other layers than every fourth": ("afmoe", {}),
     "heads of a total width of 60": ("lfm2", {"conv_bias": False, "head_dim": 10}),
     "heads of a total width of 48": ("qwen2_moe", {

@@ -25,6 +25,9 @@ MAMBA = {
     "num_hidden_layers": 3, "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_n_groups": 3,
     "mamba_d_state": 40, "mamba_d_conv": 3, "mamba_expand": 2,
 }  # fmt: skip
+NEMOTRON = {
+    "use_bias": False, "mlp_bias": False, "use_conv_bias": True, "time_step_min": 0.001,
+}  # fmt: skip
 # What llama.cpp has of a family, where the recorded case has something else.
 CHANGES = {
     "mistral": {}, "llama": {"attention_bias": True, "mlp_bias": True}, "mixtral": {},
@@ -36,6 +39,7 @@ CHANGES = {
     "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
     "gpt_oss": {"swiglu_limit": 7.0, "tie_word_embeddings": True},
     "granitemoe": {},
+    "granite_swa": {"layer_rope_theta": [10000.0, 10000.0, 0]},
     "olmoe": {"norm_topk_prob": False, "attention_bias": False, "num_key_value_heads": 6,
               "tie_word_embeddings": True},
     "qwen2_moe": {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 1,
@@ -73,6 +77,7 @@ CHANGES = {
     "hunyuan_v1_moe": {}, "ernie4_5_moe": {}, "lfm2_moe": {
         "conv_bias": False, "routed_scaling_factor": 1.0},
     "glm4_moe": {"routed_scaling_factor": 1.7},
+    "solar_open": {},
     "exaone_moe": {"num_hidden_layers": 5, "layer_types": None, "n_group": 1, "topk_group": 1,
                    "mlp_layer_types": None, "tie_word_embeddings": True},
     "exaone4 windows": {"num_hidden_layers": 64, "layer_types": None, "head_dim": 12},
@@ -94,6 +99,16 @@ CHANGES = {
         "num_experts_per_tok": 2, "intermediate_size": 44, "shared_intermediate_size": 36,
         "position_embedding_type": "rope",
     },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        **NEMOTRON, "mlp_bias": True,
+    },
+    "nemotron_h experts": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention"], **NEMOTRON,
+        "intermediate_size": 1},  # of no layer
+    "nemotron_h latent": {
+        "layers_block_type": ["full_attention", "moe", "linear_attention"], **NEMOTRON,
+        "moe_latent_size": 32, "n_group": 1, "topk_group": 1, "intermediate_size": 1},
     "afmoe": {"num_hidden_layers": 5, "layer_types": None, "mup_enabled": True},
     "deepseek_v2": {"mlp_bias": False, "topk_method": "greedy"},
     "deepseek_v3": {"rope_interleave": True}, "glm4_moe_lite": {"attention_bias": False,
@@ -135,6 +150,7 @@ def adapter_of(
     """An adapter beside a model; ``whole`` numbers are merged alike on all processors."""
     rng, tensors = np.random.default_rng(5), {}
     linears = find_family(config).read(config).every_linear
+    linears = [spec for spec in linears if spec.adaptable]
     chosen = [s for s in linears if not leaves or s.name.rpartition(".")[2] in leaves]
     for spec in chosen:
         at = f"base_model.model.{spec.name}.lora_"
@@ -158,7 +174,7 @@ def written(place, name: str = "f32", **more):
 def kept(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
     """What float32 keeps of a tensor that the file has with something added, or its exponential."""
     with_one = model_type.startswith(("gemma", "nemotron", "qwen3_5", "qwen3_next"))
-    with_one = with_one and not model_type.startswith("gemma4")
+    with_one = with_one and not model_type.startswith(("gemma4", "nemotron_h"))
     if name.endswith("A_log"):
         return np.log(np.exp(array))
     if with_one and name.endswith("norm.weight") and "linear_attn" not in name:
