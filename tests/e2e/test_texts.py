@@ -38,8 +38,8 @@ class Told(Observer):
             self.stop_run()
 
 
-def train(place, name, observer=None, **settings):
-    config = {
+def settings_of(place, name):
+    return {
         "model": {"path": str(place / "model")},
         "lora": {"r": 4, "lora_dropout": 0.1},
         "data": {"train": str(place / "train.jsonl"), "eval": str(place / "eval.jsonl"),
@@ -49,6 +49,10 @@ def train(place, name, observer=None, **settings):
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": {"tune": "never"},
     }  # fmt: skip
+
+
+def train(place, name, observer=None, **settings):
+    config = settings_of(place, name)
     return qlora_wgpu.train(config, callbacks=observed(observer), quiet=True, **settings)
 
 
@@ -106,8 +110,8 @@ def test_a_trainer_says_that_it_writes_none(place):
         def note(self, text):
             notes.append(text)
 
-    own = {"eval.sample_steps": 2, "dir": str(place / "own rows"), "max_steps": 1}
-    config = qlora_wgpu.load_config(place / "plain" / "config.yaml", own)
+    own = {"eval.sample_steps": 2, "max_steps": 1}
+    config = qlora_wgpu.load_config(settings_of(place, "own rows"), own)
     with qlora_wgpu.QLoRAModel.from_pretrained(place / "model", config.lora) as model:
         Trainer(model, config, callbacks=observed(Notes())).train()
     assert "are ignored by a Trainer" in notes[0]

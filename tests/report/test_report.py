@@ -207,6 +207,13 @@ def test_many_points_keep_what_stands_out():
     assert len(svg) < 60_000 and 50 < svg.count("<b>step") <= 160
 
 
+def test_grid_lines_are_where_their_labels_are():
+    text = chart("x", [Line("", "main", [(1, 1.0), (9, 4.0)])])
+    labels = [float(percent) for percent in re.findall(r'class="y" style="bottom:([\d.]+)%', text)]
+    lines = [float(y) for y in re.findall(r'class="grid" .*?y1="([\d.]+)"', text)]
+    assert len(lines) > 1 and lines == pytest.approx([10 * (100 - p) for p in labels], abs=0.2)
+
+
 def test_values_under_the_pointer_are_the_latest_up_to_it():
     lines = [Line("a", "main", [(1, 1.0), (4, 4.0)]), Line("b", "dots", [(2, 7.0)])]
     text = chart("x", lines)
