@@ -110,8 +110,9 @@ def test_a_trainer_says_that_it_writes_none(place):
         def note(self, text):
             notes.append(text)
 
-    own = {"eval.sample_steps": 2, "max_steps": 1}
-    config = qlora_wgpu.load_config(settings_of(place, "own rows"), own)
+    own = settings_of(place, "own rows")
+    own["eval"]["sample_steps"], own["train"]["max_steps"] = 2, 1
+    config = qlora_wgpu.Config(**own)
     with qlora_wgpu.QLoRAModel.from_pretrained(place / "model", config.lora) as model:
         Trainer(model, config, callbacks=observed(Notes())).train()
     assert "are ignored by a Trainer" in notes[0]
