@@ -185,6 +185,13 @@ def check_experts(
     compare_experts(run, experts, inputs, _TOP_K, normalized)
 
 
+def check_experts_added_to_their_input(run: Runner) -> None:
+    """Two layers of experts without a norm before them: their gradient is added to the input's."""
+    weights = {n: _held(run, normal(f"w of {n}", _EXPERTS, 36, 36), "dense") for n in _NAMES}
+    inputs = normal("x", _MANY, 36), _logits(_MANY)
+    compare_experts(run, Experts.of(run, weights, 0, 1), inputs, _TOP_K, True)
+
+
 def compare_experts(
     run: Runner,
     experts: Experts,
@@ -193,25 +200,25 @@ def compare_experts(
     normalized: bool,
     batch: BatchBuffers | None = None,
 ) -> None:
-    """Compares a mixture by its input, the router's logits and the residual."""
-    x, logits, skip = inputs
+    """Compares a mixture by its input, the router's logits, and the residual if it is not x."""
+    x, *others = inputs
     batch = batch or run.batch(np.ones((1, len(x)), np.int64))
     tile = NEW_TOKENS_TILE if batch.decodes else EXPERT_TILE
 
-    def op(g: Graph, x: Tensor, logits: Tensor, skip: Tensor) -> list[Tensor]:
+    def op(g: Graph, x: Tensor, logits: Tensor, *skip: Tensor) -> list[Tensor]:
         routing = route(g, logits, top_k, normalized=normalized, tile=tile)
-        y = experts.op(g, x, routing, batch, skip)
+        y = experts.op(g, x, routing, batch, *(skip or [x]))
         return [y, routing.slots, routing.tiles.rows]
 
-    def formula(x: Array, logits: Array, skip: Array, parts: Any = None) -> tuple[Array, ...]:
+    def formula(x: Array, logits: Array, *skip: Array, parts: Any = None) -> tuple[Array, ...]:
         ids, chosen = formulas.route(logits, top_k, normalized=normalized)
         slots, ends = formulas.slots_of(ids, logits.shape[1], tile)
-        y = experts.formula(x, ids, chosen, skip, parts or {})
+        y = experts.formula(x, ids, chosen, *(skip or [x]), parts or {})
         return y, slots.astype(np.float64), ends.ravel().astype(np.float64)
 
     # The experts' outputs and their gradients are operands.
     compare_op(
-        run, op, formula, [x, Exact(logits), Exact(skip)], adapter=experts.adapter,
+        run, op, formula, [x, *map(Exact, others)], adapter=experts.adapter,
         exact=None if batch.decodes else (True, None, None), inner=ROUNDING[run.dtype],
     )  # fmt: skip
 
