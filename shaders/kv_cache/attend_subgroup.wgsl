@@ -59,6 +59,11 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         let key = begin + thread;
         let k_at = kv_at + min(key, past) * params.kv_stride;
         //#unroll h HEADS: var product_$h = 0.0;
+        // Values are on their way while the scores are made.
+        //#unroll t TURNS
+            let v_at_$t = kv_at + min(begin + $tu * GROUPS + part, past) * params.kv_stride;
+            //#unroll u OWN: let raw_$t_$u = raw_values(v_at_$t + min(unit + $uu * UNITS_AT_ONCE, UNITS - 1u));
+        //#end
         //#unroll d UNITS
             let key_$d = load_keys(k_at + $du);
             //#unroll h HEADS
@@ -81,8 +86,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         //#end
         // Of those that are past the end the share is zero.
         //#unroll t TURNS
-            let v_at_$t = kv_at + min(begin + $tu * GROUPS + part, past) * params.kv_stride;
-            //#unroll u OWN: let v_$t_$u = load_values(v_at_$t + min(unit + $uu * UNITS_AT_ONCE, UNITS - 1u));
+            //#unroll u OWN: let v_$t_$u = unpack_values(raw_$t_$u);
             //#unroll h HEADS
                 var p_$t_$h = 0.0;
                 //#unroll g GROUPS: p_$t_$h = select(p_$t_$h, subgroupBroadcast(share_$h, $tu * GROUPS + $gu), part == $gu);
