@@ -44,6 +44,9 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let first = past + 1u - min(params.window, past + 1u);
     let unit = thread % UNITS_AT_ONCE;
     let part = thread / UNITS_AT_ONCE;
+    // Of the queries each invocation loads its share, and broadcasts it.
+    var queries: array<Eight, QUERIES>;
+    //#unroll n QUERIES: queries[$n] = load_q(q_at + min($nu * THREADS + thread, HEADS * UNITS - 1u));
     //#unroll h HEADS
 //#if sinks
         var highest_$h = sinks[head + $hu];
@@ -53,7 +56,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         var sum_$h = 0.0;
 //#endif
         //#unroll u OWN: var o_$h_$u = zero8();
-        //#unroll d UNITS: let q_$h_$d = load_q(q_at + $hu * UNITS + $du);
+        //#unroll d UNITS: let q_$h_$d = Eight(subgroupBroadcast(queries[($hu * UNITS + $du) / THREADS].even, ($hu * UNITS + $du) % THREADS), subgroupBroadcast(queries[($hu * UNITS + $du) / THREADS].odd, ($hu * UNITS + $du) % THREADS));
     //#end
     for (var begin = first; begin <= past; begin += THREADS) {
         let key = begin + thread;
