@@ -157,8 +157,8 @@ def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
 def narrow(g: Graph, gemm: Gemm) -> None:
     """For software GPUs: for so few columns that invocations share them, or have a row each."""
     plain = gemm.residual is None and gemm.bias is None and not gemm.others
-    # Half of the invocations may be idle: sums are made without the others.
-    if plain and 2 * gemm.x.rows >= g.profile.subgroup_size:
+    # One workgroup of rows each would leave the other processors idle.
+    if plain and gemm.x.rows > g.profile.subgroup_size:
         narrow_rows(g, gemm.x, gemm.dense, gemm.y, gemm.scale, label=gemm.label)
         return
     together = rows_of_workgroup(gemm.x.rows)
