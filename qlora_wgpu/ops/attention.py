@@ -85,9 +85,11 @@ def _in_subgroups(g: Graph, heads: int, group: int, head_dim: int) -> dict[str, 
     threads, units = g.profile.subgroup_size, head_dim // 8
     at_once = min(1 << (units - 1).bit_length(), threads)
     most = min(_HELD // head_dim, heads // _LEAST_WORKGROUPS)
+    together = next((n for n in (4, 3, 2) if group % n == 0 and n <= most), 1)
     return {
         "THREADS": threads,
-        "HEADS": next((n for n in (4, 3, 2) if group % n == 0 and n <= most), 1),
+        "HEADS": together,
+        "QUERIES": ceil_div(together * units, threads),
         "UNITS": units,
         "UNITS_AT_ONCE": at_once,
         "GROUPS": (groups := threads // at_once),

@@ -10,9 +10,10 @@ from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.rewrite import Uses
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, vector
 from qlora_wgpu.kernels.common import row_constants
-from qlora_wgpu.kernels.gemm.few_rows import rows_of_workgroup
+from qlora_wgpu.kernels.gemm.few_rows import narrow_rows, rows_of_workgroup
 
 _CAST = "tensor/convert.wgsl"
+_NARROW_ROWS = "few_rows/narrow_rows.wgsl"
 _STRIPS, _ROPE = "few_rows/strips.wgsl", "rope/rotate_units.wgsl"
 _RANKS = 8  # of a workgroup of rms_norm/down.wgsl
 _MOST_RANKS = 64  # for more, products of few rows are split differently
@@ -83,6 +84,11 @@ def _norm_and_down(g: Graph, uses: Uses) -> None:
         return
     each = rows_of_workgroup(x.rows) if cut["SUBGROUP"] else 1
     del g.launches[-2:]
+    if down.path == _NARROW_ROWS:
+        made = {"weight": norm.tensors["weight"], "normed": x}
+        scale, eps = float(down.values["scale"]), float(norm.values["eps"])
+        narrow_rows(g, norm.tensors["x"], a, u, scale, made, eps, label="rms_norm/down")
+        return
     g.launch(
         "rms_norm/down.wgsl",
         (ceil_div(a.rows, _RANKS), ceil_div(x.rows, each), 1),

@@ -31,26 +31,38 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     var rows: array<vec4<f32>, BLOCKS * ROWS>;
     //#unroll p BLOCKS, i ROWS: rows[$pu * ROWS + $iu] = sums.row_$p_$i;
     let count = min(params.rows - m0, BLOCKS * ROWS);
-    for (var i = 0u; i < count; i += 1u) {
-        // Shuffles need all invocations.
-        let m = m0 + i;
-        let own = rounded_y(finished(layer, column, rows[i]));
-        let other = subgroupShuffleXor(own, 2u * HALF);
-        let angles = load_table(table_row(m) * (2u * HALF) + angle);
-        let turned = select(own * angles.even + side * (other * angles.odd), own, layer == 2u);
-        let next = subgroupShuffleXor(turned, 1u);
+    // Software adapters compute both sides of a branch, and a loop without turns once: so queries, keys
+    // and values have a loop each, of which a workgroup with whole heads of one of them leaves two.
+    let begins = 4u * THREADS * place.x;
+    let ends = begins + 4u * THREADS;
+    for (var i = 0u; i < select(0u, count, begins < params.begin1); i += 1u) {
+        let own = turned(m0 + i, rounded_y(finished(layer, column, rows[i])), angle, side);
         if (layer == 0u) {
-            store_y(m * params.y_stride + unit, turned);
-        }
-        let both = eight(turned, next);
-        let is_kept = column < params.columns && unit % 2u == 0u && positions[m] < params.capacity;
-        if (is_kept && layer == 1u) {
-            store_keys(kept(m) + (column - params.begin1) / 8u, both);
-        }
-        if (is_kept && layer == 2u) {
-            store_values(kept(m) + (column - params.begin2) / 8u, both);
+            store_y((m0 + i) * params.y_stride + unit, own);
         }
     }
+    let is_first = column < params.columns && unit % 2u == 0u;
+    for (var i = 0u; i < select(0u, count, begins < params.begin2 && ends > params.begin1); i += 1u) {
+        let own = turned(m0 + i, rounded_y(finished(layer, column, rows[i])), angle, side);
+        let both = eight(own, subgroupShuffleXor(own, 1u));
+        if (is_first && layer == 1u && positions[m0 + i] < params.capacity) {
+            store_keys(kept(m0 + i) + (column - params.begin1) / 8u, both);
+        }
+    }
+    for (var i = 0u; i < select(0u, count, ends > params.begin2); i += 1u) {
+        let own = rounded_y(finished(layer, column, rows[i]));
+        let both = eight(own, subgroupShuffleXor(own, 1u));
+        if (is_first && layer == 2u && positions[m0 + i] < params.capacity) {
+            store_values(kept(m0 + i) + (column - params.begin2) / 8u, both);
+        }
+    }
+}
+
+// Four columns of a row, rotated: shuffles need all invocations.
+fn turned(row: u32, own: vec4<f32>, angle: u32, side: f32) -> vec4<f32> {
+    let other = subgroupShuffleXor(own, 2u * HALF);
+    let angles = load_table(table_row(row) * (2u * HALF) + angle);
+    return own * angles.even + side * (other * angles.odd);
 }
 
 fn finished(layer: u32, column: u32, sums: vec4<f32>) -> vec4<f32> {

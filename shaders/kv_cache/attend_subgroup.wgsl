@@ -44,6 +44,9 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let first = past + 1u - min(params.window, past + 1u);
     let unit = thread % UNITS_AT_ONCE;
     let part = thread / UNITS_AT_ONCE;
+    // Of the queries each invocation loads its share, and broadcasts it.
+    var queries: array<Eight, QUERIES>;
+    //#unroll n QUERIES: queries[$n] = load_q(q_at + min($nu * THREADS + thread, HEADS * UNITS - 1u));
     //#unroll h HEADS
 //#if sinks
         var highest_$h = sinks[head + $hu];
@@ -53,12 +56,17 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         var sum_$h = 0.0;
 //#endif
         //#unroll u OWN: var o_$h_$u = zero8();
-        //#unroll d UNITS: let q_$h_$d = load_q(q_at + $hu * UNITS + $du);
+        //#unroll d UNITS: let q_$h_$d = Eight(subgroupBroadcast(queries[($hu * UNITS + $du) / THREADS].even, ($hu * UNITS + $du) % THREADS), subgroupBroadcast(queries[($hu * UNITS + $du) / THREADS].odd, ($hu * UNITS + $du) % THREADS));
     //#end
     for (var begin = first; begin <= past; begin += THREADS) {
         let key = begin + thread;
         let k_at = kv_at + min(key, past) * params.kv_stride;
         //#unroll h HEADS: var product_$h = 0.0;
+        // Values are on their way while the scores are made.
+        //#unroll t TURNS
+            let v_at_$t = kv_at + min(begin + $tu * GROUPS + part, past) * params.kv_stride;
+            //#unroll u OWN: let raw_$t_$u = raw_values(v_at_$t + min(unit + $uu * UNITS_AT_ONCE, UNITS - 1u));
+        //#end
         //#unroll d UNITS
             let key_$d = load_keys(k_at + $du);
             //#unroll h HEADS
@@ -81,8 +89,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         //#end
         // Of those that are past the end the share is zero.
         //#unroll t TURNS
-            let v_at_$t = kv_at + min(begin + $tu * GROUPS + part, past) * params.kv_stride;
-            //#unroll u OWN: let v_$t_$u = load_values(v_at_$t + min(unit + $uu * UNITS_AT_ONCE, UNITS - 1u));
+            //#unroll u OWN: let v_$t_$u = unpack_values(raw_$t_$u);
             //#unroll h HEADS
                 var p_$t_$h = 0.0;
                 //#unroll g GROUPS: p_$t_$h = select(p_$t_$h, subgroupBroadcast(share_$h, $tu * GROUPS + $gu), part == $gu);

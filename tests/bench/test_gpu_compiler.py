@@ -92,7 +92,7 @@ def test_nothing_of_other_steps_spills(names, tmp_path):
 ELSEWHERE = (
     "attention/delta_sizes.wgsl", "attention/dkdv.wgsl", "attention/dq.wgsl",
     "attention/forward.wgsl", "dequantize/forward.wgsl", "experts/factors.wgsl",
-    "few_rows/narrow.wgsl",
+    "few_rows/narrow.wgsl", "few_rows/narrow_rows.wgsl",
     "few_rows/strip_copy.wgsl", "few_rows/strip_scales.wgsl", "few_rows/strips.wgsl",
     "few_rows/strips_glu.wgsl", "few_rows/strips_rotated.wgsl", "few_rows/subgroup.wgsl",
     "gemm/factors.wgsl", "gemm/sizes.wgsl", "tensor/add_rounded.wgsl",

@@ -5,10 +5,13 @@ Quantized matrices of any format (``weight_format.py``) are decoded within the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.dequantize import (
     QuantizedView,
     format_begins,
@@ -24,6 +27,7 @@ _MOST_PACKED_ROWS = 32  # the same of packed weights
 _MOST_ROWS_OF_CODES = 16  # of those packed as codes: twice as many take three times to compile
 _THREADS = 128  # per workgroup on GPUs
 _MANY_READS = 350  # of x: 43 ns each from a buffer, 17 ns from a texture, and 9,000 ns for a copy
+_MOST_RANKS = 32  # columns of a narrow product per workgroup whose invocations have a row each
 _FEW_COLUMNS = 64  # with so few, more threads share a row, since there are few workgroups
 
 
@@ -151,10 +155,45 @@ def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
 
 
 def narrow(g: Graph, gemm: Gemm) -> None:
-    """For software GPUs: for so few columns that invocations share them."""
+    """For software GPUs: for so few columns that invocations share them, or have a row each."""
+    plain = gemm.residual is None and gemm.bias is None and not gemm.others
+    # One workgroup of rows each would leave the other processors idle.
+    if plain and gemm.x.rows > g.profile.subgroup_size:
+        narrow_rows(g, gemm.x, gemm.dense, gemm.y, gemm.scale, label=gemm.label)
+        return
     together = rows_of_workgroup(gemm.x.rows)
     constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
     launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=together)
+
+
+def narrow_rows(
+    g: Graph,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    scale: float,
+    norm: Mapping[str, Tensor] = MappingProxyType({}),
+    eps: float = 0.0,
+    *,
+    label: str,
+) -> None:
+    """With a row per invocation; ``norm`` has the weight of the norm of x, and its result."""
+    threads, groups = g.profile.subgroup_size, ceil_div(w.rows, _MOST_RANKS)
+    ranks = round_up(ceil_div(w.rows, groups), 4)
+    g.launch(
+        "few_rows/narrow_rows.wgsl",
+        (groups, ceil_div(x.rows, threads), 1),
+        {"x": x, "w": w, "y": y, **norm},
+        {"ranks": w.rows, "eps": eps, "scale": scale},
+        {
+            "THREADS": threads,
+            "RANKS": ranks,
+            "FOURS": ranks // 4,
+            "LOADS": ceil_div(2 * ranks, threads),
+        },
+        flops=2 * x.rows * w.rows * x.columns,
+        label=label,
+    )
 
 
 def rows_of_workgroup(rows: int) -> int:

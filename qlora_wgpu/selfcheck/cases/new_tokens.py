@@ -140,7 +140,13 @@ def check_few_rows_of_a_group(
     compare_layers(run, layers, [new_tokens(rows)] * count, exact=None, group=list(exact))
 
 
-@each((72, 3, 5, False), (1200, 1, 16, False), (40, 2, 8, True))
+@each(
+    (72, 3, 5, False),
+    (1200, 1, 16, False),
+    (40, 2, 8, True),
+    (200, 21, 37, False),
+    (24, 9, 3, True),
+)
 def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: bool) -> None:
     """The norm of a layer's input and the adapter's u: rows of different magnitudes."""
     h, weight = uneven("h", rows, inner), rounded(1 + 0.1 * normal("norm", inner), "float32")
