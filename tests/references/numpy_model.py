@@ -13,7 +13,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.moe import SparseMoeBlock, softmax_router
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
-from qlora_wgpu.reference import attention, delta_net, experts, mamba, norms, pointwise
+from qlora_wgpu.reference import altup, attention, delta_net, experts, mamba, norms, pointwise
 
 
 def logits(config, arrays, ids):
@@ -82,7 +82,7 @@ class NumpyOps(LayerOps):
     def router(self, x, name):
         return self.linear(x, name)
 
-    def rms_norm(self, x, name, eps, residual=None):
+    def rms_norm(self, x, name, eps, residual=None, *, float32=False):
         y = self._weight(name) * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         return y if residual is None else residual + y
 
@@ -128,6 +128,35 @@ class NumpyOps(LayerOps):
 
     def glu(self, gate, up, name):
         return self.activation(gate, name) * up
+
+    def sparse_glu(self, gate, up, name, deviations):
+        return pointwise.sparse_glu(gate, up, name, deviations)
+
+    def tanh(self, x):
+        return np.tanh(x)
+
+    def scaled_sum(self, x, y, factor):
+        return factor * (x + y)
+
+    def scaled_columns(self, x, name):
+        return x * self.array(name)
+
+    def altup_predict(self, h, others, coefs, active):
+        return altup.altup_predict(h, others, coefs, active)
+
+    def altup_correct(self, base, predicted, made, gains, active, added=None):
+        rest = [j for j in range(gains.shape[1]) if j != active]
+        numbers = [active] if base is predicted else rest
+        return altup.altup_correct(base, predicted, made, gains, added, numbers=numbers)
+
+    def rms_match(self, x, like, least, residual=None):
+        return altup.rms_match(x, like, least, residual)
+
+    def stacked(self, xs):
+        return np.concatenate(xs)
+
+    def unstacked(self, x, count):
+        return np.split(x, count)
 
     def clamped_glu(self, gate, up, scalars):
         return pointwise.clamped_glu(gate, up, scalars.swiglu_limit, scalars.swiglu_alpha)

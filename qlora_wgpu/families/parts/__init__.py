@@ -1,5 +1,6 @@
 """The building blocks of families: ``from qlora_wgpu.families import parts``."""
 
+from qlora_wgpu.families.parts.altup import AltUp, AltUpDecoder, AltUpLayer, Laurel
 from qlora_wgpu.families.parts.attention import (
     Attention,
     FusedQKV,
@@ -117,6 +118,9 @@ __all__ = [
     "SIGLIP2",
     "TOWER_PREFIXES",
     "XIELU",
+    "AltUp",
+    "AltUpDecoder",
+    "AltUpLayer",
     "Attention",
     "BilinearPositions",
     "ConfigReader",
@@ -134,6 +138,7 @@ __all__ = [
     "HybridDecoder",
     "HybridLayer",
     "LatentExperts",
+    "Laurel",
     "Layer",
     "LayerNorm",
     "Mamba",
