@@ -163,12 +163,12 @@ def stacked(g: Graph, xs: Sequence[Tensor]) -> Tensor:
     return y
 
 
-def unstacked(g: Graph, x: Tensor, count: int) -> list[Tensor]:
+def unstacked(g: Graph, x: Tensor, count: int) -> tuple[Tensor, ...]:
     """The inverse of ``stacked``."""
     if x.rows % count:
         raise GraphError(f"unstacked: {x} is not {count} matrices")
     rows = x.rows // count
-    ys = [g.float32(f"stream of {x.name}", rows, x.columns) for _ in range(count)]
+    ys = tuple(g.float32(f"stream of {x.name}", rows, x.columns) for _ in range(count))
     for i, y in enumerate(ys):
         _copy_rows(g, x, y, rows, first=i * rows)
 

@@ -148,7 +148,7 @@ class AltUpDecoder(SharingDecoder):
 
     def stream(self, ops: LayerOps, state: State) -> Tensor:
         """The sum of all streams: of their mean, the final norm's epsilon is in proportion."""
-        streams = ops.unstacked(state[_OTHERS], self.altup.streams - 1)
+        streams = [*ops.unstacked(state[_OTHERS], self.altup.streams - 1)]
         streams.insert(self.altup.active, state[STREAM])
         first, *rest = streams
         total = first

@@ -346,7 +346,7 @@ class LayerOps:
     def stacked(self, xs: Sequence[Tensor]) -> Tensor:
         return stacked(self.g, xs)
 
-    def unstacked(self, x: Tensor, count: int) -> list[Tensor]:
+    def unstacked(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
         return unstacked(self.g, x, count)
 
     def clip(self, x: Tensor, limit: float) -> Tensor:

@@ -73,9 +73,9 @@ def check_rms_match(run: Runner, columns: int, adds: bool, exact_gradient: bool)
     compare_op(run, op, formula, inputs, exact=exact_gradient, by_row=True)
 
 
-@each((True,), (False,))
-def check_stacked(run: Runner, exact_gradient: bool) -> None:
-    """Streams one below the other and apart again, of which one is not read."""
+@each((True, True), (False, False))
+def check_stacked(run: Runner, exact_gradient: bool, uses_all: bool) -> None:
+    """Streams one below the other and apart again, all of them read or not."""
     inputs = [normal(name, ROWS, 52) for name in "abc"]
 
     def op(g: Graph, *xs: Tensor) -> list[Tensor]:
@@ -85,5 +85,5 @@ def check_stacked(run: Runner, exact_gradient: bool) -> None:
     def formula(*xs: Array) -> tuple[Any, ...]:
         return np.concatenate(xs), *xs
 
-    exact = exact_gradient, True, None, not exact_gradient
+    exact = exact_gradient, True, True if uses_all else None, not exact_gradient
     compare_op(run, op, formula, inputs, exact=exact)
