@@ -9,7 +9,6 @@ from typing import Any
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.gemma4_text import kind_of, kv_sources, tables_note
-from qlora_wgpu.ops.altup import MOST_STREAMS
 
 DEFAULTS = {
     "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384,
@@ -134,10 +133,10 @@ def _deviations(sparsity: float) -> float | None:
 
 def _altup(read: parts.ConfigReader, hidden_size: int, eps: float) -> parts.AltUp:
     streams, active = read.integer("altup_num_inputs"), read.count("altup_active_idx", 0)
-    if not 2 <= streams <= MOST_STREAMS or active >= streams:
+    if not 2 <= streams <= parts.MOST_STREAMS or active >= streams:
         raise UnsupportedModelError(
-            f"config.json: altup_num_inputs must be from 2 to {MOST_STREAMS}, and altup_active_idx "
-            f"less, got {streams} and {active}"
+            f"config.json: altup_num_inputs must be from 2 to {parts.MOST_STREAMS}, and "
+            f"altup_active_idx less, got {streams} and {active}"
         )
     if read.config.get("altup_coef_clip") is not None:
         read.number("altup_coef_clip", 0.0)

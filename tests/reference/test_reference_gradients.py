@@ -141,6 +141,7 @@ FORMULAS = {
     "clamped_glu": (2, pointwise.clamped_glu, 2 * ROWS, 2 * normal(3, 8), 1.5, 1.702),
     "clip": (1, pointwise.clip, ROWS, 0.6),
     "sparse_glu": (2, pointwise.sparse_glu, ROWS, normal(3, 8), "gelu_pytorch_tanh", 0.3),
+    "stacked, scaled_sum": (2, lambda a, b: 0.7 * np.concatenate([a + b, a]), ROWS, normal(3, 8)),
     "altup_predict": (3, altup.altup_predict, normal(3, 8), normal(6, 8), normal(3, 9), 1),
     "altup_correct": (
         5, lambda *given: altup.altup_correct(*given, numbers=[0, 2]), normal(6, 8), normal(3, 8),

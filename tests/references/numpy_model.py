@@ -49,6 +49,12 @@ def names(architecture):
     return {**shapes, **architecture.stored_norms, **architecture.router_shapes}
 
 
+def _as_in_formulas(name):
+    """The formulas' name of an activation."""
+    kinds = ("silu", "gelu", "relu", "relu2", "quick_gelu", "gelu_new")
+    return next(kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name])
+
+
 class NumpyOps(LayerOps):
     """``LayerOps`` on float64 arrays of (tokens, columns)."""
 
@@ -130,7 +136,7 @@ class NumpyOps(LayerOps):
         return self.activation(gate, name) * up
 
     def sparse_glu(self, gate, up, name, deviations):
-        return pointwise.sparse_glu(gate, up, name, deviations)
+        return pointwise.sparse_glu(gate, up, _as_in_formulas(name), deviations)
 
     def tanh(self, x):
         return np.tanh(x)
@@ -166,9 +172,7 @@ class NumpyOps(LayerOps):
         return y if residual is None else residual + y
 
     def activation(self, x, name):
-        kinds = ("silu", "gelu", "relu", "relu2", "quick_gelu", "gelu_new")
-        alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
-        return pointwise.activation(x, alike[0])
+        return pointwise.activation(x, _as_in_formulas(name))
 
     def clip(self, x, limit):
         return pointwise.clip(x, limit)
@@ -181,7 +185,8 @@ class NumpyOps(LayerOps):
         return self.array(name).item() * x
 
     def with_rows(self, x, name, factor, rows_factor):
-        return factor * x + rows_factor * self.array(name)[self._ids]
+        table = self.array(name)
+        return factor * x + rows_factor * table[np.where(self._ids < len(table), self._ids, 0)]
 
     def short_conv(self, x, name):
         weight = self.array(f"{name}.weight")[:, 0]

@@ -1,6 +1,12 @@
 """The building blocks of families: ``from qlora_wgpu.families import parts``."""
 
-from qlora_wgpu.families.parts.altup import AltUp, AltUpDecoder, AltUpLayer, Laurel
+from qlora_wgpu.families.parts.altup import (
+    MOST_STREAMS,
+    AltUp,
+    AltUpDecoder,
+    AltUpLayer,
+    Laurel,
+)
 from qlora_wgpu.families.parts.attention import (
     Attention,
     FusedQKV,
@@ -109,6 +115,7 @@ from qlora_wgpu.families.parts.vision_towers import (
 
 __all__ = [
     "LANGUAGE_MODEL",
+    "MOST_STREAMS",
     "PARALLEL",
     "PIXTRAL",
     "POST_NORM",

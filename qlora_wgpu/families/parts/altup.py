@@ -11,6 +11,9 @@ from qlora_wgpu.families.parts.layer_ops import LayerOps, State
 from qlora_wgpu.families.parts.norm import RMSNorm
 from qlora_wgpu.families.parts.shared_kv import INPUTS, SharingDecoder, SharingLayer
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.altup import MOST_STREAMS
+
+__all__ = ["MOST_STREAMS", "AltUp", "AltUpDecoder", "AltUpLayer", "Laurel"]
 
 _OTHERS = "other streams"
 _LEAST_SQUARE = 1e-5  # the least mean square of a stream that is brought to another's magnitude
