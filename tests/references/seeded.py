@@ -34,7 +34,7 @@ def weights(shapes, norm_offset):
             centre = 1.0 if name.endswith(("scalar", "scale")) else centre
             arrays[name] = np.float32(centre) + np.float32(0.2) * array
         elif "modality_router" in name:  # the mean of whose products counts, not their sum
-            arrays[name] = np.float32(10.0) * array
+            arrays[name] = np.float32(5.0) * array
         elif name.endswith(("_min", "_max")):  # bounds on both sides of zero
             arrays[name] = (0.5 + np.abs(array)) * np.float32(1 if name.endswith("max") else -1)
         else:
