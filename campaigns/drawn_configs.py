@@ -221,6 +221,7 @@ def gemma4(rng: random.Random, c: Config) -> None:
 
 def gemma3n(rng: random.Random, c: Config) -> None:
     layers = c["num_hidden_layers"] = rng.choice((2, 3, 4, 5))
+    c["hidden_size"] = c["num_attention_heads"] * rng.choice((12, 20, 36))
     windowed(rng, c)
     shared = rng.choice((0, 0, 1)) if layers > 2 else 0
     if shared:  # a layer of each kind keeps its keys and values
@@ -233,7 +234,7 @@ def gemma3n(rng: random.Random, c: Config) -> None:
         "activation_sparsity_pattern": [rng.choice((0.0, 0.3, 0.95)) for _ in range(layers)],
         "hidden_size_per_layer_input": rng.choice((2, 10, 24)),
         "vocab_size_per_layer_input": c["vocab_size"] + rng.choice((-7, 0, 5)),
-        "final_logit_softcapping": rng.choice((None, 6.0)),
+        "final_logit_softcapping": rng.choice((30.0, 6.0)),
     }  # fmt: skip
     if flag(rng):
         sizes = c["intermediate_size"], c["intermediate_size"] + 8
