@@ -229,7 +229,7 @@ def gemma3n(rng: random.Random, c: Config) -> None:
     streams = rng.choice((2, 3, 4, 4, 8))
     c |= {
         "num_kv_shared_layers": shared, "altup_num_inputs": streams,
-        "altup_active_idx": rng.choice((0, 0, streams - 1)), "altup_correct_scale": flag(rng),
+        "altup_active_idx": rng.choice((0, 0, streams - 1)),
         "laurel_rank": rng.choice((3, 8, 20)), "attention_bias": flag(rng),
         "activation_sparsity_pattern": [rng.choice((0.0, 0.3, 0.95)) for _ in range(layers)],
         "hidden_size_per_layer_input": rng.choice((2, 10, 24)),

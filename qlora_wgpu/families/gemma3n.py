@@ -6,7 +6,10 @@ from qlora_wgpu.families import gemma3n_text, parts
 
 
 def compose(read: parts.ConfigReader) -> parts.AltUpDecoder:
-    """Modules have the names of transformers' model, and only the text part's are adapted."""
+    """Modules have the names of transformers' model, and only the text part's are adapted.
+
+    Tokens of images and sound, which no text has, have other embeddings there than in the text part.
+    """
     text = gemma3n_text.compose(parts.text_config(read))
     # Modules for images and sound have the same last names.
     return replace(text, prefix=parts.LANGUAGE_MODEL, adapted_within=parts.LANGUAGE_MODEL)

@@ -23,8 +23,9 @@ DEFAULTS = {
 def compose(read: parts.ConfigReader) -> parts.AltUpDecoder:
     """By default every fifth layer has full attention, and the first ten layers' gates are sparse.
 
-    Of ``altup_coef_clip`` nothing is computed: transformers limits the weights of published models,
-    which are within it, only while it trains.
+    What is computed, and so trained, is what transformers computes in inference: only while it
+    trains, it limits weights by ``altup_coef_clip``, which those of published models are within, and
+    leaves adapters of ``correction_coefs`` out.
     """
     read = read.with_defaults(**DEFAULTS)
     read.no_dropout("attention_dropout")

@@ -122,13 +122,13 @@ def altup_correct(
 
 
 def rms_match(
-    g: Graph, x: Tensor, like: Tensor, least: float, residual: Tensor | None = None
+    g: Graph, x: Tensor, like: Tensor, floor: float, residual: Tensor | None = None
 ) -> Tensor:
-    """y = x · √(mean(like²) / max(mean(x²), least)) (+ residual) over each row, float32."""
+    """y = x · √(mean(like²) / max(mean(x²), floor)) (+ residual) over each row, float32."""
     if x.shape != like.shape or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"rms_match: {x}, {like} and {residual} do not fit")
     y = g.float32(f"matched {x.name}", *x.shape)
-    workgroups, constants, params = row_workgroups(g, x.rows), row_constants(g), {"least": least}
+    workgroups, constants, params = row_workgroups(g, x.rows), row_constants(g), {"floor": floor}
     tensors = {"x": x, "like": like, "residual": residual, "y": y}
     g.launch("rms_match/forward.wgsl", workgroups, tensors, params, constants)
 

@@ -36,10 +36,10 @@ def altup_correct(
     return np.concatenate(ys)
 
 
-def rms_match(x: Array, like: Array, least: float, residual: Array | None = None) -> Array:
-    """x · √(mean(like²) / max(mean(x²), least)) (+ residual), over each row."""
+def rms_match(x: Array, like: Array, floor: float, residual: Array | None = None) -> Array:
+    """x · √(mean(like²) / max(mean(x²), floor)) (+ residual), over each row."""
     size, wanted = (np.mean(each * each, axis=1, keepdims=True) for each in (x, like))
-    y = x * np.sqrt(wanted / np.maximum(size, least))
+    y = x * np.sqrt(wanted / np.maximum(size, floor))
     return y if residual is None else y + residual
 
 

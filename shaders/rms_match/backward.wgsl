@@ -1,5 +1,5 @@
-// The gradients of rms_match/forward.wgsl: with s = √max(mean(x²), least), t = √mean(like²) and
-// p = mean(dy · x), dx = t / s · (dy - x · p / s²), without the last term where mean(x²) < least,
+// The gradients of rms_match/forward.wgsl: with s = √max(mean(x²), floor), t = √mean(like²) and
+// p = mean(dy · x), dx = t / s · (dy - x · p / s²), without the last term where mean(x²) < floor,
 // and dlike = like · p / (s · t), or zero where t is.
 //
 // x, like, dy, dx, dlike (rows, columns); both outputs overwritten. THREADS invocations share a row.
@@ -10,7 +10,7 @@ struct Params {
     rows: u32, //= x.rows
     columns: u32, //= x.columns
     stride: u32, //= x.stride
-    least: f32,
+    floor: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -39,9 +39,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let size = reduce_sum(of_x, thread) / f32(params.columns);
     let wanted = sqrt(reduce_sum(of_like, thread) / f32(params.columns));
     let p = reduce_sum(product, thread) / f32(params.columns);
-    let s = sqrt(max(size, params.least));
+    let s = sqrt(max(size, params.floor));
     let factor = wanted / s;
-    let of_size = select(-factor * p / (s * s), 0.0, size < params.least);
+    let of_size = select(-factor * p / (s * s), 0.0, size < params.floor);
     var of_wanted = 0.0;
     if (wanted > 0.0) {
         of_wanted = p / (s * wanted);

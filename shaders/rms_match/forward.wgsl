@@ -1,4 +1,4 @@
-// y = x · √(mean(like²) / max(mean(x²), least)) (+ residual), over each row.
+// y = x · √(mean(like²) / max(mean(x²), floor)) (+ residual), over each row.
 //
 // x, like, residual, y (rows, columns); y is overwritten, zero padding stays zero. THREADS
 // invocations share a row. Launcher: ops/altup.py.
@@ -8,7 +8,7 @@ struct Params {
     rows: u32, //= x.rows
     columns: u32, //= x.columns
     stride: u32, //= x.stride
-    least: f32,
+    floor: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -33,7 +33,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
     let size = reduce_sum(of_x, thread) / f32(params.columns);
     let wanted = reduce_sum(of_like, thread) / f32(params.columns);
-    let factor = sqrt(wanted / max(size, params.least));
+    let factor = sqrt(wanted / max(size, params.floor));
     for (var u = thread; u < params.stride; u += THREADS) {
         store_y(base + u, add_scaled8(load_residual(base + u), factor, load_x(base + u)));
     }

@@ -155,8 +155,8 @@ class NumpyOps(LayerOps):
         numbers = [active] if base is predicted else rest
         return altup.altup_correct(base, predicted, made, gains, added, numbers=numbers)
 
-    def rms_match(self, x, like, least, residual=None):
-        return altup.rms_match(x, like, least, residual)
+    def rms_match(self, x, like, floor, residual=None):
+        return altup.rms_match(x, like, floor, residual)
 
     def stacked(self, xs):
         return np.concatenate(xs)

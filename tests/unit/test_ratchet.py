@@ -16,8 +16,8 @@ ENGINE = [
     "gpu", "graph", "kernels", "ops", "families", "lora", "model", "generation", "quant",
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
-FILES = {"engine": 283, "product": 216}
-LINES = {"engine": 42_900, "product": 51_800}
+FILES = {"engine": 289, "product": 216}
+LINES = {"engine": 43_700, "product": 51_800}
 TRAINING = {"engine": 105, "product": 84}  # files that a run of two steps passes through
 
 

@@ -16,7 +16,7 @@ from qlora_wgpu.ops.altup import MOST_STREAMS
 __all__ = ["MOST_STREAMS", "AltUp", "AltUpDecoder", "AltUpLayer", "Laurel"]
 
 _OTHERS = "other streams"
-_LEAST_SQUARE = 1e-5  # the least mean square of a stream that is brought to another's magnitude
+_MIN_SQUARE = 1e-5  # the smallest mean square of a stream that is brought to another's magnitude
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class AltUpDecoder(SharingDecoder):
         h = state[STREAM]
         x, streams = ops.operand(h), [h]
         for name in self._names("projections"):
-            streams.append(ops.rms_match(ops.linear(x, name, float32=True), h, _LEAST_SQUARE))
+            streams.append(ops.rms_match(ops.linear(x, name, float32=True), h, _MIN_SQUARE))
         active = streams.pop(self.altup.active)
         return {**state, STREAM: active, _OTHERS: ops.stacked(streams)}
 
@@ -157,7 +157,7 @@ class AltUpDecoder(SharingDecoder):
         total = first
         for name, h in zip(self._names("unembed_projections"), rest, strict=True):
             x = ops.linear(ops.operand(h), name, float32=True)
-            total = ops.rms_match(x, first, _LEAST_SQUARE, total)
+            total = ops.rms_match(x, first, _MIN_SQUARE, total)
         return total
 
     def _names(self, kind: str) -> list[str]:

@@ -339,9 +339,9 @@ class LayerOps:
         return altup_correct(self.g, base, *given)
 
     def rms_match(
-        self, x: Tensor, like: Tensor, least: float, residual: Tensor | None = None
+        self, x: Tensor, like: Tensor, floor: float, residual: Tensor | None = None
     ) -> Tensor:
-        return rms_match(self.g, x, like, least, residual)
+        return rms_match(self.g, x, like, floor, residual)
 
     def stacked(self, xs: Sequence[Tensor]) -> Tensor:
         return stacked(self.g, xs)

@@ -59,7 +59,7 @@ def check_altup_correct(run: Runner, streams: int, active: int, columns: int, ad
 
 @each((52, True, True), (13, True, False), (_WIDE, False, True))
 def check_rms_match(run: Runner, columns: int, adds: bool, exact_gradient: bool) -> None:
-    """y and all gradients, with rows of very different magnitudes, and some below the least."""
+    """y and all gradients, with rows of very different magnitudes, and some below the floor."""
     x, like = uneven("x", ROWS, columns), 0.5 + normal("like", ROWS, columns)
     skip = [Exact(normal("skip", ROWS, columns))] * adds
 
