@@ -8,7 +8,7 @@ from qlora_wgpu.families import gemma3n_text, parts
 def compose(read: parts.ConfigReader) -> parts.AltUpDecoder:
     """Modules have the names of transformers' model, and only the text part's are adapted.
 
-    Tokens of images and sound, which no text has, have other embeddings there than in the text part.
+    Tokens of images and sound, which no text has, have embeddings of their own there.
     """
     text = gemma3n_text.compose(parts.text_config(read))
     # Modules for images and sound have the same last names.

@@ -24,8 +24,8 @@ def compose(read: parts.ConfigReader) -> parts.AltUpDecoder:
     """By default every fifth layer has full attention, and the first ten layers' gates are sparse.
 
     What is computed, and so trained, is what transformers computes in inference: only while it
-    trains, it limits weights by ``altup_coef_clip``, which those of published models are within, and
-    leaves adapters of ``correction_coefs`` out.
+    trains, it limits weights by ``altup_coef_clip``, within which those of published models are,
+    and leaves adapters of ``correction_coefs`` out.
     """
     read = read.with_defaults(**DEFAULTS)
     read.no_dropout("attention_dropout")

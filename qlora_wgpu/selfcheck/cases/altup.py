@@ -45,9 +45,11 @@ def check_altup_correct(run: Runner, streams: int, active: int, columns: int, ad
     made, added = (Exact(normal(name, ROWS, columns)) for name in ("made", "added"))
     rest = [j for j in range(streams) if j != active]
 
-    def op(g: Graph, base: Tensor, *given: Tensor) -> list[Tensor]:
-        of_others = altup_correct(g, base, *given[:3], active, *given[3:])
-        return [of_others, altup_correct(g, given[0], *given[:3], active)]
+    def op(
+        g: Graph, base: Tensor, p: Tensor, h: Tensor, gains: Tensor, added: Tensor | None = None
+    ) -> list[Tensor]:
+        of_others = altup_correct(g, base, p, h, gains, active, added)
+        return [of_others, altup_correct(g, p, p, h, gains, active)]
 
     def formula(base: Array, p: Array, h: Array, gains: Array, *added: Array) -> tuple[Any, Any]:
         own = formulas.altup_correct(p, p, h, gains, numbers=[active])
