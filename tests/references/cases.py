@@ -108,12 +108,12 @@ CASES = {
             ],
         },
     ),
-    "gemma3n-streams": (  # three streams, of which the last is computed, and biases
+    "gemma3n-streams": (  # three streams, of which the last is computed, biases and a large epsilon
         "gemma3n_text",
         {
             **WIDE, "num_hidden_layers": 2, "num_kv_shared_layers": 0, "sliding_window": 7,
-            "altup_num_inputs": 3, "altup_active_idx": 2, "altup_correct_scale": False,
-            "laurel_rank": 8, "attention_bias": True, "tie_word_embeddings": False,
+            "rms_norm_eps": 1e-2, "altup_num_inputs": 3, "altup_active_idx": 2,
+            "altup_correct_scale": False, "laurel_rank": 8, "attention_bias": True, "tie_word_embeddings": False,
             "hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": VOCAB,
             "layer_types": ["full_attention", "sliding_attention"],
         },
