@@ -113,7 +113,8 @@ CASES = {
         {
             **WIDE, "num_hidden_layers": 2, "num_kv_shared_layers": 0, "sliding_window": 7,
             "rms_norm_eps": 1e-2, "altup_num_inputs": 3, "altup_active_idx": 2,
-            "altup_correct_scale": False, "laurel_rank": 8, "attention_bias": True, "tie_word_embeddings": False,
+            "altup_correct_scale": False, "laurel_rank": 8, "attention_bias": True,
+            "tie_word_embeddings": False,
             "hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": VOCAB,
             "layer_types": ["full_attention", "sliding_attention"],
         },
