@@ -219,6 +219,28 @@ def gemma4(rng: random.Random, c: Config) -> None:
         experts(rng, c, "num_experts", "top_k_experts")
 
 
+def gemma3n(rng: random.Random, c: Config) -> None:
+    layers = c["num_hidden_layers"] = rng.choice((2, 3, 4, 5))
+    c["hidden_size"] = c["num_attention_heads"] * rng.choice((12, 20, 36))
+    windowed(rng, c)
+    shared = rng.choice((0, 0, 1)) if layers > 2 else 0
+    if shared:  # a layer of each kind keeps its keys and values
+        c["layer_types"] = [SLIDING, FULL, *c["layer_types"][2:]]
+    streams = rng.choice((2, 3, 4, 4, 8))
+    c |= {
+        "num_kv_shared_layers": shared, "altup_num_inputs": streams,
+        "altup_active_idx": rng.choice((0, 0, streams - 1)),
+        "laurel_rank": rng.choice((3, 8, 20)), "attention_bias": flag(rng),
+        "activation_sparsity_pattern": [rng.choice((0.0, 0.3, 0.95)) for _ in range(layers)],
+        "hidden_size_per_layer_input": rng.choice((2, 10, 24)),
+        "vocab_size_per_layer_input": c["vocab_size"] + rng.choice((-7, 0, 5)),
+        "final_logit_softcapping": rng.choice((30.0, 6.0)),
+    }  # fmt: skip
+    if flag(rng):
+        sizes = c["intermediate_size"], c["intermediate_size"] + 8
+        c["intermediate_size"] = [rng.choice(sizes) for _ in range(layers)]
+
+
 def lfm(rng: random.Random, c: Config) -> None:
     c["hidden_size"] = rng.choice((24, 40, 72, 136, 200))
     if flag(rng):  # as the published files
@@ -579,7 +601,8 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "ministral3": _ministral, "smollm3": _smollm, "granite": _granite,
     "granitemoe": _granite_mixture, "granitemoeshared": _granite_mixture,
     "granitemoehybrid": _granite_hybrid, "gemma": _gemma, "gemma2": _gemma2,
-    "gemma3_text": _gemma3, "gemma4_text": gemma4, "gemma4_unified_text": gemma4,
+    "gemma3_text": _gemma3, "gemma3n_text": gemma3n, "gemma4_text": gemma4,
+    "gemma4_unified_text": gemma4,
     "olmo3": _olmo3, "stablelm": _stablelm, "starcoder2": _starcoder, "cohere": _cohere,
     "cohere2": _cohere, "hunyuan_v1_dense": hunyuan, "hunyuan_v1_moe": hunyuan,
     "bamba": _bamba, "falcon_h1": _falcon,

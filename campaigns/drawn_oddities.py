@@ -36,7 +36,7 @@ DIVIDED = (
     "phi",
 )
 # Those whose hidden_size transformers wants to be a multiple of the heads.
-MULTIPLES = ("arcee", "llama", "gemma2", "gemma3_text", "granite")
+MULTIPLES = ("arcee", "llama", "gemma2", "gemma3_text", "gemma3n_text", "granite")
 LISTED = {"short_factor", "mrope_section"}  # of rotations that are so long
 ACTIVATIONS = (
     "silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2",

@@ -41,7 +41,6 @@ with transformers. A vision-language model uses the recordings of its language m
 _LEFT_OUT = """
 Not supported:
 
-- `gemma3n`: AltUp's four residual streams and top-k activations have no kernels yet.
 - `glm_moe_dsa` and `minimax_m3_vl`: an indexer with trained weights chooses the keys that each
   query attends to, and no published size of either fits a machine with one GPU.
 - `phimoe`: its router samples experts at random in training, so there is no exact reference.

@@ -107,7 +107,9 @@ def report_from(root: Path, mutants: Iterable[Mutant], file: Path) -> None:
     for path, own in lines.items():
         text = (root / path).read_text(encoding="utf-8")
         (root / path).write_text(reporting(text, own, path), encoding="utf-8")
-    (root / "qlora_wgpu" / "_reached.py").write_text(_NOTING.format(file=str(file)))
+    (root / "qlora_wgpu" / "_reached.py").write_text(
+        _NOTING.format(file=str(file)), encoding="utf-8"
+    )
 
 
 @cache

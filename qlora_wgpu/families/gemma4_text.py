@@ -36,7 +36,7 @@ def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
     eps, count = read.number("rms_norm_eps", 1e-6), dimensions.num_hidden_layers
     windows = _windows(read, count)
     attentions = _attentions(read, dimensions, windows, eps)
-    sources = _sources(read, windows)
+    sources = kv_sources(read, windows)
     inputs, mixture = _inputs(read, dimensions, eps), _mixture(read, dimensions, eps)
     norm, wide = parts.RMSNorm(eps), 2 if read.flag("use_double_wide_mlp") else 1
     layers = []
@@ -46,10 +46,10 @@ def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
         layers.append(
             parts.SharingLayer(
                 norm,
-                replace(attentions[_kind(window)], window=window, shared=shared),
+                replace(attentions[kind_of(window)], window=window, shared=shared),
                 parts.GatedMLP(replace(dimensions, intermediate_size=size), ACTIVATION),
                 parts.PRE_AND_POST_NORM,
-                kind=_kind(window),
+                kind=kind_of(window),
                 keeps=not shared and sources.count(i) > 1,
                 inputs=inputs,
                 mixture=mixture,
@@ -64,11 +64,11 @@ def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping"),
         inputs=inputs,
-        notes=_notes(inputs, count),
+        notes=tables_note(inputs, count),
     )
 
 
-def _notes(inputs: parts.PerLayerInputs | None, layers: int) -> tuple[str, ...]:
+def tables_note(inputs: parts.PerLayerInputs | None, layers: int) -> tuple[str, ...]:
     if inputs is None:
         return ()
     nbytes = 2 * inputs.vocab_size * inputs.size * layers
@@ -78,7 +78,7 @@ def _notes(inputs: parts.PerLayerInputs | None, layers: int) -> tuple[str, ...]:
     )
 
 
-def _kind(window: int | None) -> str:
+def kind_of(window: int | None) -> str:
     return FULL if window is None else SLIDING
 
 
@@ -94,7 +94,7 @@ def _windows(read: parts.ConfigReader, layers: int) -> tuple[int | None, ...]:
     )
 
 
-def _sources(read: parts.ConfigReader, windows: tuple[int | None, ...]) -> list[int]:
+def kv_sources(read: parts.ConfigReader, windows: tuple[int | None, ...]) -> list[int]:
     """The layer whose keys and values each layer uses: itself, or the last of its kind."""
     shared = read.config["num_kv_shared_layers"]
     if type(shared) is not int or not 0 <= shared < len(windows):
@@ -103,14 +103,14 @@ def _sources(read: parts.ConfigReader, windows: tuple[int | None, ...]) -> list[
             f"the number of layers, got {brief(shared)}"
         )
     first = len(windows) - shared
-    own = {_kind(window): i for i, window in enumerate(windows[:first])}
-    missing = {_kind(window) for window in windows} - own.keys()
+    own = {kind_of(window): i for i, window in enumerate(windows[:first])}
+    missing = {kind_of(window) for window in windows} - own.keys()
     if shared and missing:
         raise UnsupportedModelError(
             f"config.json: num_kv_shared_layers = {shared} leaves no layer of type "
             f"{missing.pop()} with keys and values of its own"
         )
-    return [i if i < first else own[_kind(window)] for i, window in enumerate(windows)]
+    return [i if i < first else own[kind_of(window)] for i, window in enumerate(windows)]
 
 
 def _attentions(
@@ -135,7 +135,7 @@ def _attentions(
             keys_as_values=keys_as_values and kind == FULL,
         )
         for kind, own in sizes.items()
-        if kind in map(_kind, windows)
+        if kind in map(kind_of, windows)
     }
 
 

@@ -88,7 +88,7 @@ class Tape:
         for output in outputs:
             output.requires_grad = requires_grad
         if requires_grad and self._ops is not None:
-            self._ops.append((outputs, vjp))
+            self._ops.append((tuple(outputs), vjp))
             self._uses.update(inputs)
             self._grad_dtypes.update(
                 dict.fromkeys(outputs, grad_dtype) if grad_dtype is not None else {}

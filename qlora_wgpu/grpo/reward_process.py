@@ -31,6 +31,7 @@ _START = 60.0  # seconds for a file to be imported
 _ENDS = 5.0  # seconds for a process to end that has closed its pipe
 _POLL = 0.5  # seconds
 _MOST_SHOWN = 1 << 20  # bytes that a function may print
+_LAST_WORDS = 5.0  # seconds until what it has printed last is shown
 _MOST_ANSWERED = 1 << 24  # bytes of the rewards of a batch
 
 
@@ -94,6 +95,7 @@ class RewardProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+        self._showing.join(_LAST_WORDS)
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
@@ -102,8 +104,13 @@ class RewardProcess:
         )  # fmt: skip
         self._lines: queue.Queue[bytes] = queue.Queue(8)
         self._number = 0  # of the latest request
-        for target in (self._read, self._show):
-            threading.Thread(target=target, args=(self._process, self._lines), daemon=True).start()
+        threads = [
+            threading.Thread(target=target, args=(self._process, self._lines), daemon=True)
+            for target in (self._read, self._show)
+        ]
+        for thread in threads:
+            thread.start()
+        self._showing = threads[1]
         started = self._answer(_START)
         if "error" in started:
             self.close()

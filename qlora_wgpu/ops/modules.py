@@ -65,9 +65,10 @@ class HostEmbedding:
         return matrix("", self.rows, self.columns, self.dtype).nbytes
 
     def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
+        """Rows by id; ids beyond the table have the first row, as in Gemma 3n."""
         assert self.values is not None
         check_not_truncated(self.values)
-        rows: npt.NDArray[Any] = self.values[ids]
+        rows: npt.NDArray[Any] = self.values[np.where(ids < self.rows, ids, 0)]
         return rows
 
 

@@ -108,6 +108,39 @@ def _gated(g: Graph, gate: Tensor, up: Tensor, kind: dict[str, Constant]) -> Ten
     return pointwise(g, "glu", "glu", {"gate": gate, "up": up}, constants=kind)
 
 
+def tanh(g: Graph, x: Tensor) -> Tensor:
+    """The hyperbolic tangent of x, which is of any type, as an operand."""
+    return pointwise(g, "tanh", "tanh", {"x": x}, suited=True)
+
+
+def sparse_glu(g: Graph, gate: Tensor, up: Tensor, activation: str, deviations: float) -> Tensor:
+    """y = activation(max(gate - cut, 0)) · up, with cut = mean + deviations · std over each row.
+
+    If the elements of a row of the gate are normally distributed, that keeps a known share of them
+    (Gemma 3n). Gate and up are (rows, columns) operands.
+    """
+    if gate.shape != up.shape:
+        raise GraphError(f"sparse_glu: {gate} and {up} differ")
+    given, params = {"gate": gate, "up": up}, {"deviations": deviations}
+    workgroups, constants = row_workgroups(g, gate.rows), ACTIVATIONS[activation] | row_constants(g)
+
+    def forward() -> Tensor:
+        y = g.operand("glu", *gate.shape)
+        g.launch("sparse_glu/forward.wgsl", workgroups, {**given, "y": y}, params, constants)
+        return y
+
+    def vjp(dy: Tensor) -> None:
+        made = [g.operand(f"d {each.name}", *each.shape) for each in (gate, up)]
+        bound = {**given, "dy": dy, "dgate": made[0], "dup": made[1]}
+        g.launch("sparse_glu/backward.wgsl", workgroups, bound, params, constants)
+        for each, gradient in zip((gate, up), made, strict=True):
+            g.add_gradient(each, gradient)
+
+    y = forward()
+    g.record(y, [gate, up], vjp, remat=forward)
+    return y
+
+
 @dataclass(frozen=True)
 class ClampedGLU:
     """The scalars of gpt-oss's gated unit, by config.json's names."""
@@ -235,6 +268,24 @@ def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
         raise GraphError(f"weighted_sum: {x} and {z} differ")
     y = g.operand(f"{x.name} + {z.name}", x.rows, x.columns)
     return _linear(g, "tensor/weighted_sum.wgsl", x, y, {}, {"z": z}, {"a": a, "b": b})
+
+
+def scaled_sum(g: Graph, x: Tensor, z: Tensor, factor: float) -> Tensor:
+    """y = factor · (x + z), float32; both of any type."""
+    if x.shape != z.shape:
+        raise GraphError(f"scaled_sum: {x} and {z} differ")
+    y = g.float32(f"{x.name} + {z.name}", x.rows, x.columns)
+    path, units = "tensor/weighted_sum.wgsl", x.rows * x.units(8)
+    g.launch(path, units, {"x": x, "z": z, "y": y}, {"a": factor, "b": factor})
+
+    def vjp(dy: Tensor) -> None:
+        both = g.float32(f"d {x.name}", x.rows, x.columns)
+        g.launch(path, units, {"x": dy, "y": both}, {"a": factor, "b": 0.0})
+        g.add_gradient(x, both)
+        g.add_gradient(z, both)
+
+    g.record(y, [x, z], vjp)
+    return y
 
 
 def _linear(

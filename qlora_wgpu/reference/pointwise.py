@@ -39,6 +39,13 @@ def glu(gate: Array, up: Array, name: str) -> Array:
     return activation(gate, name) * up
 
 
+def sparse_glu(gate: Array, up: Array, name: str, deviations: float) -> Array:
+    """act(max(gate - mean - deviations · std, 0)) · up, with mean and std over each row of gate."""
+    centred = gate - np.mean(gate, axis=1, keepdims=True)
+    std = np.sqrt(np.mean(centred * centred, axis=1, keepdims=True))
+    return activation(np.maximum(centred - deviations * std, 0.0), name) * up
+
+
 def clamped_glu(gate: Array, up: Array, limit: float, alpha: float) -> Array:
     """gpt-oss's gated unit: (u + 1) · x · σ(alpha · x), with gate and up clamped to x and u."""
     x = np.minimum(gate, limit)

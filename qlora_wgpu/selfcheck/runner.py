@@ -203,10 +203,13 @@ class Runner:
         inner: float | Array = 0.0,
         by_row: bool = False,
     ) -> None:
-        """Records a result's error from its reference; NaN counts as infinite.
+        """Records a result's error from its reference; NaN counts as infinite, in either of them.
 
         Also checks the sum of errors, since rounding should have no bias.
         """
+        if not np.isfinite(expected).all():
+            self.worst = self.excess = float("inf")
+            return
         sizes = np.abs(expected)
         largest = sizes.max(axis=-1, keepdims=True, initial=0.0) if by_row else sizes.max(initial=0)
         scale = np.maximum(largest, 1e-30)

@@ -27,7 +27,7 @@ def written(engine, prompts, sampling=None, count=9):
 
 @pytest.mark.cover(case=["llama"])
 @pytest.mark.parametrize(
-    "case", ["llama", "gemma3", "lfm2", "qwen3_5", "gemma4", "qwen3_moe-experts"]
+    "case", ["llama", "gemma3", "lfm2", "qwen3_5", "gemma3n", "gemma4", "qwen3_moe-experts"]
 )
 def test_together_as_alone(device, tmp_path, case):
     """Six texts of unlike lengths, three at a time: each that ends makes room for another."""

@@ -37,7 +37,9 @@ def kept_bits(engine, text):
 
 
 @pytest.mark.cover(case=["llama", "gemma3", "gpt_oss"])
-@pytest.mark.parametrize("case", ["llama", "gemma3", "gpt_oss", "gemma4", "llama-dynamic"])
+@pytest.mark.parametrize(
+    "case", ["llama", "gemma3", "gpt_oss", "gemma3n", "gemma4", "llama-dynamic"]
+)
 def test_beside_others_as_alone(device, tmp_path, monkeypatch, case):
     """Keys, values and logits of each, whatever its batch: of one to eight, padded as they come."""
     model = opened(case, tmp_path, device, "bfloat16", "nf4")

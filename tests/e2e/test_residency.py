@@ -246,11 +246,13 @@ def test_other_families(training, tmp_path, family, profile):
 EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-# Later layers read keys and values of earlier ones, and all of them a table on the host.
-@pytest.mark.cover(together=[3])
+# Later layers read keys and values of earlier ones, and all of them a table on the host; layers of
+# Gemma 3n also pass several streams on.
+@pytest.mark.cover(family=["gemma4_text"], together=[3])
+@pytest.mark.parametrize("family", ["gemma4_text", "gemma3n_text"])
 @pytest.mark.parametrize(("together", "profile"), [(2, GPU_PROFILE), (3, None)])
-def test_shared_keys_and_values(training, tmp_path, together, profile):
-    write_family(tmp_path, "gemma4_text")
+def test_shared_keys_and_values(training, tmp_path, together, profile, family):
+    write_family(tmp_path, family)
     kept, loss, *_ = training(tmp_path, RESIDENT, profile=profile, checkpointing=False)
     assert np.abs(kept).max() > 0
     for measure in (

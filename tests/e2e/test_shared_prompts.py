@@ -29,7 +29,7 @@ def prefilled(monkeypatch):
 
 
 @pytest.mark.cover(case=["llama", "qwen3_5"])
-@pytest.mark.parametrize("case", ["llama", "gpt_oss", "qwen3_5", "lfm2", "gemma4"])
+@pytest.mark.parametrize("case", ["llama", "gpt_oss", "qwen3_5", "lfm2", "gemma3n", "gemma4"])
 def test_shared_prompts_have_the_results_of_separate_ones(device, tmp_path, prefilled, case):
     model = opened(case, tmp_path, device, "bfloat16", "nf4")
     one, many = Engine(model, 1, 40), Engine(model, 12, 40)

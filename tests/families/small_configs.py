@@ -18,7 +18,12 @@ PLAIN = {"hidden_size_per_layer_input": 0}  # a 0 that is not the default
 LATENT = {"num_key_value_heads": 6, "partial_rotary_factor": 1.0}
 
 
+NO_SHARED = {"num_kv_shared_layers": 0}
+
+
 NEEDED = {
+    "gemma3n_text": NO_SHARED,
+    "gemma3n": {"text_config": {**SIZES, **NO_SHARED, "head_dim": 12}},
     "gemma4_text": PLAIN,
     "gemma4": {"text_config": {**SIZES, **PLAIN, "head_dim": 12}},
     "deepseek_v2": {**LATENT, "num_experts_per_tok": 6},

@@ -207,7 +207,8 @@ def test_noise_before_a_norm_of_the_embedding_is_refused():
 # What transformers 5.23 takes for pad_token_id where config.json does not have it.
 PADDED = {
     "apertus": 3, "cohere": 0, "cohere2": 0, "ernie4_5": 0, "ernie4_5_moe": 0, "exaone_moe": 0,
-    "gemma": 0, "gemma2": 0, "gemma3_text": 0, "gemma4_text": 0, "gemma4_unified_text": 0,
+    "gemma": 0, "gemma2": 0, "gemma3_text": 0, "gemma3n_text": 0, "gemma4_text": 0,
+    "gemma4_unified_text": 0,
     "bamba": 0, "falcon_h1": 0, "flex_olmo": 100_277, "glm4": 151_329, "hunyuan_v1_dense": 0,
     "hunyuan_v1_moe": 0, "lfm2": 0, "lfm2_moe": 0,
     "ministral3": 11, "nanochat": 1, "olmo_hybrid": 100_277, "olmo": 1, "olmo2": 1, "olmo3": 1,

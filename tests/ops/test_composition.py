@@ -11,6 +11,7 @@ from support.harness import DTYPES, PROFILES, Bench, rounded
 from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.image_inputs import ImageInputs
+from qlora_wgpu.ops.altup import altup_correct, rms_match, stacked, unstacked
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import ImageLayout, make_batch_buffers
 from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
@@ -33,12 +34,16 @@ from qlora_wgpu.ops.pointwise import (
     qk_norm,
     row_gate,
     scaled,
+    scaled_sum,
     sigmoid_gate,
+    sparse_glu,
+    tanh,
     weighted_sum,
     xielu,
 )
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.tensor import as_float32, cast
+from qlora_wgpu.reference import altup as altup_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import delta_net as delta_net_reference
 from qlora_wgpu.reference import linear as linear_reference
@@ -147,6 +152,22 @@ def _with_features(bench, x):
     return add_features(bench.graph, x, batch, 1)
 
 
+STREAMS, GAINS = _RANDOM.standard_normal((2 * ROWS, COLUMNS)), _RANDOM.standard_normal((ROWS, 3))
+
+
+def _corrected(bench, x):
+    """The other of two corrected streams, where all others are frozen."""
+    given = (bench.given(a) for a in (KEYS, GAINS))
+    predicted, gains = given
+    y = altup_correct(bench.graph, bench.given(STREAMS), predicted, x, gains, 0)
+    return cast(bench.graph, unstacked(bench.graph, y, 2)[1])
+
+
+def _corrected_exactly(x):
+    y = altup_reference.altup_correct(STREAMS, KEYS, x, GAINS, numbers=[1, 2])
+    return np.split(y, 2)[1]
+
+
 DROPPED = linear_reference.dropout_mask(ROWS, COLUMNS, COLUMNS, 0.3, 5, 6)
 OPS = {
     "rms_norm": Op(
@@ -190,6 +211,25 @@ OPS = {
     "weighted sum": Op(
         lambda b, x: weighted_sum(b.graph, x, b.operand(OTHER), 0.5, 2.0),
         lambda x: 0.5 * x + 2 * OTHER,
+    ),
+    "tanh": Op(lambda b, x: tanh(b.graph, x), np.tanh),
+    "scaled_sum": Op(
+        lambda b, x: cast(b.graph, scaled_sum(b.graph, x, b.operand(OTHER), 0.5)),
+        lambda x: 0.5 * (x + OTHER),
+    ),
+    "sparse_glu": Op(
+        lambda b, x: sparse_glu(b.graph, x, b.operand(OTHER), "silu", 0.3),
+        lambda x: pointwise_reference.sparse_glu(x, OTHER, "silu", 0.3),
+        has_steps=True,
+    ),
+    "rms_match": Op(
+        lambda b, x: cast(b.graph, rms_match(b.graph, x, b.given(OTHER), 1e-5)),
+        lambda x: altup_reference.rms_match(x, OTHER, 1e-5),
+    ),
+    "altup_correct": Op(_corrected, _corrected_exactly),
+    "stacked": Op(
+        lambda b, x: glu(b.graph, *unstacked(b.graph, stacked(b.graph, [x, x]), 2)),
+        lambda x: pointwise_reference.glu(x, x, "silu"),
     ),
     "gate": Op(
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),

@@ -5,6 +5,7 @@ import pytest
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
+from qlora_wgpu.ops.altup import altup_correct, altup_predict, rms_match, stacked, unstacked
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import ImageLayout, make_batch_buffers
 from qlora_wgpu.ops.columns import HeadPart, column_scale, columns, group_columns, head_parts
@@ -26,7 +27,9 @@ from qlora_wgpu.ops.pointwise import (
     qk_norm,
     row_gate,
     scaled,
+    scaled_sum,
     sigmoid_gate,
+    sparse_glu,
     weighted_sum,
     xielu,
 )
@@ -147,6 +150,32 @@ WRONG = {
         lambda g: weighted_sum(g, operand(6, 20), operand(6, 16), 1.0, 1.0),
         r"weighted_sum: x6x20.*x6x16",
     ),
+    "scaled_sum": (
+        lambda g: scaled_sum(g, operand(6, 20), operand(6, 16), 1.0), r"scaled_sum: .*6x20.*6x16",
+    ),
+    "sparse_glu": (
+        lambda g: sparse_glu(g, operand(6, 20), operand(5, 20), "silu", 1.0),
+        r"sparse_glu: .*6x20.*5x20",
+    ),
+    "altup_predict": (
+        lambda g: altup_predict(g, operand(6, 20), operand(12, 20), operand(6, 8), 0),
+        r"altup_predict: .*6x20.*12x20.*6x8",
+    ),
+    "altup_predict stream": (
+        lambda g: altup_predict(g, operand(6, 20), operand(12, 20), operand(6, 9), 3),
+        r"altup_predict: .*6x20",
+    ),
+    "altup_correct": (
+        lambda g: altup_correct(
+            g, operand(6, 20), operand(6, 20), operand(6, 20), operand(6, 3), 0
+        ),
+        r"altup_correct: .*6x20.*6x3",
+    ),
+    "rms_match": (
+        lambda g: rms_match(g, operand(6, 20), operand(5, 20), 1e-5), r"rms_match: .*6x20.*5x20",
+    ),
+    "stacked": (lambda g: stacked(g, [operand(6, 20), operand(5, 20)]), r"stacked: .*6x20.*5x20"),
+    "unstacked": (lambda g: unstacked(g, operand(7, 20), 2), r"unstacked: .*7x20 .* 2 matrices"),
     "xielu": (
         lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),
         r"xielu: eps.*1x2",

@@ -5,6 +5,7 @@ import pytest
 
 from qlora_wgpu.ops.preference import PAIR_LOSSES
 from qlora_wgpu.reference import (
+    altup,
     attention,
     delta_net,
     experts,
@@ -139,6 +140,14 @@ FORMULAS = {
     "gated_rms_norm": (2, norms.gated_rms_norm, ROWS, normal(3, 8), COLUMNS[:4], 1e-5),
     "clamped_glu": (2, pointwise.clamped_glu, 2 * ROWS, 2 * normal(3, 8), 1.5, 1.702),
     "clip": (1, pointwise.clip, ROWS, 0.6),
+    "sparse_glu": (2, pointwise.sparse_glu, ROWS, normal(3, 8), "gelu_pytorch_tanh", 0.3),
+    "stacked, scaled_sum": (2, lambda a, b: 0.7 * np.concatenate([a + b, a]), ROWS, normal(3, 8)),
+    "altup_predict": (3, altup.altup_predict, normal(3, 8), normal(6, 8), normal(3, 9), 1),
+    "altup_correct": (
+        5, lambda *given: altup.altup_correct(*given, numbers=[0, 2]), normal(6, 8), normal(3, 8),
+        normal(3, 8), normal(3, 3), normal(3, 8),
+    ),
+    "rms_match": ((0, 1, 3), altup.rms_match, normal(3, 8), normal(3, 8), 1e-5, normal(3, 8)),
     "row_gate": (2, pointwise.row_gate, ROWS, normal(3, 1)),
     "xielu": (1, pointwise.xielu, AWAY, (0.7, -0.4, 0.45, -0.03)),
     "column_scale": (1, pointwise.column_scale, ROWS, COLUMNS),

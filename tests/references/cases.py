@@ -94,6 +94,31 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         },
     ),
+    "gemma3n": (  # as E2B, with fewer layers: sparse gates in some, MLPs of two sizes
+        "gemma3n_text",
+        {
+            **WIDE, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": 7,
+            "intermediate_size": [100, 100, 100, 92, 92], "laurel_rank": 9,
+            "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.0, 0.3],
+            "hidden_size_per_layer_input": 10, "vocab_size_per_layer_input": VOCAB - 9,
+            "final_logit_softcapping": 6.0,
+            "layer_types": [
+                "sliding_attention", "sliding_attention", "full_attention", "sliding_attention",
+                "full_attention",
+            ],
+        },
+    ),
+    "gemma3n-streams": (  # three streams, of which the last is computed, biases and a large epsilon
+        "gemma3n_text",
+        {
+            **WIDE, "num_hidden_layers": 2, "num_kv_shared_layers": 0, "sliding_window": 7,
+            "rms_norm_eps": 1e-2, "altup_num_inputs": 3, "altup_active_idx": 2,
+            "altup_correct_scale": False, "laurel_rank": 8, "attention_bias": True,
+            "tie_word_embeddings": False,
+            "hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": VOCAB,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3-partial": ("phi3", rope("default", partial_rotary_factor=0.5)),
     "phi3-longrope": (

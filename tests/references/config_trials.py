@@ -79,6 +79,12 @@ OWN = {
         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 16,
     },
+    "gemma3n_text": {
+        "head_dim": 6, "sliding_window": 5, "num_kv_shared_layers": 1, "laurel_rank": 5,
+        "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": VOCAB - 9,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.7, 0.4, 0.0],
+    },
     "qwen3": {"head_dim": 6}, "qwen3_vl_text": {"head_dim": 6}, "glm4": {"head_dim": 8},
     "qwen2_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}},
     "qwen2_5_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}},
@@ -156,7 +162,8 @@ MAMBA_KEYS = (
 )  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {
-    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
+    "gemma3": "gemma3_text", "gemma3n": "gemma3n_text", "gemma4": "gemma4_text",
+    "mistral3": "ministral3",
     "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
     "idefics3": "llama", "smolvlm": "llama", "llava": "mistral", "llava_next": "qwen2",
@@ -183,7 +190,7 @@ TOWERS = {
 }  # fmt: skip
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 # Those whose text part is called otherwise by itself.
-RENAMED = "gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"
+RENAMED = "gemma3", "gemma3n", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
@@ -340,6 +347,9 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "time_step_limit": [[0.0, 0.5], [0.7, 1e9], [0.4, 0.6], [0.5], None],
     "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
     "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],
+    "altup_num_inputs": [2, 3, 1], "altup_active_idx": [1, 3, 7], "laurel_rank": [3],
+    "altup_coef_clip": [None, 0.01], "altup_correct_scale": [False],
+    "activation_sparsity_pattern": [[0.0, 0.9, 0.3], [0.5, 0.5], [0.5, 0.5, 1.0], 0.5, None],
     "layer_rope_theta": [[77.0, 0, 10000.0], [0, 0, 0], [77.0], [77.0, -1, 3], None],
     "global_attn_every_n_layers": [1, 2, 9, None], "num_shared_experts": [1, 3],
     "linear_allow_neg_eigval": [True, False, None], "route_scale": [0.5],

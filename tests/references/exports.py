@@ -39,7 +39,13 @@ def make(folder, case="llama"):
         lora_alpha=10,
         use_rslora=True,
         use_dora=case.endswith("-dora"),
-        target_modules=sorted({n[-3] for n in names if n[-1] == "weight"}),
+        target_modules=sorted(
+            {
+                ".".join(n[-4:-2] if n[-3].isdigit() else n[-3:-2])
+                for n in names
+                if n[-1] == "weight"
+            }
+        ),
     )
     ids, mask, _ = batch()
 

@@ -13,7 +13,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.moe import SparseMoeBlock, softmax_router
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
-from qlora_wgpu.reference import attention, delta_net, experts, mamba, norms, pointwise
+from qlora_wgpu.reference import altup, attention, delta_net, experts, mamba, norms, pointwise
 
 
 def logits(config, arrays, ids):
@@ -49,6 +49,12 @@ def names(architecture):
     return {**shapes, **architecture.stored_norms, **architecture.router_shapes}
 
 
+def _as_in_formulas(name):
+    """The formulas' name of an activation."""
+    kinds = ("silu", "gelu", "relu", "relu2", "quick_gelu", "gelu_new")
+    return next(kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name])
+
+
 class NumpyOps(LayerOps):
     """``LayerOps`` on float64 arrays of (tokens, columns)."""
 
@@ -82,7 +88,7 @@ class NumpyOps(LayerOps):
     def router(self, x, name):
         return self.linear(x, name)
 
-    def rms_norm(self, x, name, eps, residual=None):
+    def rms_norm(self, x, name, eps, residual=None, *, float32=False):
         y = self._weight(name) * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         return y if residual is None else residual + y
 
@@ -129,6 +135,35 @@ class NumpyOps(LayerOps):
     def glu(self, gate, up, name):
         return self.activation(gate, name) * up
 
+    def sparse_glu(self, gate, up, name, deviations):
+        return pointwise.sparse_glu(gate, up, _as_in_formulas(name), deviations)
+
+    def tanh(self, x):
+        return np.tanh(x)
+
+    def scaled_sum(self, x, y, factor):
+        return factor * (x + y)
+
+    def scaled_columns(self, x, name):
+        return x * self.array(name)
+
+    def altup_predict(self, h, others, coefs, active):
+        return altup.altup_predict(h, others, coefs, active)
+
+    def altup_correct(self, base, predicted, made, gains, active, added=None):
+        rest = [j for j in range(gains.shape[1]) if j != active]
+        numbers = [active] if base is predicted else rest
+        return altup.altup_correct(base, predicted, made, gains, added, numbers=numbers)
+
+    def rms_match(self, x, like, floor, residual=None):
+        return altup.rms_match(x, like, floor, residual)
+
+    def stacked(self, xs):
+        return np.concatenate(xs)
+
+    def unstacked(self, x, count):
+        return np.split(x, count)
+
     def clamped_glu(self, gate, up, scalars):
         return pointwise.clamped_glu(gate, up, scalars.swiglu_limit, scalars.swiglu_alpha)
 
@@ -137,9 +172,7 @@ class NumpyOps(LayerOps):
         return y if residual is None else residual + y
 
     def activation(self, x, name):
-        kinds = ("silu", "gelu", "relu", "relu2", "quick_gelu", "gelu_new")
-        alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
-        return pointwise.activation(x, alike[0])
+        return pointwise.activation(x, _as_in_formulas(name))
 
     def clip(self, x, limit):
         return pointwise.clip(x, limit)
@@ -152,7 +185,8 @@ class NumpyOps(LayerOps):
         return self.array(name).item() * x
 
     def with_rows(self, x, name, factor, rows_factor):
-        return factor * x + rows_factor * self.array(name)[self._ids]
+        table = self.array(name)
+        return factor * x + rows_factor * table[np.where(self._ids < len(table), self._ids, 0)]
 
     def short_conv(self, x, name):
         weight = self.array(f"{name}.weight")[:, 0]

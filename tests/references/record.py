@@ -121,7 +121,9 @@ def targets(model):
     frozen = {"out_proj"} if model.config.model_type in ("falcon_h1", "nemotron_h") else set()
     frozen |= {"lm_head", "proj", "wg", "gate"}
     terms = {n for n in names if "_adapter_list." in n}  # of Zamba 2, in each copy of a block
-    return sorted({n.rsplit(".", 1)[-1] for n in names - terms} - frozen) + used_terms(model, terms)
+    whole = {n for n in names - terms if n.rsplit(".", 1)[-1].isdigit()}  # layers are numbers, too
+    leaves = {n.rsplit(".", 1)[-1] for n in names - terms - whole} - frozen
+    return sorted(leaves | whole) + used_terms(model, terms)
 
 
 def used_terms(model, terms):

@@ -26,8 +26,8 @@ from qlora_wgpu.gpu.device import Device  # noqa: E402
 from references.projections import projections  # noqa: E402
 
 CASES = [
-    "deepseek_v2:1", "deepseek_v3:1", "ernie4_5_moe:2", "exaone_moe:1", "gemma4_text:1",
-    "glm4_moe:1", "glm4_moe_lite:1", "gpt_oss:1", "hunyuan_v1_moe:1", "lfm2:1",
+    "deepseek_v2:1", "deepseek_v3:1", "ernie4_5_moe:2", "exaone_moe:1", "gemma3n_text:1",
+    "gemma4_text:1", "glm4_moe:1", "glm4_moe_lite:1", "gpt_oss:1", "hunyuan_v1_moe:1", "lfm2:1",
     "lfm2_moe:1", "qwen3_5_moe_text:1", "qwen3_next:1", "qwen3_next:2", "smollm3:1",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ def _normal(name, shape):
 def norm_offset(model_type):
     """What a family adds to the stored weights of its norms."""
     if "gemma" in model_type:
-        return 0.0 if "gemma4" in model_type else 1.0
+        return 0.0 if "gemma4" in model_type or "gemma3n" in model_type else 1.0
     if model_type == "nemotron_h":
         return 0.0
     if model_type == "muse_glimmer":
@@ -33,6 +33,8 @@ def weights(shapes, norm_offset):
             centre = 1.0 - norm_offset if "norm" in name and name.endswith("weight") else 0.0
             centre = 1.0 if name.endswith(("scalar", "scale")) else centre
             arrays[name] = np.float32(centre) + np.float32(0.2) * array
+        elif "modality_router" in name:  # the mean of whose products counts, not their sum
+            arrays[name] = np.float32(5.0) * array
         elif name.endswith(("_min", "_max")):  # bounds on both sides of zero
             arrays[name] = (0.5 + np.abs(array)) * np.float32(1 if name.endswith("max") else -1)
         else:

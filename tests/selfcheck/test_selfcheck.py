@@ -280,6 +280,14 @@ def test_what_is_kept_may_be_anything(sound, traced_once, text):
     assert begun(messages) == 1
 
 
+@pytest.mark.parametrize("got", [1.0, float("nan")])
+@pytest.mark.parametrize("expected", [float("nan"), float("inf")])
+def test_a_reference_that_is_no_number_is_no_check(device, got, expected):
+    run = Runner(device, device.profile, "float32")
+    run.compare(np.array([1.0, got]), np.array([1.0, expected]))
+    assert run.excess == run.worst == float("inf")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_nobody_wrote_is_not_a_number(device, dtype):
     run = Runner(device, device.profile, dtype)

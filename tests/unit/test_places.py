@@ -35,8 +35,8 @@ def lacking(places: dict[str, bool]) -> list[str]:
 
 # Families whose export to GGUF is refused by name.
 WITHOUT_GGUF = {
-    "flex_olmo", "granitemoe_swa", "ministral", "nanochat",
-    "olmo_hybrid", "youtu", "zamba2",
+    "flex_olmo", "gemma3n_text", "granitemoe_swa", "ministral", "nanochat", "olmo_hybrid", "youtu",
+    "zamba2",
 }  # fmt: skip
 
 

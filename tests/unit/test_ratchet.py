@@ -16,8 +16,8 @@ ENGINE = [
     "gpu", "graph", "kernels", "ops", "families", "lora", "model", "generation", "quant",
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
-FILES = {"engine": 284, "product": 216}
-LINES = {"engine": 43_130, "product": 51_970}
+FILES = {"engine": 290, "product": 216}
+LINES = {"engine": 44_020, "product": 52_100}
 TRAINING = {"engine": 105, "product": 84}  # files that a run of two steps passes through
 
 

@@ -1,5 +1,12 @@
 """The building blocks of families: ``from qlora_wgpu.families import parts``."""
 
+from qlora_wgpu.families.parts.altup import (
+    MOST_STREAMS,
+    AltUp,
+    AltUpDecoder,
+    AltUpLayer,
+    Laurel,
+)
 from qlora_wgpu.families.parts.attention import (
     Attention,
     FusedQKV,
@@ -108,6 +115,7 @@ from qlora_wgpu.families.parts.vision_towers import (
 
 __all__ = [
     "LANGUAGE_MODEL",
+    "MOST_STREAMS",
     "PARALLEL",
     "PIXTRAL",
     "POST_NORM",
@@ -117,6 +125,9 @@ __all__ = [
     "SIGLIP2",
     "TOWER_PREFIXES",
     "XIELU",
+    "AltUp",
+    "AltUpDecoder",
+    "AltUpLayer",
     "Attention",
     "BilinearPositions",
     "ConfigReader",
@@ -134,6 +145,7 @@ __all__ = [
     "HybridDecoder",
     "HybridLayer",
     "LatentExperts",
+    "Laurel",
     "Layer",
     "LayerNorm",
     "Mamba",

@@ -198,7 +198,7 @@ class Decoder:
         """The normalized hidden states: an operand (rows, hidden_size)."""
         layers = [partial(self._layer, ops, i=i) for i in range(len(self.layers))]
         state = ops.layers(self.embedded(ops), layers, checkpointing=checkpointing)
-        return self.norm.trace(ops, state[STREAM], f"{self.prefix}{self.final_norm}")
+        return self.norm.trace(ops, self.stream(ops, state), f"{self.prefix}{self.final_norm}")
 
     def _layer(self, ops: LayerOps, state: State, i: int) -> State:
         state = self.layers[i].trace(ops, state, i, self._at(i))
@@ -213,6 +213,10 @@ class Decoder:
         if self.embedding_norm is not None:
             h = ops.plain_rms_norm(h, self.embedding_norm, float32=True)
         return {STREAM: h}
+
+    def stream(self, ops: LayerOps, state: State) -> Tensor:
+        """The input of the final norm, by the state after the last layer."""
+        return state[STREAM]
 
     def within(self, prefix: str, stored: str | None = None) -> Decoder:
         """The same as a part of a vision-language model, where its modules have another prefix.

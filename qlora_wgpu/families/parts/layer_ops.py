@@ -15,6 +15,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.offload import StagingBuffers
 from qlora_wgpu.graph.tensor import Tensor, padded, row
 from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
+from qlora_wgpu.ops.altup import altup_correct, altup_predict, rms_match, stacked, unstacked
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums
 from qlora_wgpu.ops.columns import (
@@ -44,7 +45,10 @@ from qlora_wgpu.ops.pointwise import (
     qk_norm,
     row_gate,
     scaled,
+    scaled_sum,
     sigmoid_gate,
+    sparse_glu,
+    tanh,
     weighted_sum,
     xielu,
 )
@@ -150,8 +154,17 @@ class LayerOps:
         norms = self._modules.norms
         return norms[name + ".weight"], norms.get(name + ".bias")
 
-    def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
-        return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
+    def rms_norm(
+        self,
+        x: Tensor,
+        name: str,
+        eps: float,
+        residual: Tensor | None = None,
+        *,
+        float32: bool = False,
+    ) -> Tensor:
+        weight = self._modules.norms[name + ".weight"]
+        return rms_norm(self.g, x, weight, eps, residual, float32=float32)
 
     def plain_rms_norm(
         self, x: Tensor, eps: float, residual: Tensor | None = None, *, float32: bool = False
@@ -172,6 +185,10 @@ class LayerOps:
         array[: x.columns] = each
         storage = self.g.constant("column factors", array).storage
         return column_scale(self.g, x, row("column factors", x.columns, "float32", storage))
+
+    def scaled_columns(self, x: Tensor, name: str) -> Tensor:
+        """x times the stored factors of its columns: an operand."""
+        return column_scale(self.g, x, self._modules.norms[name])
 
     def _weight_of_ones(self, size: int) -> Tensor:
         """Ones in the layout of norms' weights, so that padding stays zero."""
@@ -285,6 +302,9 @@ class LayerOps:
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
         return glu(self.g, gate, up, name)
 
+    def sparse_glu(self, gate: Tensor, up: Tensor, name: str, deviations: float) -> Tensor:
+        return sparse_glu(self.g, gate, up, name, deviations)
+
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         return sigmoid_gate(self.g, x, gate)
 
@@ -302,6 +322,32 @@ class LayerOps:
 
     def activation(self, x: Tensor, name: str) -> Tensor:
         return activation(self.g, x, name)
+
+    def tanh(self, x: Tensor) -> Tensor:
+        return tanh(self.g, x)
+
+    def scaled_sum(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        return scaled_sum(self.g, x, y, factor)
+
+    def altup_predict(
+        self, h: Tensor, others: Tensor, coefs: Tensor, active: int
+    ) -> tuple[Tensor, Tensor]:
+        return altup_predict(self.g, h, others, coefs, active)
+
+    def altup_correct(self, base: Tensor, *given: Any) -> Tensor:
+        """The active stream, or all others, corrected; see ``ops.altup`` for what is given."""
+        return altup_correct(self.g, base, *given)
+
+    def rms_match(
+        self, x: Tensor, like: Tensor, floor: float, residual: Tensor | None = None
+    ) -> Tensor:
+        return rms_match(self.g, x, like, floor, residual)
+
+    def stacked(self, xs: Sequence[Tensor]) -> Tensor:
+        return stacked(self.g, xs)
+
+    def unstacked(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
+        return unstacked(self.g, x, count)
 
     def clip(self, x: Tensor, limit: float) -> Tensor:
         return clip(self.g, x, limit)

@@ -30,6 +30,9 @@ class GatedMLP:
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     gate_multiplier: float = 1.0  # factor of gate_proj's output
     multiplier: float = 1.0  # factor of down_proj's output
+    # If given, the gate's elements count from their mean plus this many standard deviations of a
+    # token's, and those below are zero: ``activation_sparsity_pattern`` as a normal quantile.
+    deviations: float | None = None
 
     def weights(self, at: str) -> Weights:
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
@@ -49,7 +52,11 @@ class GatedMLP:
         if self.gate_multiplier == 1.0:
             ops.group(x, dict.fromkeys(names, False))
         gate = ops.linear(x, names[0], multiplier=self.gate_multiplier)
-        y = ops.glu(gate, ops.linear(x, names[1]), self.activation)
+        up = ops.linear(x, names[1])
+        if self.deviations is None:
+            y = ops.glu(gate, up, self.activation)
+        else:
+            y = ops.sparse_glu(gate, up, self.activation, self.deviations)
         return ops.linear_out(y, down, residual, scale * self.multiplier)
 
 

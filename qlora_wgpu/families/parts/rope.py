@@ -342,7 +342,8 @@ def read_ropes_of_layers(
 ) -> tuple[Rope, Rope]:
     kinds = ("full_attention", "sliding_attention")
     both = config.get("rope_parameters")
-    both = {} if both is None else both
+    # Of rope_scaling, the older name of the type does not count then, as in transformers.
+    both = {kinds[0]: {"rope_type": "default"}} if both is None else both
     if not isinstance(both, Mapping) or not set(both) <= set(kinds):
         raise UnsupportedModelError(
             f"config.json: rope_parameters must have {' and '.join(kinds)}, got {both!r}"

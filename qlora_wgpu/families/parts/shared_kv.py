@@ -1,4 +1,4 @@
-"""A decoder whose later layers attend to the keys and values of earlier ones (Gemma 4)."""
+"""A decoder whose later layers attend to the keys and values of earlier ones (Gemma 3n, 4)."""
 
 from __future__ import annotations
 
@@ -52,10 +52,17 @@ class PerLayerInputs:
 
     def trace_layer(self, ops: LayerOps, h: Tensor, inputs: Tensor, i: int, at: str) -> Tensor:
         """Adds the i-th layer's input, gated by the residual stream, to that stream."""
-        gate = ops.linear(ops.operand(h), f"{at}per_layer_input_gate")
+        return self.normed(ops, self.gated(ops, ops.operand(h), inputs, i, at), at, h)
+
+    def gated(self, ops: LayerOps, x: Tensor, inputs: Tensor, i: int, at: str) -> Tensor:
+        """The i-th layer's input, gated by x, as wide as the residual stream, float32."""
+        gate = ops.linear(x, f"{at}per_layer_input_gate")
         x = ops.glu(gate, ops.columns(inputs, i * self.size, self.size), self.activation)
-        x = ops.linear(x, f"{at}per_layer_projection", float32=True)
-        return self._norm.trace(ops, x, self._norm_name(at), residual=h)
+        return ops.linear(x, f"{at}per_layer_projection", float32=True)
+
+    def normed(self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None = None) -> Tensor:
+        """The norm of what ``gated`` returns, added to the residual if there is one, float32."""
+        return ops.rms_norm(x, self._norm_name(at), self.eps, residual, float32=True)
 
     @property
     def _norm(self) -> RMSNorm:
@@ -66,34 +73,32 @@ class PerLayerInputs:
         return f"{at}post_per_layer_input_norm"
 
 
-_INPUTS = "per-layer inputs"
+INPUTS = "per-layer inputs"
+"""The layers' own inputs in the state that layers pass on."""
 
 
 @dataclass(frozen=True)
 class SharingLayer(Layer):
-    """A layer with pre- and post-norms, and a factor of the residual stream at its end."""
+    """A layer with pre- and post-norms, and possibly a factor of the residual stream at its end."""
 
     kind: str = ""  # a layer that shares keys and values uses those of the last of its kind
     keeps: bool = False  # whether later layers use its own
     inputs: PerLayerInputs | None = None  # its own input of every token, if any
     mixture: MixtureBeside | None = None  # the experts next to its MLP, if any
-    scalar: str = "layer_scalar"  # the name of the factor
+    scalar: str = "layer_scalar"  # the name of the factor; empty without one
 
     def weights(self, at: str, hidden_size: int) -> Weights:
-        weights = super().weights(at, hidden_size) + Weights(norms={at + self.scalar: 1})
+        factor = {at + self.scalar: 1} if self.scalar else {}
+        weights = super().weights(at, hidden_size) + Weights(norms=factor)
         if self.mixture is not None:
             weights += self.mixture.weights(at)
         return weights if self.inputs is None else weights + self.inputs.layer_weights(at)
 
     def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
         """The state after the layer, including keys and values for later layers."""
-        order, attention, h = self.order, self.attention, state[STREAM]
-        assert isinstance(attention, Attention)
+        order, h = self.order, state[STREAM]
         x = self._before(ops, h, at, order.before_attention)
-        q, pair, _ = attention.project(ops, x, at)
-        names = [f"{self.kind} {part}" for part in ("keys", "values")]
-        own = pair or (state[names[0]], state[names[1]])
-        made = attention.attend(ops, q, own, at, None, 1.0)
+        made, kept = self.attended(ops, x, state, at)
         h = self._after(ops, made, h, at, order.after_attention)
         assert self.mlp is not None
         made = self.mlp.trace(ops, self._before(ops, h, at, order.before_mlp), at, None, 1.0)
@@ -101,9 +106,18 @@ class SharingLayer(Layer):
             made = self.mixture.trace(ops, h, made, at)
         h = self._after(ops, made, h, at, order.after_mlp)
         if self.inputs is not None:
-            h = self.inputs.trace_layer(ops, h, state[_INPUTS], i, at)
-        kept = dict(zip(names, own, strict=True)) if self.keeps else {}
+            h = self.inputs.trace_layer(ops, h, state[INPUTS], i, at)
         return {**state, STREAM: ops.scaled(h, at + self.scalar), **kept}
+
+    def attended(self, ops: LayerOps, x: Tensor, state: State, at: str) -> tuple[Tensor, State]:
+        """Attention's output for x in float32, and the keys and values that later layers use."""
+        attention = self.attention
+        assert isinstance(attention, Attention)
+        q, pair, _ = attention.project(ops, x, at)
+        names = [f"{self.kind} {part}" for part in ("keys", "values")]
+        own = pair or (state[names[0]], state[names[1]])
+        made = attention.attend(ops, q, own, at, None, 1.0)
+        return made, dict(zip(names, own, strict=True)) if self.keeps else {}
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class SharingDecoder(Decoder):
     def embedded(self, ops: LayerOps) -> State:
         state = super().embedded(ops)
         if self.inputs is not None:
-            state[_INPUTS] = self.inputs.trace(ops, state[STREAM], self.prefix)
+            state[INPUTS] = self.inputs.trace(ops, state[STREAM], self.prefix)
         return state
 
     def alone(self, i: int) -> Decoder:

@@ -207,13 +207,13 @@ def compare_experts(
 
     def op(g: Graph, x: Tensor, logits: Tensor, *skip: Tensor) -> list[Tensor]:
         routing = route(g, logits, top_k, normalized=normalized, tile=tile)
-        y = experts.op(g, x, routing, batch, *(skip or [x]))
+        y = experts.op(g, x, routing, batch, skip[0] if skip else x)
         return [y, routing.slots, routing.tiles.rows]
 
     def formula(x: Array, logits: Array, *skip: Array, parts: Any = None) -> tuple[Array, ...]:
         ids, chosen = formulas.route(logits, top_k, normalized=normalized)
         slots, ends = formulas.slots_of(ids, logits.shape[1], tile)
-        y = experts.formula(x, ids, chosen, *(skip or [x]), parts or {})
+        y = experts.formula(x, ids, chosen, skip[0] if skip else x, parts or {})
         return y, slots.astype(np.float64), ends.ravel().astype(np.float64)
 
     # The experts' outputs and their gradients are operands.

@@ -17,7 +17,10 @@ from qlora_wgpu.ops.pointwise import (
     glu,
     row_gate,
     scaled,
+    scaled_sum,
     sigmoid_gate,
+    sparse_glu,
+    tanh,
     weighted_sum,
     xielu,
 )
@@ -55,6 +58,37 @@ def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
 def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     """y and dx, with a gradient of each type."""
     compare_op(run, activation, formulas.activation, [_slopes("x")], name, exact=exact_gradient)
+
+
+@each((True,), (False,))
+def check_tanh(run: Runner, exact_gradient: bool) -> None:
+    """y and dx, also where tanh is flat and where it is almost x."""
+    compare_op(run, tanh, np.tanh, [Exact(_slopes("x"))], exact=exact_gradient)
+
+
+@each(("gelu_pytorch_tanh", 52, True), ("silu", _WIDE, False), ("gelu_pytorch_tanh", 13, False))
+def check_sparse_glu(run: Runner, name: str, columns: int, exact_gradient: bool) -> None:
+    """y, dgate and dup, with rows of different spread."""
+    gate, up = normal("gate", ROWS, columns), normal("up", ROWS, columns)
+    gate = gate * np.array([0.3, 1.0, 4.0])[np.arange(ROWS) % 3, None] + 0.7
+    inputs, rest = [gate, up], (name, 0.3)
+    # The gate's mean and spread are sums over the row, and differences from them cancel.
+    compare_op(run, sparse_glu, _sparse_glu, inputs, *rest, exact=exact_gradient, inner=1e-6)
+
+
+def _sparse_glu(gate: Array, up: Array, name: str, deviations: float) -> Any:
+    return formulas.sparse_glu(gate, up, name, deviations)
+
+
+@each((True,), (False,))
+def check_scaled_sum(run: Runner, exact_gradient: bool) -> None:
+    """y and both gradients, of addends of both types."""
+    x, z = normal("x", ROWS, 52), normal("z", ROWS, 52)
+    compare_op(run, scaled_sum, _scaled_sum, [Exact(x), z], 0.7, exact=exact_gradient)
+
+
+def _scaled_sum(x: Array, z: Array, factor: float) -> Any:
+    return formulas.weighted_sum(x, z, factor, factor)
 
 
 @each((True,), (False,))
