@@ -103,6 +103,9 @@ def step_launches(model: str, profile: Profile, seq: int) -> list[Launch]:
 def _layout(model: str, step: Step, profile: Profile, layers: int | None = None) -> ModelPlan:
     config = dict(step.config)
     if layers is not None:
+        for key, value in config.items():
+            if isinstance(value, list) and len(value) == config["num_hidden_layers"]:
+                config[key] = value[:layers]  # one of each layer
         config["num_hidden_layers"] = layers
     return ModelPlan(
         Pretrained.from_config(config, model),

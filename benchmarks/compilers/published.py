@@ -121,6 +121,12 @@ STEPS: dict[str, Step] = {
         )
     ),
     "gemma-2-2b": Step(_sizes("gemma2", 2304, 9216, 26, 8, 4, 256_000, head_dim=256)),
+    "gemma-3n-e2b": Step(
+        _sizes(
+            "gemma3n_text", 2048, 8192, 30, 8, 2, 262_400, head_dim=256, num_kv_shared_layers=0,
+            activation_sparsity_pattern=[0.95] * 10 + [0.0] * 20,
+        )
+    ),
     "phi-3-mini": Step(_sizes("phi3", 3072, 8192, 32, 32, 32, 32_064)),
     "deepseek-v2-lite": Step(
         _sizes(

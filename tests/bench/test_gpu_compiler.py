@@ -64,7 +64,7 @@ OTHERS = {
     "dense": (
         "llama-3.2-1b-dpo", "llama-3.2-1b-orpo", "llama-3.2-1b-kto", "llama-3.2-1b-bent",
         "llama-3.1-8b-head", "llama-3.1-8b-whole", "apertus-8b", "starcoder2-3b",
-        "stablelm-2-12b", "gemma-2-2b", "phi-3-mini",
+        "stablelm-2-12b", "gemma-2-2b", "gemma-3n-e2b", "phi-3-mini",
     ),
     "with experts or states": (
         "qwen3.5-4b", "qwen3-next-80b-a3b", "lfm2-1.2b", "gpt-oss-20b", "deepseek-v2-lite",
@@ -91,12 +91,12 @@ def test_nothing_of_other_steps_spills(names, tmp_path):
 # weights whose blocks are not those of neighbours, and the copies that software GPUs read.
 ELSEWHERE = (
     "attention/delta_sizes.wgsl", "attention/dkdv.wgsl", "attention/dq.wgsl",
-    "attention/forward.wgsl", "dequantize/forward.wgsl", "experts/factors.wgsl",
+    "attention/forward.wgsl", "experts/factors.wgsl",
     "few_rows/narrow.wgsl", "few_rows/narrow_rows.wgsl",
     "few_rows/strip_copy.wgsl", "few_rows/strip_scales.wgsl", "few_rows/strips.wgsl",
     "few_rows/strips_glu.wgsl", "few_rows/strips_rotated.wgsl", "few_rows/subgroup.wgsl",
     "gemm/factors.wgsl", "gemm/sizes.wgsl", "tensor/add_rounded.wgsl",
-    "tensor/copy.wgsl", "tensor/scale.wgsl", "tensor/weighted_sum.wgsl",
+    "tensor/copy.wgsl", "tensor/scale.wgsl",
     "trained_rows/overwrite_looked_up.wgsl",
     # Of images, of reward models and classifiers, and of prompts that several requests share
     "image_features/add.wgsl", "image_features/replace.wgsl", "image_features/text_rows.wgsl",
@@ -104,7 +104,7 @@ ELSEWHERE = (
     "score/pairs.wgsl", "score/weight_gradient.wgsl",
     "kv_cache/read_sequence.wgsl", "kv_cache/write_sequence.wgsl",
     # Of software GPUs, of GRPO with top_entropy_quantile, and of Gemma 4's tower
-    "kv_cache/attend_subgroup.wgsl", "policy/threshold.wgsl", "rows/standardize.wgsl",
+    "kv_cache/attend_subgroup.wgsl", "mamba_scan/tokens.wgsl", "policy/threshold.wgsl", "rows/standardize.wgsl",
     "tensor/clamp.wgsl",
 )  # fmt: skip
 
