@@ -104,8 +104,8 @@ ELSEWHERE = (
     "score/pairs.wgsl", "score/weight_gradient.wgsl",
     "kv_cache/read_sequence.wgsl", "kv_cache/write_sequence.wgsl",
     # Of software GPUs, of GRPO with top_entropy_quantile, and of Gemma 4's tower
-    "kv_cache/attend_subgroup.wgsl", "mamba_scan/tokens.wgsl", "policy/threshold.wgsl", "rows/standardize.wgsl",
-    "tensor/clamp.wgsl",
+    "kv_cache/attend_subgroup.wgsl", "mamba_scan/tokens.wgsl", "policy/threshold.wgsl",
+    "rows/standardize.wgsl", "tensor/clamp.wgsl",
 )  # fmt: skip
 
 
