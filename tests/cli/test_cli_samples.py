@@ -73,6 +73,11 @@ def test_a_page_has_small_copies_of_images(tmp_path, monkeypatch):
     assert Image.open(io.BytesIO(base64.b64decode(pictures[0]))).size == (192, 96)
     assert len(text) < 100_000
 
+    monkeypatch.setattr("qlora_wgpu.cli.data._PICTURES", 1)  # a page has no more; others are named
+    CliRunner().invoke(data, [str(tmp_path / "run.yaml"), "--html", str(page)])
+    text = page.read_text("utf-8")
+    assert text.count("data:image/jpeg") == 1 and text.count("1,800 x 900 pixels") == 2
+
 
 def test_a_page_is_not_written_as_json(run, tmp_path):
     with pytest.raises(ConfigError, match="--json and --html are mutually exclusive"):
