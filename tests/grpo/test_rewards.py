@@ -64,10 +64,10 @@ def test_a_schema_reads_no_other_documents(monkeypatch):
 
 def test_formulas_are_compared():
     pytest.importorskip("math_verify")  # an extra
-    completions = [r"so \boxed{\frac{2}{6}}", r"$\frac{1}{2}$", "1/3", r"\boxed{7}"]
-    answers = [r"\frac{1}{3}", r"\frac{1}{3}", r"\frac{1}{3}", "none"]
+    completions = [r"so \boxed{\frac{2}{6}}", r"$\frac{1}{2}$", "1/3", r"\frac{1}{3}", r"\boxed{7}"]
+    answers = [*[r"\frac{1}{3}"] * 4, "none"]
     reward = built_in("math_verify", {"column": "solution"})
-    expected = [1, 0, 0, None]
+    expected = [1, 0, 0, 0, None]
     assert reward(completions=completions, solution=answers) == expected
     with ThreadPoolExecutor(1) as other:
         assert other.submit(reward, completions=completions, solution=answers).result() == expected

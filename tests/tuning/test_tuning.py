@@ -341,3 +341,16 @@ def test_what_is_measured_ahead_of_a_product_is_part_of_it():
     ]  # fmt: skip
     times = tuner._of_products(timed)
     assert sorted(times.values()) == [4.0, 8.0, 19.0] and len(times) == 3
+
+
+@pytest.mark.parametrize(("scheme", "quantized"), [("nf4", {"proj"}), ("none", set())])
+def test_only_linear_layers_are_quantized_and_once(scheme, quantized):
+    part = OneLayer.of(config_of("S"), LoraConfig())
+    folder = tuner._Folder(part, QuantConfig(scheme=scheme))
+    layer = "model.layers.0."
+    names = {"norm": f"{layer}input_layernorm.weight", "proj": f"{layer}self_attn.q_proj.weight"}
+    found = {what: folder.find(name) for what, name in names.items()}
+    assert {what for what, weight in found.items() if weight._blocks} == quantized
+    assert folder.find("nothing") is None
+    for what in quantized:
+        assert found[what]._blocks() is folder.find(names[what])._blocks()

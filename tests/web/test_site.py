@@ -152,7 +152,8 @@ def test_windows_lie_within_their_buffers_and_slots(written):
     shaders = plan_of(written.folder, "shaders.plan")
     for plan in plans:
         for shader, workgroups, windows, _, microseconds in plan["launches"]:
-            assert 0 <= shader < len(shaders) and max(workgroups) <= 65_535 and microseconds >= 10
+            assert 0 <= shader < len(shaders) and max(workgroups) <= 65_535
+            assert 10 <= microseconds <= 500_000  # of a slow GPU, and a small model
             for _, memory, offset, nbytes in windows:
                 room = sizes[memory] if memory >= 0 else plan["slots"][-1 - memory]
                 assert offset % 256 == 0 and offset + nbytes <= room
