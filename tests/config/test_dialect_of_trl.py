@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from support.dialects import converted, reasons_of
 
+from qlora_wgpu.config.dialects import trl
 from qlora_wgpu.errors import ConfigError
 
 DEFAULTED = (
@@ -256,3 +257,8 @@ def test_logs_go_to_one_place_or_to_several(place, given, expected, dropped):
     assert config.log.report_to == expected
     named = [key for key in reasons_of(conversion) if key.startswith("report_to")]
     assert named == ([f"report_to: ['{dropped}']"] if dropped else [])
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0.5, 0), (1.0, 0), (4.0, 0.25)])
+def test_evaluations_by_epoch_are_fractions_of_the_run(epochs, steps):
+    assert trl.fraction_of_run(1, epochs) == steps
