@@ -16,6 +16,7 @@ import random
 import tempfile
 import warnings
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,12 @@ class Campaign:
         self, trial: Trial, model: QLoRAModel, rng: random.Random, way: str, how: str
     ) -> None:
         """Texts that grow, of which each token is the likeliest."""
-        theirs = trial.theirs().cast(torch.float64)
-        got = grown(rng, model, theirs, trial.case.config["vocab_size"])
-        bound = EXACT
-        if "bfloat16" in way:
-            bound = 0.7 if met(trial.case.config) else 0.03 + 2 * got.whole
+        theirs, bound = trial.theirs().cast(torch.float64), EXACT
+        rounded = trial.theirs() if "bfloat16" in way else None
+        got = grown(rng, model, theirs, trial.case.config["vocab_size"], rounded)
+        if rounded is not None:
+            apart = met(trial.case.config) or got.rounded > SENSITIVE
+            bound = 0.7 if apart else 0.03 + 2 * got.rounded
         place = f"texts, {way}" + (", rerouted" if met(trial.case.config) else "")
         self.worst[place] = max(self.worst.get(place, (0.0, "")), (got.logits, how))
         if got.logits <= bound and got.behind <= 2 * bound:
@@ -227,18 +229,27 @@ class Grown:
         logits: Those of the token after a text, and log probabilities of the tokens that came.
         whole: The last of these logits where the text was computed as a whole here.
         behind: By how much a token that came is less likely than the likeliest.
+        rounded: PyTorch's logits under autocast, of the same tokens.
     """
 
     logits: float = 0.0
     whole: float = 0.0
     behind: float = 0.0
+    rounded: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.logits:.1e} (whole {self.whole:.1e}), tokens {self.behind:.1e} behind"
+        own = f"; PyTorch's own {self.rounded:.1e}" if self.rounded else ""
+        return f"{self.logits:.1e} (whole {self.whole:.1e}), tokens {self.behind:.1e} behind{own}"
 
 
-def grown(rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int) -> Grown:
-    """Three texts of unlike lengths beside one another, then one of them by itself."""
+def grown(
+    rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int,
+    rounded: TorchModel | None = None,
+) -> Grown:  # fmt: skip
+    """Three texts of unlike lengths beside one another, then one of them by itself.
+
+    ``rounded`` is a model whose logits under autocast are compared, too.
+    """
     prompts = [[rng.randrange(vocab) for _ in range(n)] for n in rng.sample(PROMPTS, 3)]
     found = Grown()
     capacity = max(map(len, prompts)) + ADDED
@@ -247,10 +258,15 @@ def grown(rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int)
     for text in texts:
         for _ in text:
             pass
-    exact = [
-        _after(theirs, [text.all_ids[:end] for end in range(len(text.prompt_ids), text.length)])
-        for text in texts
+    begun = [
+        [text.all_ids[:end] for end in range(len(text.prompt_ids), text.length)] for text in texts
     ]
+    exact = [_after(theirs, each) for each in begun]
+    if rounded is not None:
+        with torch.autocast("cpu", torch.bfloat16):
+            near = [_after(rounded, each) for each in begun]
+        for a, b in zip(chain(*near), chain(*exact), strict=True):
+            found.rounded = _worst(found.rounded, np.abs(a - b).max() / np.abs(b).max())
     for text, rows in zip(texts, exact, strict=True):
         for token, told, logits in zip(text.ids, text.token_logprobs, rows, strict=True):
             largest = np.abs(logits).max()
@@ -278,7 +294,7 @@ def _worst(before: float, value: float) -> float:
 
 def _after(theirs: TorchModel, texts: list[list[int]]) -> list[np.ndarray]:
     with torch.no_grad():
-        return [theirs.logits_of(np.array(ids)).logits[0, -1].numpy() for ids in texts]
+        return [theirs.logits_of(np.array(ids)).logits[0, -1].double().numpy() for ids in texts]
 
 
 if __name__ == "__main__":
