@@ -153,11 +153,17 @@ class Campaign:
                 model = trial.opened(dtype, self.ways[name])
                 got = errors(trial.computed(model), exact)
                 right = judged(got, like, dtype, rerouted=met(case.config))
+                known = f"{dtype}, {name}"
+                if not right and dtype == "float32":
+                    nudged = trial.theirs().cast(torch.float64).nudged()
+                    rough = errors(nudged.computed(case.samples), exact)
+                    right = judged(got, rough, dtype, rerouted=met(case.config))
+                    known = f"{dtype}, as far off as other roundings of the weights"
                 self._note(f"{dtype}, {name}", got, case, how)
                 if dtype == "bfloat16" and like.whole > SENSITIVE:
                     self.tally.add(f"{dtype}, PyTorch is too far off to tell")
                 elif right:
-                    self.tally.add(f"{dtype}, {name}")
+                    self.tally.add(known)
                 else:
                     what = f"{how}: {dtype}, {name}: {got}; PyTorch's own {like}; {described(case)}"
                     self.tally.fail("differs", what)
