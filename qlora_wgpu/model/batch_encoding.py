@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # which imports this module
     from qlora_wgpu.model.image_inputs import ImageInputs
 
 IntArray = npt.NDArray[np.int64]
+NO_TEXT = "a token of images or sound, which are not read here: leave it out"
 
 
 def checked_ids(input_ids: Any, vocab_size: int, media_ids: Sequence[range] = ()) -> IntArray:
@@ -49,12 +50,6 @@ def first_media_id(ids: npt.NDArray[np.integer[Any]], media_ids: Sequence[range]
         if largest >= each.start and (found := ids[(ids >= each.start) & (ids < each.stop)]).size:
             return int(found[0])
     return None
-
-
-NO_TEXT = (
-    "a token of images or sound, which this model embeds otherwise than text and which are not "
-    "supported for it: leave it out"
-)
 
 
 def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:
