@@ -239,7 +239,6 @@ def gemma3n(rng: random.Random, c: Config) -> None:
     if flag(rng):
         sizes = c["intermediate_size"], c["intermediate_size"] + 8
         c["intermediate_size"] = [rng.choice(sizes) for _ in range(layers)]
-    c["altup_correct_scale"] = flag(rng)
 
 
 def lfm(rng: random.Random, c: Config) -> None:

@@ -15,6 +15,7 @@ import os
 import random
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -47,6 +48,7 @@ from qlora_wgpu.generation import Engine
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 
+ROUNDED = {"float32": 2**-24, "bfloat16": 2**-9}
 SENSITIVE = 0.2  # PyTorch's error in bfloat16, beyond which a case tells nothing of ours
 
 
@@ -91,6 +93,10 @@ class Trial:
     def theirs(self) -> TorchModel:
         """PyTorch's."""
         return TorchModel(self.place / "held", self.case.lora, self.adapter)
+
+    def nudged(self, dtype: str) -> TorchModel:
+        """PyTorch's in float64, its weights changed by as much as a type rounds."""
+        return self.theirs().cast(torch.float64).nudged(ROUNDED[dtype])
 
 
 def judged(got: Errors, like: Errors, dtype: str, *, rerouted: bool) -> bool:
@@ -154,9 +160,8 @@ class Campaign:
                 got = errors(trial.computed(model), exact)
                 right = judged(got, like, dtype, rerouted=met(case.config))
                 known = f"{dtype}, {name}"
-                if not right and dtype == "float32":
-                    nudged = trial.theirs().cast(torch.float64).nudged()
-                    rough = errors(nudged.computed(case.samples), exact)
+                if not right:
+                    rough = errors(trial.nudged(dtype).computed(case.samples), exact)
                     right = judged(got, rough, dtype, rerouted=met(case.config))
                     known = f"{dtype}, as far off as other roundings of the weights"
                 self._note(f"{dtype}, {name}", got, case, how)
@@ -176,9 +181,9 @@ class Campaign:
     ) -> None:
         """Texts that grow, of which each token is the likeliest."""
         theirs, bound = trial.theirs().cast(torch.float64), EXACT
-        rounded = trial.theirs() if "bfloat16" in way else None
-        got = grown(rng, model, theirs, trial.case.config["vocab_size"], rounded)
-        if rounded is not None:
+        others = [trial.theirs(), trial.nudged("bfloat16")] if "bfloat16" in way else []
+        got = grown(rng, model, theirs, trial.case.config["vocab_size"], others)
+        if others:
             apart = met(trial.case.config) or got.rounded > SENSITIVE
             bound = 0.7 if apart else 0.03 + 2 * got.rounded
         place = f"texts, {way}" + (", rerouted" if met(trial.case.config) else "")
@@ -235,7 +240,7 @@ class Grown:
         logits: Those of the token after a text, and log probabilities of the tokens that came.
         whole: The last of these logits where the text was computed as a whole here.
         behind: By how much a token that came is less likely than the likeliest.
-        rounded: PyTorch's logits under autocast, of the same tokens.
+        rounded: PyTorch's logits of the same tokens as rounding changes them.
     """
 
     logits: float = 0.0
@@ -250,11 +255,11 @@ class Grown:
 
 def grown(
     rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int,
-    rounded: TorchModel | None = None,
+    others: Sequence[TorchModel] = (),
 ) -> Grown:  # fmt: skip
     """Three texts of unlike lengths beside one another, then one of them by itself.
 
-    ``rounded`` is a model whose logits under autocast are compared, too.
+    ``others`` are models whose logits under autocast, which leaves float64 as it is, are compared.
     """
     prompts = [[rng.randrange(vocab) for _ in range(n)] for n in rng.sample(PROMPTS, 3)]
     found = Grown()
@@ -268,9 +273,9 @@ def grown(
         [text.all_ids[:end] for end in range(len(text.prompt_ids), text.length)] for text in texts
     ]
     exact = [_after(theirs, each) for each in begun]
-    if rounded is not None:
+    for other in others:
         with torch.autocast("cpu", torch.bfloat16):
-            near = [_after(rounded, each) for each in begun]
+            near = [_after(other, each) for each in begun]
         for a, b in zip(chain(*near), chain(*exact), strict=True):
             found.rounded = _worst(found.rounded, np.abs(a - b).max() / np.abs(b).max())
     for text, rows in zip(texts, exact, strict=True):

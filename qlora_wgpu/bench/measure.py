@@ -243,7 +243,7 @@ def _step_seconds(config: Mapping[str, Any], device: Device) -> float:
         name_or_path="a part",
     )
     optimizer = Optimizer(model, OptimConfig(), _SPEED_ROUNDS + 1)
-    ids = np.random.default_rng(0).integers(0, model.architecture.text_ids, (1, _TOKENS))
+    ids = np.random.default_rng(0).integers(0, config["vocab_size"], (1, _TOKENS))
     checked, load = model.checked(ids, ids), Load(device)
     model.zero_gradient()
     seconds = []
