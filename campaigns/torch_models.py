@@ -203,6 +203,15 @@ class TorchModel:
                 ]  # fmt: skip
         return self
 
+    def nudged(self, share: float) -> TorchModel:
+        """With weights changed at random by about a share of each."""
+        random = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                noise = torch.randn(weight.shape, generator=random, dtype=weight.dtype)
+                weight.mul_(1 + share * noise)
+        return self
+
     def logits_of(self, ids: np.ndarray, **keys: Any) -> Any:
         """The output for one text, as if no longer one had been read before."""
         for module in self.causal.modules():

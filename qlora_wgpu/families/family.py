@@ -228,6 +228,13 @@ class Architecture(Weights):
     head_bias: str = ""  # the bias of the logits, one of ``norms``; empty without one
     images: ImageLayout | None = None  # how the model reads images, if it does
     classes: int = 0  # rows of the head ``score`` of a reward model or classifier, if it is one
+    # Tokens of images and sound that transformers does not embed as those of a text.
+    media_ids: tuple[range, ...] = ()
+
+    @property
+    def text_ids(self) -> int:
+        """Token ids below it are all those of texts."""
+        return min((self.vocab_size, *(each.start for each in self.media_ids)))
 
     def scored(self, classes: int) -> Architecture:
         """The same with the head of transformers' ``…ForSequenceClassification``."""

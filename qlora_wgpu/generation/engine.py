@@ -23,7 +23,6 @@ from qlora_wgpu.generation.prefill import (
 )
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Request
-from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.image_inputs import ImageFeatures, image_inputs, rope_delta
 from qlora_wgpu.model.memory_plan import are_copied
 from qlora_wgpu.model.programs import Choice, CopyProgram, DecodePrograms, Programs
@@ -129,7 +128,7 @@ class Engine:
         if not ids:
             raise DataError("the prompt is empty: at least one token is required")
         self.check_room(len(ids), max_new_tokens)
-        batch_encoding.checked_ids([ids], self._model.architecture.vocab_size)
+        self._model.checked_ids([ids])
         return ids
 
     def _rope_delta(self, ids: list[int], images: Sequence[ImageFeatures]) -> int:

@@ -140,14 +140,18 @@ class AdapterModel:
         """Whether training steps draw random numbers: dropout or noise."""
         return self.adapter.config.lora_dropout > 0 or self.options.noise > 0
 
+    def checked_ids(self, input_ids: Any) -> batch_encoding.IntArray:
+        """Token ids that the model embeds, checked."""
+        of = self.architecture
+        return batch_encoding.checked_ids(input_ids, of.vocab_size, of.media_ids)
+
     def checked(
         self, input_ids: Any, labels: Any, attention_mask: Any = None
     ) -> tuple[batch_encoding.IntArray, batch_encoding.IntArray, batch_encoding.IntArray]:
         """Token ids, shifted targets and mask of a micro-batch, checked."""
-        vocab = self.architecture.vocab_size
-        ids = batch_encoding.checked_ids(input_ids, vocab)
+        ids = self.checked_ids(input_ids)
         mask = batch_encoding.checked_mask(attention_mask, ids.shape)
-        own = batch_encoding.checked_labels(labels, ids.shape, vocab)
+        own = batch_encoding.checked_labels(labels, ids.shape, self.architecture.vocab_size)
         return ids, batch_encoding.shifted_targets(own, mask), mask
 
     # -- bytes to and from the device ------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +26,10 @@ if TYPE_CHECKING:  # which imports this module
     from qlora_wgpu.model.image_inputs import ImageInputs
 
 IntArray = npt.NDArray[np.int64]
+NO_TEXT = "a token of images or sound, which are not read here: leave it out"
 
 
-def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
+def checked_ids(input_ids: Any, vocab_size: int, media_ids: Sequence[range] = ()) -> IntArray:
     ids = _integers("input_ids", input_ids)
     if ids.ndim != 2 or not ids.size:
         raise ShapeError(f"input_ids must have shape (batch, seq), got {ids.shape}")
@@ -36,7 +38,18 @@ def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
             f"input_ids must be from 0 to {vocab_size - 1} (vocab_size {vocab_size}), "
             f"got {ids.min()} to {ids.max()}"
         )
+    if (token := first_media_id(ids, media_ids)) is not None:
+        raise ShapeError(f"input_ids contain {token}, {NO_TEXT}")
     return ids
+
+
+def first_media_id(ids: npt.NDArray[np.integer[Any]], media_ids: Sequence[range]) -> int | None:
+    """The first of ``Architecture.media_ids`` among token ids, if there is one."""
+    largest = ids.max(initial=-1)
+    for each in media_ids:
+        if largest >= each.start and (found := ids[(ids >= each.start) & (ids < each.stop)]).size:
+            return int(found[0])
+    return None
 
 
 def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:

@@ -418,7 +418,7 @@ class QLoRAModel(AdapterModel):
         Raises:
             ShapeError: If shapes or values do not fit.
         """
-        ids = batch_encoding.checked_ids(input_ids, self.architecture.vocab_size)
+        ids = self.checked_ids(input_ids)
         rows = np.arange(ids.size)
         return self.logits_at(ids, rows, attention_mask, images=images).reshape(*ids.shape, -1)
 
@@ -431,7 +431,7 @@ class QLoRAModel(AdapterModel):
         images: Images | None = None,
     ) -> FloatArray:
         """float32 logits (len(rows), vocab_size) of some of the batch's flattened positions."""
-        ids = batch_encoding.checked_ids(input_ids, self.architecture.vocab_size)
+        ids = self.checked_ids(input_ids)
         mask = batch_encoding.checked_mask(attention_mask, ids.shape)
         inputs = self.image_inputs(ids, mask, images)
         programs = self._adapters.active.signature.logits(

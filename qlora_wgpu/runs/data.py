@@ -123,7 +123,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     warn_of_cache(observer)
     reader = DataReader(
         settings, lambda: source.tokenizer, observer,
-        vocabulary=source.architecture.vocab_size,
+        architecture=source.architecture,
         positions=longest_text(source.pretrained.config), images=source.images,
     )  # fmt: skip
     train, held_out = reader.read()

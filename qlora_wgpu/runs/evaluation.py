@@ -185,7 +185,7 @@ def evaluate(
     dataset = reader.read_one(held_out=True)
     if data is None and adapter is not None and settings.data.eval_split is not None:
         warn_of_other_split(adapter, dataset, observer)
-    check_ids(path, dataset, source.architecture.vocab_size)
+    check_ids(path, dataset, source.architecture)
     if (scoring := scoring_of(settings.train)) is not None:
         check_classes(source, scoring, adapter)
     if generate is not None and settings.train.objective != "sft":

@@ -35,9 +35,11 @@ from qlora_wgpu.data.mixture import MixtureSource, interleave
 from qlora_wgpu.data.row_source import materialize
 from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
+from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.files import exists
 from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.limits import TOKEN_ID
+from qlora_wgpu.model.batch_encoding import NO_TEXT, first_media_id
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.observers import Observer, SourceShare
 from qlora_wgpu.training.policies import RolloutPlan
@@ -454,11 +456,14 @@ def _name(path: str) -> str:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
-    """Refuses token ids beyond the model's vocabulary."""
-    if dataset.max_token_id < vocabulary:
+def check_ids(path: str, dataset: Dataset, of: Architecture) -> None:
+    """Refuses token ids beyond the model's vocabulary, and those that it embeds as no text's."""
+    vocabulary, media_ids = of.vocab_size, of.media_ids
+    if dataset.max_token_id < of.text_ids:
         return
     for number, example in enumerate(dataset, 1):
+        if (token := first_media_id(example.input_ids, media_ids)) is not None:
+            raise DataError(f"{path}: example {number} has the token id {token}, {NO_TEXT}")
         largest = int(example.input_ids.max(initial=-1))
         if largest >= vocabulary:
             raise DataError(
@@ -472,20 +477,20 @@ class DataReader:
 
     def __init__(
         self, config: Config, tokenizer: Callable[[], Tokenizer], observer: Observer, *,
-        vocabulary: int | None = None, positions: int | None = None, train: Rows | None = None,
-        held_out: Rows | None = None, images: ImageFiles | None = None,
+        architecture: Architecture | None = None, positions: int | None = None,
+        train: Rows | None = None, held_out: Rows | None = None, images: ImageFiles | None = None,
     ) -> None:  # fmt: skip
         """Reads nothing yet.
 
-        Token ids must be below ``vocabulary``, and rows should not exceed ``positions``. Without
-        ``train`` and ``held_out``, the data is that of the configuration. ``images`` are as for
-        ``preparation``.
+        Token ids must be those of ``architecture``'s texts, and rows should not exceed
+        ``positions``. Without ``train`` and ``held_out``, the data is that of the configuration.
+        ``images`` are as for ``preparation``.
         """
         self._images = images
         self._config = config
         self._tokenizer = tokenizer
         self._observer = observer
-        self._vocabulary, self._positions = vocabulary, positions
+        self._architecture, self._positions = architecture, positions
         self._train, self._held_out = materialize(train), materialize(held_out)
         if train is None and held_out is None:
             self._held_out = config.data.eval
@@ -542,13 +547,16 @@ class DataReader:
         if isinstance(rows, str | PathLike):
             name = fspath(rows)
             dataset = self._of_files(name, settings, held_out=held_out)
-            if self._vocabulary is not None:
-                check_ids(name, dataset, self._vocabulary)
+            if self._architecture is not None:
+                check_ids(name, dataset, self._architecture)
         else:
             tokens = encoded(
                 rows, name, self._tokenizer, settings, self._config.train, self._images
             )
-            dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
+            of = self._architecture
+            dataset = as_dataset(tokens, name, TOKEN_ID if of is None else of.vocab_size)
+            if of is not None:
+                check_ids(name, dataset, of)
             if tokens is rows:  # token ids: whoever encoded them got the warnings
                 return dataset
             for text in dataset.warnings:

@@ -167,7 +167,7 @@ class Trainer:
                 images = image_files(path, keys, lambda number: tokenizer().token(number))
             reader = DataReader(
                 config, tokenizer,
-                self._events, vocabulary=self.model.architecture.vocab_size,
+                self._events, architecture=self.model.architecture,
                 positions=longest_text(self.model.folder.config),
                 train=train_dataset, held_out=eval_dataset, images=images,
             )  # fmt: skip

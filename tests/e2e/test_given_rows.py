@@ -48,7 +48,7 @@ def model(folder, device):
 def read(model, out, rows, held_out=None):
     reader = DataReader(
         config(model.folder.path, out), lambda: Tokenizer.from_folder(model.folder.path),
-        Observer(), vocabulary=model.architecture.vocab_size, positions=None, train=rows,
+        Observer(), architecture=model.architecture, positions=None, train=rows,
         held_out=held_out,
     )  # fmt: skip
     train, measured = reader.read()

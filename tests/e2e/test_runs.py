@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 
 import pytest
+from families.small_configs import read
 from support.observing import observed
 
 import qlora_wgpu
@@ -226,9 +227,13 @@ def test_estimate_and_prepare(place, counts):
 
 def test_ids_that_the_model_does_not_have_are_refused(place):
     dataset = runs.prepare(place / "run.yaml").dataset
-    check_ids("train.jsonl", dataset, dataset.max_token_id + 1)
+    largest = dataset.max_token_id
+    of, media = read("llama", vocab_size=largest + 1), range(largest, largest + 9)
+    check_ids("train.jsonl", dataset, of)
     with pytest.raises(DataError, match=r"train.jsonl: example \d+ has the token id"):
-        check_ids("train.jsonl", dataset, dataset.max_token_id)
+        check_ids("train.jsonl", dataset, read("llama", vocab_size=largest))
+    with pytest.raises(DataError, match=rf"train.jsonl: example \d+ .* {largest}, a token of ima"):
+        check_ids("train.jsonl", dataset, dataclasses.replace(of, media_ids=(media,)))
 
 
 class PageReader(Observer):

@@ -48,6 +48,14 @@ def test_wrong_ids(given, message):
         checked_ids(given, VOCAB)
 
 
+def test_ids_of_images_and_sound_are_refused():
+    holes = range(4, 5), range(80, 90)
+    assert checked_ids([[3, 5, 79]], VOCAB, holes).tolist() == [[3, 5, 79]]
+    for wrong in 4, 80, 82:
+        with pytest.raises(ShapeError, match=rf"input_ids contain {wrong}, a token of images"):
+            checked_ids([[3, wrong]], VOCAB, holes)
+
+
 def test_labels():
     labels = checked_labels([[-100, 0, 82]], (1, 3), VOCAB)
     assert labels.tolist() == [[-100, 0, 82]]

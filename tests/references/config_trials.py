@@ -188,6 +188,8 @@ TOWERS = {
     "qwen3_vl_moe": {**_QWEN, "num_position_embeddings": 16},
     "muse_glimmer": {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
 }  # fmt: skip
+# Sizes of theirs that are keys of the whole model.
+PROJECTORS = {"muse_glimmer": {"out_hidden_size": 96, "projector_hidden_size": 24}}
 GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
 # Those whose text part is called otherwise by itself.
 RENAMED = "gemma3", "gemma3n", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"
@@ -365,7 +367,8 @@ def base(model_type):
     if text == model_type:
         return config
     tower = {"vision_config": TOWERS[model_type]} if model_type in TOWERS else {}
-    return {"model_type": model_type, "text_config": config, **tower}
+    around = PROJECTORS.get(model_type, {})
+    return {"model_type": model_type, "text_config": config, **around, **tower}
 
 
 def changed(model_type, changes):

@@ -83,11 +83,14 @@ def theirs(config, ids):
         )
         model = model.to(torch.float64).eval()
         arrays, offset = {}, norm_offset(config["model_type"])
+        unread = TOWERS_MODULES
+        if getattr(read.get_text_config(), "altup_correct_scale", True) is False:
+            unread += tuple(n for n in model.state_dict() if n.endswith("correct_output_scale"))
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         frozen = (".act_fn.", "layer_scalar", "expert_bias", "e_score_correction_bias")
         stored = (part for part in model.named_buffers() if any(n in part[0] for n in frozen))
         for name, parameter in [*model.named_parameters(), *stored]:
-            if (tied and name == "lm_head.weight") or name.startswith(TOWERS_MODULES):
+            if (tied and name == "lm_head.weight") or name.startswith(unread):
                 continue
             if ".experts." in name:
                 usual = ("mlp.", "gate_proj", "up_proj", "down_proj")

@@ -160,6 +160,7 @@ class Decoder:
     adapted_within: str = ""  # see ``Architecture``
     balance: BalanceLoss | None = None  # see ``Architecture``
     images: ImageLayout | None = None  # see ``Architecture``
+    media_ids: tuple[range, ...] = ()  # see ``Architecture``
 
     def weights(self) -> Weights:
         """All weights except the embedding and the head."""
@@ -192,6 +193,7 @@ class Decoder:
             balance=self.balance,
             head_bias=head_bias,
             images=self.images,
+            media_ids=self.media_ids,
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
