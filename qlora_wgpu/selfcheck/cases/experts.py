@@ -19,6 +19,7 @@ from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_LENGTH
+from qlora_wgpu.ops.pointwise import scaled_sum
 from qlora_wgpu.ops.routing import (
     Routing,
     Scoring,
@@ -186,10 +187,23 @@ def check_experts(
 
 
 def check_experts_added_to_their_input(run: Runner) -> None:
-    """Two layers of experts without a norm before them: their gradient is added to the input's."""
-    weights = {n: _held(run, normal(f"w of {n}", _EXPERTS, 36, 36), "dense") for n in _NAMES}
-    inputs = normal("x", _MANY, 36), _logits(_MANY)
-    compare_experts(run, Experts.of(run, weights, 0, 1), inputs, _TOP_K, True)
+    """Experts without a norm before them: their gradient is added to that of the residual."""
+    weights = {"up_proj": _held(run, normal("w", _EXPERTS, 36, 36), "dense")}
+    experts = Experts.of(run, weights, 0, 1)
+    batch = run.batch(np.ones((1, _MANY), np.int64))
+
+    def op(g: Graph, x: Tensor, logits: Tensor) -> Tensor:
+        routing = route(g, logits, _TOP_K, normalized=True)
+        made = expert_linear(g, permute(g, x, routing), experts.layers[0], routing, batch)
+        return scaled_sum(g, x, combine(g, made, routing), 0.5)
+
+    def formula(x: Array, logits: Array) -> Array:
+        ids, chosen = formulas.route(logits, _TOP_K, normalized=True)
+        both: Array = 0.5 * experts.formula(x, ids, chosen, x, {})
+        return both
+
+    x, logits = normal("x", _MANY, 36), Exact(_logits(_MANY))
+    compare_op(run, op, formula, [x, logits], exact=(True,), inner=ROUNDING[run.dtype])
 
 
 def compare_experts(
@@ -200,25 +214,25 @@ def compare_experts(
     normalized: bool,
     batch: BatchBuffers | None = None,
 ) -> None:
-    """Compares a mixture by its input, the router's logits, and the residual if it is not x."""
-    x, *others = inputs
+    """Compares a mixture by its input, the router's logits and the residual."""
+    x, logits, skip = inputs
     batch = batch or run.batch(np.ones((1, len(x)), np.int64))
     tile = NEW_TOKENS_TILE if batch.decodes else EXPERT_TILE
 
-    def op(g: Graph, x: Tensor, logits: Tensor, *skip: Tensor) -> list[Tensor]:
+    def op(g: Graph, x: Tensor, logits: Tensor, skip: Tensor) -> list[Tensor]:
         routing = route(g, logits, top_k, normalized=normalized, tile=tile)
-        y = experts.op(g, x, routing, batch, skip[0] if skip else x)
+        y = experts.op(g, x, routing, batch, skip)
         return [y, routing.slots, routing.tiles.rows]
 
-    def formula(x: Array, logits: Array, *skip: Array, parts: Any = None) -> tuple[Array, ...]:
+    def formula(x: Array, logits: Array, skip: Array, parts: Any = None) -> tuple[Array, ...]:
         ids, chosen = formulas.route(logits, top_k, normalized=normalized)
         slots, ends = formulas.slots_of(ids, logits.shape[1], tile)
-        y = experts.formula(x, ids, chosen, skip[0] if skip else x, parts or {})
+        y = experts.formula(x, ids, chosen, skip, parts or {})
         return y, slots.astype(np.float64), ends.ravel().astype(np.float64)
 
     # The experts' outputs and their gradients are operands.
     compare_op(
-        run, op, formula, [x, *map(Exact, others)], adapter=experts.adapter,
+        run, op, formula, [x, Exact(logits), Exact(skip)], adapter=experts.adapter,
         exact=None if batch.decodes else (True, None, None), inner=ROUNDING[run.dtype],
     )  # fmt: skip
 
