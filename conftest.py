@@ -44,7 +44,6 @@ _HUNG = 900  # seconds; a driver that hangs does not hear of pytest-timeout, whi
 
 def pytest_configure(config):
     config.own_stderr = os.dup(2)  # before tests' output is captured
-    config.addinivalue_line("markers", "whole_run: with its picture and long samples, on the disk")
     config.addinivalue_line("markers", "own_device: what the test opens is not shared with others")
 
 
@@ -70,16 +69,14 @@ def shared_device(request, monkeypatch):
         share_devices(monkeypatch)
 
 
-@pytest.fixture(autouse=True)
-def light_runs(request, monkeypatch):
-    """Runs draw no picture, write short samples, and do not wait for the disk.
-
-    A test marked ``whole_run`` has them as users do.
-    """
-    if request.node.get_closest_marker("whole_run") is None:
-        monkeypatch.setattr(reporting, "write_png", lambda path, rows: bool(path.write_bytes(b"-")))
-        monkeypatch.setattr(prompts, "_MAX_TOKENS", 3)
-        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+@pytest.fixture(scope="session", autouse=True)
+def light_runs():
+    """Runs draw no picture, write short samples, and do not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reporting, "write_png", lambda path, rows: bool(path.write_bytes(b"-")))
+        patch.setattr(prompts, "_MAX_TOKENS", 3)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -139,4 +139,7 @@ def check_policy(
         0.0 if is_summed else divergence.mean(), *counted.mean(axis=1), counted.sum(axis=0).mean(),
         1.0, 1.0, compared[0].min(), compared[1].max(), entropies.mean(dtype=np.float64),
     )  # fmt: skip
-    run.compare_each(got_stats[0], sums)
+    run.compare_each(got_stats[0, 1:], sums[1:])
+    # The loss is a sum of terms of both signs, which may be much larger than it is.
+    largest = (weights[of_rows] * np.abs(wanted) * np.maximum(ratio, 1.0)).sum()
+    run.compare(np.array([got_stats[0, 0], largest]), np.array([sums[0], largest]))
