@@ -27,8 +27,8 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row, vector
-from qlora_wgpu.kernels import mamba_chunks
 from qlora_wgpu.kernels import mamba_scan as kernels
+from qlora_wgpu.ops.mamba import scan_kernels
 from qlora_wgpu.training.optimizer import Optimizer
 
 HEADS, HEAD_DIM, STATE_SIZE = 48, 32, 128
@@ -72,8 +72,7 @@ def forward_seconds(device: Device, rows: int, chunk: int, rounds: int) -> float
     g = Graph("bfloat16", device.profile, device.max_binding)
     p = problem(rows, chunk)
     y = g.operand("y", rows, p.x.columns)
-    scan = mamba_chunks if device.profile.textures else kernels
-    scan.forward(g, p, y)
+    scan_kernels(device.profile).forward(g, p, y)
     return _seconds(device, g, y, rounds)
 
 

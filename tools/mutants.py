@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -217,7 +217,7 @@ class Copy:
         _, said = self._run("-m", "pytest", *paths, "--tier", tier, *given, seconds=300)
         return [each for each in said.splitlines() if "::" in each]
 
-    def reach(self, mutants: Iterable[Mutant], workers: int) -> Reach:
+    def reach(self, mutants: Sequence[Mutant], workers: int) -> Reach:
         """Runs the tier test here, once, and leaves sources that report what tests reach."""
         notes, times = self.root.parent / "reached.txt", self.root.parent / "times.jsonl"
         notes.touch()
@@ -227,7 +227,7 @@ class Copy:
             "--times", str(times), "-p", "no:cacheprovider", f"--timeout={self.seconds}",
             seconds=4 * 3600,
         )  # fmt: skip
-        return Reach.read(notes, times)
+        return Reach.read(notes, times, mutants)
 
 
 class Judge:
@@ -382,6 +382,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         if args.reach and args.reach.exists():
             reach = Reach.load(args.reach)
+            if reach.mutants != tuple(map(str, drawn(args.count, args.seed))):
+                sys.exit(f"{args.reach} is of other mutants or sources: remove it")
         else:
             copy = Copy(Path(folder) / "reach", args.timeout)
             reach = copy.reach(drawn(args.count, args.seed), args.workers)

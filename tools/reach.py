@@ -132,9 +132,10 @@ class Reach:
 
     costs: Mapping[str, float]
     reached: Mapping[str, frozenset[str]]  # the tests, by line or shader
+    mutants: tuple[str, ...] = ()  # those that were drawn, as text
 
     @classmethod
-    def read(cls, notes: Path, times: Path) -> Reach:
+    def read(cls, notes: Path, times: Path, mutants: Iterable[Mutant] = ()) -> Reach:
         """Of a run that has ended; tests that failed in it are left out."""
         costs: dict[str, float] = defaultdict(float)
         failed = set()
@@ -148,7 +149,8 @@ class Reach:
             what, _, test = line.partition("\t")
             reached[what].add(test)
         passed = {t: c for t, c in sorted(costs.items(), key=lambda i: i[1]) if t not in failed}
-        return cls(passed, {what: frozenset(tests) for what, tests in reached.items()})
+        found = {what: frozenset(tests) for what, tests in reached.items()}
+        return cls(passed, found, tuple(map(str, mutants)))
 
     def tests(self, mutant: Mutant, root: Path) -> list[str]:
         """The tests that reach a mutant, the cheapest first; all if that is not known."""
@@ -167,7 +169,8 @@ class Reach:
             what: sorted(numbers[test] for test in tests if test in numbers)
             for what, tests in self.reached.items()
         }
-        path.write_text(json.dumps({"costs": self.costs, "reached": reached}), encoding="utf-8")
+        values = {"costs": self.costs, "reached": reached, "mutants": self.mutants}
+        path.write_text(json.dumps(values), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Reach:
@@ -175,4 +178,4 @@ class Reach:
         values = json.loads(path.read_text(encoding="utf-8"))
         tests = list(values["costs"])
         reached = {w: frozenset(tests[n] for n in own) for w, own in values["reached"].items()}
-        return cls(values["costs"], reached)
+        return cls(values["costs"], reached, tuple(values["mutants"]))

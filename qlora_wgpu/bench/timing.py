@@ -246,7 +246,7 @@ def time_steps(
     progress: Callable[[], None] = lambda: None,
 ) -> StepTimes:
     """Trains on random tokens, and waits for every step."""
-    ids = np.random.default_rng(1).integers(0, model.architecture.text_ids, (batch, seq))
+    ids = np.random.default_rng(1).integers(0, model.architecture.text_vocab_size, (batch, seq))
     checked, load = model.checked(ids, ids), Load(model.device)
     model.zero_gradient()
     model.read_stats()

@@ -232,8 +232,8 @@ class Architecture(Weights):
     media_ids: tuple[range, ...] = ()
 
     @property
-    def text_ids(self) -> int:
-        """Token ids below it are all those of texts."""
+    def text_vocab_size(self) -> int:
+        """The size of the vocabulary below the first of ``media_ids``: all are tokens of texts."""
         return min((self.vocab_size, *(each.start for each in self.media_ids)))
 
     def scored(self, classes: int) -> Architecture:

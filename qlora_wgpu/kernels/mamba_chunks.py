@@ -160,7 +160,7 @@ def forward(
     places: Tensor | None = None,
 ) -> None:
     """As ``mamba_scan.forward``."""
-    pairs = _pairs(g, problem, "pairs")
+    pairs = _pairs(g, problem)
     for block in blocks(g, problem):
         chunks = _Chunks(g, block)
         tokens = chunks.tokens()
@@ -173,26 +173,25 @@ def backward(
 ) -> None:
     """As ``mamba_scan.backward``."""
     p = problem
-    pairs, transposed = (_pairs(g, p, name) for name in ("pairs", "transposed pairs"))
-    tiles = (
-        _split(p.head_dim // _UNIT, _OUTPUT_UNITS)[0],
-        _split(p.head_dim // _UNIT, _STATE_UNITS)[0],
+    pairs, transposed = _pairs(g, p), _pairs(g, p, transposed=True)
+    output_tiles, state_tiles = (
+        _split(p.head_dim // _UNIT, most)[0] for most in (_OUTPUT_UNITS, _STATE_UNITS)
     )
     for block in blocks(g, p):
         chunks = _Chunks(g, block)
         tokens = chunks.tokens()
         states = chunks.states(p.x, tokens)
-        per_chunk = tiles[1] * chunks.row_tiles
+        per_chunk = state_tiles * chunks.row_tiles
         sums = g.float_vector("sums", p.batch * block.heads * p.chunks * per_chunk)
         dstates = chunks.states(dy, tokens, before=states, sums=sums)
-        direct = block.matrix(g, "direct", tiles[0])
+        direct = block.matrix(g, "direct", output_tiles)
         chunks.outputs(dx, dy, tokens, dstates, transposed, x=p.x, direct=direct)
         dpairs, near = chunks.pair_gradients(dy, tokens, pairs)
         far_c = chunks.group_gradients(dbc, dy, tokens, states, dpairs, reverse=False)
         far_b = chunks.group_gradients(dbc, p.x, tokens, dstates, dpairs, reverse=True)
         parts: dict[str, Constant] = {
             "SUMS": per_chunk,
-            "DIRECT": tiles[0],
+            "DIRECT": output_tiles,
             "FAR": ceil_div(p.state_size // _UNIT, _GRADIENT_UNITS),
         }
         own = {"near": near, "direct": direct, "far_c": far_c, "far_b": far_b, "sums": sums}
@@ -205,12 +204,13 @@ def backward(
         )
 
 
-def _pairs(g: Graph, p: MambaScan, name: str) -> Tensor:
+def _pairs(g: Graph, p: MambaScan, *, transposed: bool = False) -> Tensor:
     """C·Bᵀ of each chunk's tokens, (rows, groups · chunk), or the transposed matrices."""
+    name = "transposed pairs" if transposed else "pairs"
     pairs = g.float32(name, p.rows, p.groups * p.chunk)
-    at = {"own_at": p.bc.columns // (2 * _UNIT), "other_at": 0}
-    if name != "pairs":
-        at = {"own_at": at["other_at"], "other_at": at["own_at"]}
+    b_at, c_at = 0, p.bc.columns // (2 * _UNIT)
+    own_at, other_at = (b_at, c_at) if transposed else (c_at, b_at)
+    at = {"own_at": own_at, "other_at": other_at}
     constants = _constants(g, p)
     del constants["SETS"]
     g.launch(

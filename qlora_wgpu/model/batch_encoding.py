@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # which imports this module
     from qlora_wgpu.model.image_inputs import ImageInputs
 
 IntArray = npt.NDArray[np.int64]
-NO_TEXT = "a token of images or sound, which are not read here: leave it out"
+MEDIA_TOKEN = "a token of images or sound, which are not read here: leave it out"
 
 
 def checked_ids(input_ids: Any, vocab_size: int, media_ids: Sequence[range] = ()) -> IntArray:
@@ -39,7 +39,7 @@ def checked_ids(input_ids: Any, vocab_size: int, media_ids: Sequence[range] = ()
             f"got {ids.min()} to {ids.max()}"
         )
     if (token := first_media_id(ids, media_ids)) is not None:
-        raise ShapeError(f"input_ids contain {token}, {NO_TEXT}")
+        raise ShapeError(f"input_ids contain {token}, {MEDIA_TOKEN}")
     return ids
 
 

@@ -130,9 +130,9 @@ class PolicyInputs:
         of_rows, table = encode_samples(known, segments, rows)
         empty = np.zeros((len(others), 4), np.uint32)
         empty[:, 2:] = np.stack([self.shares, self.advantages], axis=1)[others].view(np.uint32)
-        of_rows_alone = own[of_rows // 2]
+        samples = own[of_rows // 2]  # of each row
         logps = (array.reshape(-1)[rows] for array in (self.old_logps, self.reference_logps))
-        numbers = self.weights[of_rows_alone], self.advantages[of_rows_alone]
+        numbers = self.weights[samples], self.advantages[samples]
         return [
             (batch.samples.of_rows, of_rows),
             (batch.samples.table, np.concatenate([table, empty])),

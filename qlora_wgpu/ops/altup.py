@@ -85,16 +85,16 @@ def altup_correct(
         The corrections, float32 of the shape of ``base``.
     """
     rows, streams = made.rows, gains.columns
-    count = 1 if base is predicted else streams - 1
+    is_active = base is predicted
+    count = 1 if is_active else streams - 1
     alike = base.shape == (count * rows, made.columns) and predicted.shape == made.shape
     alike = alike and (added is None or added.shape == made.shape)
     if not alike or gains.rows != rows or not 0 <= active < streams <= MOST_STREAMS:
         raise GraphError(f"altup_correct: {base}, {predicted}, {made} and {gains} do not fit")
-    only = base is predicted
     constants = {
         "COUNT": count,
-        "FIRST": active if only else 0,
-        "SKIPPED": streams if only else active,
+        "FIRST": active if is_active else 0,
+        "SKIPPED": streams if is_active else active,
     }
     y = g.float32(f"corrected {base.name}", *base.shape)
     given = {"predicted": predicted, "made": made, "gains": gains}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels import mamba_chunks
@@ -37,6 +40,11 @@ def mamba_steps(
 
     g.record(dt, [raw], vjp)
     return dt
+
+
+def scan_kernels(profile: Profile) -> ModuleType:
+    """The kernels of a profile: ``forward`` and ``backward`` of a ``MambaScan``."""
+    return mamba_chunks if profile.textures else kernels
 
 
 def mamba_scan(
@@ -79,7 +87,7 @@ def mamba_scan(
     if not parts_fit or state_size % 8 or x.columns // heads % 8:
         raise GraphError(f"{shapes}: states of {state_size} rows do not fit")
     chunk = chunk or tokens_of_chunk(g.profile)
-    scan = mamba_chunks if g.profile.textures else kernels
+    scan = scan_kernels(g.profile)
     problem = MambaScan(x, bc, dt, a_log, d, batch.segments, batch.batch, heads, state_size, chunk)
     y = g.operand("mamba scan", x.rows, x.columns)
     state = None

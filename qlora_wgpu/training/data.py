@@ -39,7 +39,7 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.files import exists
 from qlora_wgpu.images.placeholders import ImageFiles
 from qlora_wgpu.limits import TOKEN_ID
-from qlora_wgpu.model.batch_encoding import NO_TEXT, first_media_id
+from qlora_wgpu.model.batch_encoding import MEDIA_TOKEN, first_media_id
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.observers import Observer, SourceShare
 from qlora_wgpu.training.policies import RolloutPlan
@@ -456,14 +456,14 @@ def _name(path: str) -> str:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def check_ids(path: str, dataset: Dataset, of: Architecture) -> None:
+def check_ids(path: str, dataset: Dataset, architecture: Architecture) -> None:
     """Refuses token ids beyond the model's vocabulary, and those that it embeds as no text's."""
-    vocabulary, media_ids = of.vocab_size, of.media_ids
-    if dataset.max_token_id < of.text_ids:
+    vocabulary, media_ids = architecture.vocab_size, architecture.media_ids
+    if dataset.max_token_id < architecture.text_vocab_size:
         return
     for number, example in enumerate(dataset, 1):
         if (token := first_media_id(example.input_ids, media_ids)) is not None:
-            raise DataError(f"{path}: example {number} has the token id {token}, {NO_TEXT}")
+            raise DataError(f"{path}: example {number} has the token id {token}, {MEDIA_TOKEN}")
         largest = int(example.input_ids.max(initial=-1))
         if largest >= vocabulary:
             raise DataError(

@@ -321,7 +321,7 @@ def _time(
     random = np.random.default_rng(0)
     with QLoRAModel(layout, device) as model:
         batch = max(1, min(task.batch, _MAX_TOKENS // task.seq))
-        ids = random.integers(0, model.architecture.text_ids, (batch, task.seq))
+        ids = random.integers(0, model.architecture.text_vocab_size, (batch, task.seq))
         # B is initialized to zero, and A would have no gradient
         start = model.read_flat(model.adapter.parameters)
         model.write_parameters(start + _NUDGE * random.standard_normal(start.size, np.float32))

@@ -136,7 +136,7 @@ class Model:
 
     def __init__(self, gpu):
         self.device = gpu
-        self.architecture = SimpleNamespace(text_ids=83)
+        self.architecture = SimpleNamespace(text_vocab_size=83)
         self.zero_gradient = self.zero_stats = lambda: None
 
     def checked(self, ids, targets):

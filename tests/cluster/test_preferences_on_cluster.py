@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from cluster.answer_runs import Told, answers_in, settings_of, traces
-from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import owner
 from qlora_wgpu.cluster.blocks import BlockResult, WorkerSpec
@@ -21,22 +20,6 @@ OBJECTIVES = [("orpo", None), *(("dpo", loss) for loss in PAIR_LOSSES),
 def place(tmp_path_factory):
     with answers_in(tmp_path_factory.mktemp("answers")) as folder:
         yield folder
-
-
-@pytest.fixture
-def clusters(monkeypatch, device):
-    """Those that runs of the test open, with workers in this process, all on one device."""
-    made = []
-    monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-    monkeypatch.setattr("qlora_wgpu.runs.cluster.device_of", lambda settings: device)
-
-    class Kept(WorkersHere):
-        def __init__(self, *given, **named):
-            super().__init__(*given, **named)
-            made.append(self)
-
-    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", Kept)
-    return made
 
 
 def compare(place, name, objective, loss=None, **sections):

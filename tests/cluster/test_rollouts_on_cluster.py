@@ -6,7 +6,6 @@ import pytest
 from cluster.answer_runs import Told
 from cluster.dying_worker import FOLDER, METHODS, DyingWorker
 from e2e.tiny import write_model
-from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import owner
 from qlora_wgpu.runs import train
@@ -62,22 +61,6 @@ def traces(place, name):
     moments = sorted((place / name).glob("checkpoints/*/optimizer.safetensors"))
     files = [place / name / "adapter/adapter_model.safetensors", *moments]
     return rows, samples, [file.read_bytes() for file in files]
-
-
-@pytest.fixture
-def clusters(monkeypatch, device):
-    """Those that runs of the test open, with workers in this process, all on one device."""
-    made = []
-    monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-    monkeypatch.setattr("qlora_wgpu.runs.cluster.device_of", lambda settings: device)
-
-    class Kept(WorkersHere):
-        def __init__(self, *given, **named):
-            super().__init__(*given, **named)
-            made.append(self)
-
-    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", Kept)
-    return made
 
 
 CASES = {

@@ -7,7 +7,6 @@ import pytest
 from cluster.answer_runs import Told, answers_in, settings_of, traces
 from cluster.dying_worker import FOLDER, METHODS, DyingWorker
 from safetensors.numpy import load_file
-from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import owner
 from qlora_wgpu.runs import train
@@ -29,22 +28,6 @@ def place(tmp_path_factory):
             rows = [{"text": "abc de."[: 2 + n % 5], "label": labels[n % 3]} for n in range(13)]
             (folder / f"{kind}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         yield folder
-
-
-@pytest.fixture
-def clusters(monkeypatch, device):
-    """Those that runs of the test open, with workers in this process, all on one device."""
-    made = []
-    monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-    monkeypatch.setattr("qlora_wgpu.runs.cluster.device_of", lambda settings: device)
-
-    class Kept(WorkersHere):
-        def __init__(self, *given, **named):
-            super().__init__(*given, **named)
-            made.append(self)
-
-    monkeypatch.setattr("qlora_wgpu.runs.cluster.Cluster", Kept)
-    return made
 
 
 def run(place, name, kind, count, told=None, **sections):

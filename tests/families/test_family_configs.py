@@ -383,10 +383,10 @@ def test_ids_of_images_and_sound():
     offsets = {"vision_config": {"vocab_offset": 90}, "audio_config": {"vocab_offset": 95}}
     assert read("gemma3n", **text).media_ids == read("gemma3n_text", **NO_SHARED).media_ids == ()
     of = read("gemma3n", **text, **offsets)
-    assert (of.media_ids, of.text_ids) == ((range(90, 99),), 90)
+    assert (of.media_ids, of.text_vocab_size) == ((range(90, 99),), 90)
     published = read("gemma3n", text_config={**text["text_config"], "vocab_size": 262_400})
     assert published.media_ids == (range(262_144, 262_400),)
     of = read("gemma4", text_config={**SIZES, **G4, "head_dim": 12}, video_token_id=7)
-    assert (of.media_ids, of.text_ids) == ((range(258_881, 258_882), range(7, 8)), 7)
+    assert (of.media_ids, of.text_vocab_size) == ((range(258_881, 258_882), range(7, 8)), 7)
     keys = {"video_token_id": None, "audio_token_id": 5, "text_config": {**SIZES, "head_dim": 12}}
     assert read("gemma4_unified", **keys).media_ids == (range(258_880, 258_881), range(5, 6))

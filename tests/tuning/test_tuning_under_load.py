@@ -28,7 +28,7 @@ class Model:
     """Takes a profile's time for its products, as long as ever for rows, and computes rightly."""
 
     def __init__(self, gpu, products):
-        self.architecture = SimpleNamespace(text_ids=83)
+        self.architecture = SimpleNamespace(text_vocab_size=83)
         self.adapter = SimpleNamespace(parameters=0, gradient=0, split=lambda flat: {"a": flat})
         gpu.wait(_LOADING if gpu.profile in gpu.compiled else _COMPILING)
         gpu.compiled.add(gpu.profile)

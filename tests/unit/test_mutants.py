@@ -167,8 +167,9 @@ def test_tests_that_reach_a_mutant_come_the_cheapest_first(tmp_path):
     for name, text in {"direct": "//#include part.wgsl", "part": "//#include least.wgsl",
                        "least": "", "other": ""}.items():  # fmt: skip
         (tmp_path / "shaders" / f"{name}.wgsl").write_text(text)
-    reach = Reach.read(notes, times)
+    reach = Reach.read(notes, times, [tool.Mutant("", "m.py", "", "", 0)])
     reach.save(tmp_path / "saved")
+    assert Reach.load(tmp_path / "saved").mutants == reach.mutants != ()
     for each in (reach, Reach.load(tmp_path / "saved")):
         python, unknown, shader = (
             each.tests(tool.Mutant("", path, "", "", 0), tmp_path)
