@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import math
 import os
 import sys
 
@@ -71,10 +72,11 @@ def shared_device(request, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def light_runs():
-    """Runs draw no picture, write short samples, and do not wait for the disk."""
+    """Runs draw no picture, write short samples, all of them, and do not wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "write_png", lambda path, rows: bool(path.write_bytes(b"-")))
         patch.setattr(prompts, "_MAX_TOKENS", 3)
+        patch.setattr(prompts, "_MAX_SECONDS", math.inf)  # compiling kernels takes some
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

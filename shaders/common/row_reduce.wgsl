@@ -1,6 +1,6 @@
 // Sum and maximum over the THREADS invocations that share a row: a subgroup's on software adapters
-// (SUBGROUP), none are exchanged with one invocation a row (ONE_THREAD). Else, of a power of two from
-// eight on, an eighth of the invocations combines eight values each until all look at those left.
+// (SUBGROUP), none are exchanged with one invocation a row (ONE_THREAD). Else, of a power of two,
+// an eighth of the invocations combines eight values each until all look at the up to eight left.
 //#if SUBGROUP
 fn reduce_sum(value: f32, thread: u32) -> f32 {
     return subgroupAdd(value);
@@ -48,7 +48,7 @@ fn reduce_sum(value: f32, thread: u32) -> f32 {
     workgroupBarrier();
     //#unroll i 3: if (THREADS > (8u << (3u * $iu))) { add_eights(thread, THREADS >> (3u * $iu + 3u)); }
     var total = partial[0];
-    //#unroll i 7: if (left() > $iu + 1u) { total += partial[$iu + 1u]; }
+    //#unroll i 7: if (left() > $iu + 1u) { total += partial[min($iu + 1u, THREADS - 1u)]; }
     workgroupBarrier();
     return total;
 }
@@ -66,7 +66,7 @@ fn reduce_max(value: f32, thread: u32) -> f32 {
     workgroupBarrier();
     //#unroll i 3: if (THREADS > (8u << (3u * $iu))) { largest_of_eights(thread, THREADS >> (3u * $iu + 3u)); }
     var largest = partial[0];
-    //#unroll i 7: if (left() > $iu + 1u) { largest = max(largest, partial[$iu + 1u]); }
+    //#unroll i 7: if (left() > $iu + 1u) { largest = max(largest, partial[min($iu + 1u, THREADS - 1u)]); }
     workgroupBarrier();
     return largest;
 }

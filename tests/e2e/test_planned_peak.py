@@ -8,7 +8,7 @@ from support.observing import observed
 from e2e.test_residency import write_family
 from e2e.tiny import write_chats, write_model, write_tokenizer
 from qlora_wgpu import Config, train
-from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, cpu_profile
 from qlora_wgpu.training import Observer
 
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "head_dim": 32,
@@ -29,6 +29,7 @@ CASES = {
         "eval": {"sample_prompts": ["is a1 " * 20, "b2?"], "sample_steps": 2, "eval_steps": 2}
     },
     "completions": {
+        "profile": cpu_profile(16),
         "train": {
             "objective": "grpo",
             "per_device_train_batch_size": 4,

@@ -13,6 +13,7 @@ from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.workload import TrainingWorkload
+from qlora_wgpu.selfcheck.cases import Case
 from qlora_wgpu.selfcheck.coverage import Footprint, covering
 
 pytestmark = pytest.mark.slow
@@ -181,21 +182,15 @@ def assert_chosen_for_a_reason(cases, needed, traced):
         assert needed.difference(*others) & traced[case].statements, case
 
 
-def test_checks_of_what_a_run_compiles_come_first(device, traced):
-    executed = traced(device, device.profile, "bfloat16")
-    ran = launches("llama", 0, "bfloat16", device.profile)
-    own = Footprint.of(ran)
-
-    def compiled(cases):
-        return sum(
-            length
-            for case in cases
-            for label, length in executed[case].shaders.items()
-            if label not in own.shaders
-        )
-
-    chosen = covering(own.statements, executed, own.shaders)[0]
-    assert compiled(chosen) < compiled(covering(own.statements, executed)[0])
+def test_checks_of_what_a_run_compiles_come_first():
+    statements = frozenset({("gemm/nt.wgsl", "sum += x * w")})
+    short, compiled = (Case(name, print, (), False) for name in ("short", "compiled"))
+    traced = {
+        short: Footprint(statements, {"nt(TILE=1)": 1_000}),
+        compiled: Footprint(statements, {"nt(TILE=8)": 9_000}),
+    }
+    assert covering(statements, traced) == ([short], frozenset())
+    assert covering(statements, traced, {"nt(TILE=8)": 9_000}) == ([compiled], frozenset())
 
 
 def test_a_statement_that_no_check_has_is_noticed(device, traced):
