@@ -207,6 +207,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BAD)
 def test_bad_files(tmp_path, what) -> None:
     content, message = BAD[what]

@@ -184,6 +184,7 @@ LATENT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", LATENT)
 def test_latent_attention_that_is_not_computed(tmp_path, message) -> None:
     case, keys = LATENT[message]

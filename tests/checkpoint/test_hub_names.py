@@ -32,6 +32,7 @@ def test_what_are_no_hub_names(text: str) -> None:
     assert not hub.is_hub_name(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/3", "it-mid-training", "0123abc"])
 def test_a_name_with_a_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str

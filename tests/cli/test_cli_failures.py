@@ -137,6 +137,7 @@ def test_a_line_that_is_not_text(tmp_path, monkeypatch):
     assert done.stderr.endswith("error: the input is not valid utf-8\n")
 
 
+@pytest.mark.slow
 def test_commands_to_be_copied_are_quoted(tmp_path):
     write_model(tmp_path / "model")
     write_chats(tmp_path / "chats.jsonl", 4)

@@ -43,6 +43,7 @@ def used(place, model, data):
     return load_dataset(data["train"], tokenizer, data["max_seq_length"], how=how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "length"), [("long", 8192), ("model", 256)])
 def test_long_chats_are_not_cut_to_what_teaches_nothing(place, model, length):
     chat = [{"role": "user", "content": "a " * 2500}, {"role": "assistant", "content": "b"}]
@@ -54,6 +55,7 @@ def test_long_chats_are_not_cut_to_what_teaches_nothing(place, model, length):
     assert len(dataset) == 4 and dataset.num_label_tokens >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
@@ -120,6 +122,7 @@ def test_a_name_that_looks_like_an_option(place, monkeypatch):
     assert "train with `qlora-wgpu train ./-r.yaml`" in done.output
 
 
+@pytest.mark.slow
 def test_a_name_cannot_write_into_the_file(place):
     name = os.fsdecode("a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl".encode())
     (place / name).write_text('{"text": "abc"}\n')
@@ -285,6 +288,7 @@ def test_both_rows_of_a_pair_are_planned(place):
     assert rows["kto"] >= 2 * rows["dpo"] > 0
 
 
+@pytest.mark.slow
 def test_several_files_make_a_mixture(place):
     names = [rows_of(place, f"{n}.jsonl", [{"text": "a b c"}] * n) for n in (5, 9)]
     args = [x for name in names for x in ("--data", place / name)]

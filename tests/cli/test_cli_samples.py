@@ -52,6 +52,7 @@ def test_bars_are_written_where_the_encoding_has_no_blocks(run):
     assert f" 3  {'█' * 40}" in CliRunner().invoke(data, [run, "--samples", "0"]).output
 
 
+@pytest.mark.slow
 def test_a_page_has_small_copies_of_images(tmp_path, monkeypatch):
     """However large they are, and one that appears twice in a row."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -65,6 +65,7 @@ def after(*steps, names="ab", **how):
     return scheduler
 
 
+@pytest.mark.slow
 def test_a_worker_gets_blocks_by_its_speed():
     sim = Simulation({"fast": 0.001, "slow": 0.004})
     for _ in range(5):
@@ -73,6 +74,7 @@ def test_a_worker_gets_blocks_by_its_speed():
     assert len(sim.blocks_of("fast")) == 16 and len(sim.blocks_of("slow")) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("uptime", [0.0, 7e4, 3e7])
 def test_no_block_is_left_when_all_workers_are_free(count, uptime):
@@ -105,6 +107,7 @@ def test_no_slow_worker_is_waited_for_at_the_end_of_a_step():
     assert sim.blocks_of("slow") == []  # it computes what is an older step's by now
 
 
+@pytest.mark.slow
 def test_one_that_was_slow_has_its_share_once_it_is_not():
     sim = Simulation({"a": 0.001, "b": 0.1})
     for _ in range(3):
@@ -345,6 +348,7 @@ def test_a_rejected_block_is_left_to_a_slower_worker():
     assert [order.worker for order in sim.scheduler.next(sim.now + 1001.0)] == ["slow"]
 
 
+@pytest.mark.slow
 def test_a_fast_worker_is_not_stalled_by_a_slow_ones_second_block():
     sim = Simulation({"fast": 0.001, "slow": 0.006}, window=2)
     for _ in range(5):

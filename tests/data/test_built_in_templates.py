@@ -45,6 +45,7 @@ def own(name: str) -> ChatTemplate:
 
 # Only what the family's own template leaves to chance is not compared: a system message of its
 # own (Qwen 2.5), an empty thought (Qwen 3), a system message that it drops (Mistral) or refuses.
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize(
     ("name", "real", "chats"),
@@ -115,6 +116,7 @@ def random_chat(seed: int) -> list[dict[str, str]]:
     return chat + [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_marks_are_where_turns_are_found_without_them(name) -> None:
     unmarked = re.sub(r"{%- (end)?generation -%}", "", BUILT_IN_TEMPLATES[name])

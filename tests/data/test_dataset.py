@@ -109,6 +109,7 @@ def test_one_format_per_file(tmp_path) -> None:
         load_dataset(path, tiny_tokenizer(), 8)
 
 
+@pytest.mark.slow
 def test_chat_template_argument(tmp_path) -> None:
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     path = write(tmp_path, [{"messages": messages}])

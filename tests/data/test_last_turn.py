@@ -147,6 +147,7 @@ def _encode(source, messages, train_on="last_turn"):
     return row.text, trained_text(tokenizer, row.ids, row.labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("train_on", ["last_turn", "completion"])
 def test_the_whole_last_turn_is_trained_on_and_nothing_else(name, train_on):
@@ -181,6 +182,7 @@ def test_a_turn_that_cannot_be_told_apart_is_refused():
         _encode(upper, messages)
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("name", ["llama3", "gemma", "gemma3", "phi3", "qwen2_5", "qwen3"])
 def test_templates_with_marks_learn_what_follows_the_last_question(name):

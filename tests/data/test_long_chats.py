@@ -56,6 +56,7 @@ def one_by_one(monkeypatch):
     return each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [UNLIKE, *map(unmarked, ("chatml", "mistral", "phi", "gemma"))])
 @pytest.mark.parametrize("find", [assistant_spans, last_turn_spans])
 def test_the_same_as_one_by_one(source, find, one_by_one):
@@ -64,6 +65,7 @@ def test_the_same_as_one_by_one(source, find, one_by_one):
         assert spans(source, messages, find) == one_by_one(source, messages, find)
 
 
+@pytest.mark.slow
 @needs_recordings
 def test_the_same_as_one_by_one_where_earlier_turns_are_written_otherwise(one_by_one):
     source = (RECORDED / "chat_templates" / "qwen3.jinja").read_text()

@@ -34,6 +34,7 @@ def template(name: str, **special: str) -> ChatTemplate:
     return ChatTemplate((RECORDED / "chat_templates" / f"{name}.jinja").read_text(), special)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     CASES["cases"],

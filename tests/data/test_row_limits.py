@@ -158,6 +158,7 @@ def test_rows_at_a_limit(tmp_path):
     assert len(load(write(tmp_path, [f"[{','.join(rows)}]"], "a.json"))) == 3
 
 
+@pytest.mark.slow
 def test_csv_records_are_bounded(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('text\n"' + ("a" * 1023 + "\n") * (limits.MAX_LINE // 1024 + 1))

@@ -41,6 +41,7 @@ def glaive_row(number):
     }
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("template", ["qwen3", "qwen2_5", "llama3_1"])
 def test_rows_of_tool_calls_as_llama_factory_has_them(template):

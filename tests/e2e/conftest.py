@@ -26,3 +26,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent == Path(__file__).parent and not item.get_closest_marker("quick"):
             item.add_marker("slow")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Quick does not import files of which it has no test: most of them."""
+    if config.getoption("tier") == "quick" and collection_path.name.startswith("test_"):
+        return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
+    return None

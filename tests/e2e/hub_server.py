@@ -104,7 +104,7 @@ def serving(root: Path):
     """The address of a server, and the requests it has had."""
     handler = type("Handler", (Handler,), {"root": root, "log": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", handler.log

@@ -105,7 +105,7 @@ def test_rotations_follow_each_text(device, tmp_path, case):
     assert written(Engine(model, 4, 64), PROMPTS) == alone
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_greedy_tokens_are_the_likeliest_of_the_whole_context(device, tmp_path):
     model = opened("llama", tmp_path, device)
     for prompt, ids in zip(PROMPTS, written(Engine(model, 6, 30), PROMPTS), strict=True):

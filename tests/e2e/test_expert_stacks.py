@@ -52,6 +52,7 @@ def opened(folder, device, quant=PLAIN):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
 def test_the_same_bits(device, folders, scheme):
     models = [

@@ -160,7 +160,7 @@ except CheckpointError as err:
 """
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_a_file_of_the_hub(place, tmp_path) -> None:
     root = tmp_path / "hub"
     repository = root / "models/owner/tiny-GGUF/Q8"

@@ -66,6 +66,7 @@ def apart(model):
     return np.abs(model.logits(ids, mask)[..., :40] - RECORDED["logits"])[mask == 1].max()
 
 
+@pytest.mark.slow
 def test_layers_in_16_bits_stay_as_stored(device, mixed):
     """The logits are those of bitsandbytes' own dequantized weights, up to 4.9 large."""
     model = QLoRAModel.from_pretrained(mixed, LORA, None, "float32", device)
@@ -92,6 +93,7 @@ def memory(pretrained, device):
     return layout.memory(StepOptions("train", 1, 16))
 
 
+@pytest.mark.slow
 def test_the_plan_knows_without_weights(device, mixed):
     config = json.loads((mixed / "config.json").read_text())
     held = memory(Pretrained.open(mixed), device)
@@ -102,6 +104,7 @@ def test_the_plan_knows_without_weights(device, mixed):
     assert told.memory["base"] == held["base"] and told.workload.pretrained.notes
 
 
+@pytest.mark.slow
 def test_experts_in_floats(device, tmp_path):
     """As transformers writes mixtures: attention in 4 bits, experts as they were."""
     config = family_configs()["qwen3_moe"]

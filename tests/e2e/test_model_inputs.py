@@ -28,6 +28,7 @@ def model(folder, device):
     return opened(folder, device)
 
 
+@pytest.mark.slow
 def test_weights_of_labels(model):
     """Weights of 0 and 1 are a mask; others multiply losses, which their sum divides."""
     rng = np.random.default_rng(3)

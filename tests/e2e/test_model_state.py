@@ -124,6 +124,7 @@ def test_a_fresh_adapter_changes_nothing(folder, device):
     )
 
 
+@pytest.mark.slow
 def test_target_modules(folder, device):
     only = QLoRAModel.from_pretrained(
         folder, LoraConfig(r=2, lora_alpha=2, target_modules=["v_proj"]), device=device, **EXACT

@@ -100,6 +100,7 @@ def cut(block, samples, size):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(DPO))
 def test_dpo(model, case):
     block = checked(model, *in_turns(pairs()))
@@ -224,6 +225,7 @@ def test_without_samples(model):
         model.accumulate(*checked(model, *pairs()))
 
 
+@pytest.mark.slow
 def test_the_gradient_with_dropout(device, tmp_path):
     """The slope of the loss under one mask, along the gradient."""
     folder = write_model(tmp_path)

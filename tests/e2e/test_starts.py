@@ -194,6 +194,7 @@ def test_what_peft_saved(recorded, llama, device, tmp_path, kind):
     assert off <= 2e-5 * np.abs(theirs).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("scheme", "dtype"), [("nf4", "bfloat16"), ("none", "float32")])
 def test_it_is_opened_as_it_was_trained(tiny, device, tmp_path, kind, scheme, dtype):

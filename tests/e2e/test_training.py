@@ -185,7 +185,7 @@ def test_a_base_that_is_not_finite_is_told_as_that(folder, device, tmp_path):
         Trainer(model, config(folder, tmp_path / "r")).train(rows())
 
 
-@pytest.mark.quick
+@pytest.mark.slow
 def test_a_run_is_not_overwritten(folder, device, tmp_path):
     model, settings = opened(folder, device), config(folder, tmp_path / "r")
     Trainer(model, settings).train(rows())

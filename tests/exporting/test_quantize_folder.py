@@ -97,6 +97,7 @@ def test_parts_for_images_are_named(tmp_path):
     assert len(in_4_bits(tmp_path / "q4")) == 14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "block"), [("qwen3_moe", "mlp"), ("mixtral", "block_sparse_moe")]
 )

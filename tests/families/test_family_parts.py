@@ -87,6 +87,7 @@ def launches(family, config, *, checkpointing):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*known_families(), *MORE])
 def test_every_weight_that_is_named_is_traced(case):
     config = CONFIGS[case]

@@ -258,6 +258,7 @@ def test_values_that_were_tracebacks_or_gigabytes(model_type, changes):
         read(model_type, **changes)
 
 
+@pytest.mark.slow
 def test_many_layers_without_experts_are_read_soon():
     begin = time.process_time()
     read("qwen3_moe", mlp_only_layers=list(range(10**6)), num_hidden_layers=200)

@@ -53,6 +53,7 @@ def test_nan_is_kept_by_bits_and_not_by_comparing():
     assert [(path, n) for path, n, line in lines() if is_least_or_largest(line)] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_told_by_comparing_a_number_with_itself():
     found = [(p, n, m[0]) for p, n, line in lines() for m in _WITH_ITSELF.finditer(line)]
     assert found == [] and _WITH_ITSELF.search("if (v.x != v.x) {")

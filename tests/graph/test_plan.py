@@ -41,6 +41,7 @@ def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
     return trace_step(graph, base, modules, StepOptions("train", 2, 40, checkpointing), stats).plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
 def test_live_tensors_never_share_a_slot(checkpointing, profile):
@@ -62,6 +63,7 @@ def test_live_tensors_never_share_a_slot(checkpointing, profile):
             assert end < start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_launch_fits_webgpus_defaults(profile, dtype):

@@ -63,8 +63,8 @@ def check(opened, case):
     assert distance(whole_projections(last), told[STEPS]) <= 1e-4 * norm
 
 
+@pytest.mark.slow
 @pytest.mark.cover("pairs")
-@pytest.mark.quick(loss_type=["dapo"], beta=[0.04], num_iterations=[2], scale_rewards=["group"])
 @pytest.mark.parametrize("scale_rewards", PRODUCT["scale_rewards"])
 @pytest.mark.parametrize("num_iterations", PRODUCT["num_iterations"])
 @pytest.mark.parametrize("beta", PRODUCT["beta"])

@@ -33,6 +33,7 @@ def interrupted(function):
     return str(caught.value), time.monotonic() - begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [loops, sleeps])
 def test_a_function_is_interrupted(function):
     before = signal.getsignal(signal.SIGUSR2)

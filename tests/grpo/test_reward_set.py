@@ -46,6 +46,7 @@ def test_a_file_runs_if_it_is_allowed(tmp_path):
     assert not process.is_running
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_for_its_option(tmp_path):
     (tmp_path / "rewards.py").write_text("raise SystemExit('ran')\n")
     (tmp_path / "run.yaml").write_text(

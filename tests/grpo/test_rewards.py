@@ -62,6 +62,7 @@ def test_a_schema_reads_no_other_documents(monkeypatch):
     assert not opened
 
 
+@pytest.mark.slow
 def test_formulas_are_compared():
     pytest.importorskip("math_verify")  # an extra
     completions = [r"so \boxed{\frac{2}{6}}", r"$\frac{1}{2}$", "1/3", r"\frac{1}{3}", r"\boxed{7}"]
@@ -161,6 +162,7 @@ def test_a_file_that_is_none(written, text, match):
         RewardProcess(written(text), "score")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "match"),
     [

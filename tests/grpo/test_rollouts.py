@@ -64,6 +64,7 @@ def batches(model, rollout, policy, reference=None):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_completion_depends_on_its_own_seed_alone(device, tmp_path):
     model = opened(tmp_path, device, Policy())
     whole = sampled(model, 0)
@@ -75,6 +76,7 @@ def test_a_completion_depends_on_its_own_seed_alone(device, tmp_path):
         assert completion.is_truncated == (completion.ids[-1] != 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sequence_level", [False, True])
 def test_the_first_ratio_is_one_to_the_bit(device, tmp_path, dtype, sequence_level):
@@ -94,6 +96,7 @@ def test_the_first_ratio_is_one_to_the_bit(device, tmp_path, dtype, sequence_lev
     assert shown["clip_ratio/low_min"] == shown["clip_ratio/high_max"] == 0.0
 
 
+@pytest.mark.slow
 def test_truncated_completions_may_be_left_out(device, tmp_path):
     policy = Policy("dapo")
     model = opened(tmp_path, device, policy)
@@ -129,6 +132,7 @@ def test_the_mean_reward_rises(device, tmp_path, loss_type):
     assert first < 0.05 and last > 0.2, rewards  # random tokens have a share of 1 / 83
 
 
+@pytest.mark.slow
 def test_a_constant_reward_changes_nothing(device, tmp_path):
     policy = Policy("grpo")
     model = opened(tmp_path, device, policy)
@@ -148,6 +152,7 @@ def test_a_constant_reward_changes_nothing(device, tmp_path):
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_rloo_subtracts_the_divergence_from_the_rewards(device, tmp_path):
     policy = Policy("rloo", 0.5)
     model = opened(tmp_path, device, policy)

@@ -76,6 +76,7 @@ def test_a_run_logs_rewards_by_their_names(device, tmp_path, objective):
     assert len(samples) == 16 and all(row["rewards"].keys() == {"share"} for row in samples)
 
 
+@pytest.mark.slow
 def test_ratios_are_1_also_with_dropout(device, tmp_path):
     write_model(tmp_path)
     write_tokenizer(tmp_path)
@@ -185,6 +186,7 @@ def test_a_failing_reward_ends_the_run_with_its_completion(device, tmp_path, fun
     assert "the run is saved after step 0" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_a_run_refuses(device, tmp_path):
     settings = config(tmp_path)
     with pytest.raises(ConfigError, match="requires reward functions"):

@@ -21,6 +21,7 @@ def patches(pixels, side):
     return parts.transpose(1, 3, 2, 4, 0).reshape(-1, side * side * channels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma4", "lfm2_vl"])
 def test_pixels_are_transformers(family):
     processor = read_image_processor(FAMILIES[family]["images"])

@@ -235,6 +235,7 @@ def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
         assert not fit_to_budget(wide, STEP, total(wide) - 1).offload.streamed_head
 
 
+@pytest.mark.slow
 def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     head = OffloadPlan(host_embedding=True, streamed_head=True)
     both = replace(head, streamed_layers=2)

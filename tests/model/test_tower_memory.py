@@ -62,6 +62,7 @@ def test_crops_are_processed_together_up_to_a_maximum():
     assert batches([3, 4, 9, 1, 1], 8) == [[3, 4], [9], [1, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [None, 0.4])
 def test_memory_is_as_planned_also_with_streamed_layers(settled_device, tmp_path, share):
     """Streamed layers have the same features; the plan is what is allocated, to the byte."""

@@ -54,8 +54,8 @@ def distances(case, found):
     ]
 
 
-@pytest.mark.cover(case=["idefics3", "llava_next", "gemma3", "qwen2_5_vl", "qwen3_vl", "lfm2_vl"])
 @pytest.mark.quick(case=["qwen2_5_vl"])
+@pytest.mark.cover(case=["idefics3", "llava_next", "gemma3", "qwen2_5_vl", "qwen3_vl", "lfm2_vl"])
 @pytest.mark.parametrize("case", CASES)
 def test_features_are_pytorchs(device, tmp_path, case):
     folder, config = saved(case, tmp_path)
@@ -107,6 +107,7 @@ def test_memory_is_as_planned_and_freed_by_closing(settled_device, tmp_path):
     assert memory.total == before
 
 
+@pytest.mark.slow
 def test_clamped_values_are_reported_once(device, tmp_path):
     folder, config = saved("llava", tmp_path)
     with VisionEncoder(folder, config, device) as encoder:
@@ -136,6 +137,7 @@ def older(name):
     return name.replace("vision_tower.", "vision_tower.vision_model.")
 
 
+@pytest.mark.slow
 def test_older_names_in_files(device, tmp_path):
     folder, config = saved("llava", tmp_path, older)
     with VisionEncoder(folder, config, device, "float32") as encoder:

@@ -162,6 +162,7 @@ def test_a_bias_of_the_head(device, profile, dtype, shard):
     run(device, PROFILES[profile], dtype, 21, 203, 36, 1.0, shard=shard, scale=0.5, bias=bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "step", "chunks"), [
     (70, 32, [(0, 32), (32, 32), (64, 6)]), (64, 32, [(0, 32), (32, 32)]), (5, 32, [(0, 5)])
 ])  # fmt: skip

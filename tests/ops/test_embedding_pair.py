@@ -37,6 +37,7 @@ def computed(bench, adapter, ids, dy, dtype="float32", padding=None):
     return bench.run(y, pair.grad_a, pair.grad_b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_row_does_not_depend_on_others(device, profile):
     """A text's tokens alone, and among others: the same bits."""

@@ -123,6 +123,7 @@ def test_products_that_rotate_have_the_bits_of_several_launches(
     assert np.array_equal(got, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(32, 16), (48, 48), (128, 128)])
 def test_heads_that_are_rotated_in_part_or_fill_no_strip_are_rotated_apart(
     device, head_dim, rotary_dim

@@ -94,6 +94,7 @@ PRIMITIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_primitives(name):
     f, *args = PRIMITIVES[name]

@@ -1,6 +1,7 @@
 """A small config.json of every family, with heads of a given size, from the recorded ones."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,13 @@ def _recorded_config(path):
 
 
 def _any_config(path):
+    return json.loads(_config_text(path))
+
+
+@cache
+def _config_text(path):
     with np.load(path) as archive:
-        return json.loads(str(archive["config"])) if "config" in archive else None
+        return str(archive["config"]) if "config" in archive else "null"
 
 
 def nested_configs():

@@ -38,7 +38,7 @@ def test_a_folder_to_go_on_from_that_holds_no_adapter(config, tmp_path, folder, 
         train({**config, "lora": {"init_from": str(tmp_path / folder)}})
 
 
-@pytest.mark.quick("values")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "changes", "text"),
     [

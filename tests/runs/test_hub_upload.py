@@ -80,7 +80,7 @@ def hub(monkeypatch):
         "Handler", (Hub,), {"requests": [], "files": {}, "created": [], "refuses": False}
     )
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -122,6 +122,7 @@ def test_what_is_sent(tmp_path, hub):
     assert written == 2 * [f"Bearer {TOKEN}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("private", [None, False, True])
 def test_who_sees_a_new_repository(tmp_path, hub, private):
     """Its owner alone, unless everybody is to."""

@@ -132,6 +132,7 @@ def test_a_configuration_whose_base_was_moved(place):
         base_in(settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "what"),
     [

@@ -105,6 +105,7 @@ def test_a_processor_says_how_an_image_is_resized(tmp_path, monkeypatch):
     assert found.tokens == 16
 
 
+@pytest.mark.slow
 def test_a_budget_streams_the_tower_or_says_what_it_needs(tmp_path, monkeypatch):
     on_a_gpu(monkeypatch)
     deep = {**TINY["vision_config"], "num_hidden_layers": 8}
@@ -141,6 +142,7 @@ def test_the_command_prints_and_writes_the_tower(tmp_path, monkeypatch):
     assert "--image must be a width and a height such as 1024x768, got '64'" in done.stderr
 
 
+@pytest.mark.slow
 def test_generation_leaves_room_for_a_tower(settled_device, monkeypatch):
     """Resident, then streamed; with less, a tower is placed or refused at the first image."""
     base = Pretrained.from_config({**TINY, "image_token_index": 330})

@@ -70,6 +70,7 @@ def test_the_first_frame_of_an_animation_is_read():
     assert np.array_equal(decode_image(file.getvalue()), expected(file.getvalue()))
 
 
+@pytest.mark.slow
 def test_what_is_no_image_or_too_large_is_one_sentence():
     bomb = io.BytesIO()
     Image.new("1", (20_000, 20_000)).save(bomb, "PNG")

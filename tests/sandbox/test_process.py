@@ -96,6 +96,7 @@ def test_an_answer_that_comes_too_late_is_none(matcher, monkeypatch) -> None:
     assert matcher.call(expressions._fits, "a*", "aa") is True
 
 
+@pytest.mark.slow
 def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_WAIT", 1.0)
     with pytest.raises(SandboxError, match="does not respond within 1 seconds"):
@@ -107,6 +108,7 @@ def test_a_process_that_cannot_start_says_why() -> None:
         SandboxProcess("sandbox.nothing").call(expressions._fits, "a", "a")
 
 
+@pytest.mark.slow
 def test_one_whose_setup_fails_is_set_up_again() -> None:
     broken = SandboxProcess("sandbox.tokenizers", (tokenizers._load, b"{"))
     for _ in range(2):
@@ -123,6 +125,7 @@ def test_memory(child, monkeypatch) -> None:
         rendered(child, grow)
 
 
+@pytest.mark.slow
 def test_memory_is_watched_where_the_system_does_not_limit_it(child, monkeypatch) -> None:
     monkeypatch.setattr(process, "_LIMITED", False)
     assert rendered(child, "a") == "a"
@@ -132,6 +135,7 @@ def test_memory_is_watched_where_the_system_does_not_limit_it(child, monkeypatch
     assert rendered(child, "b") == "b"
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced(child) -> None:
     assert rendered(child, "a") == "a"
     os.kill(pid(child), signal.SIGKILL)
@@ -139,6 +143,7 @@ def test_a_process_that_was_killed_is_replaced(child) -> None:
     assert rendered(child, "b") == "b"
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_half_answer(child, monkeypatch) -> None:
     assert rendered(child, "a") == "a"
     with monkeypatch.context() as patch:
@@ -148,6 +153,7 @@ def test_an_interrupt_leaves_no_half_answer(child, monkeypatch) -> None:
     assert rendered(child, "c") == "c"
 
 
+@pytest.mark.slow
 def test_it_is_its_parents_alone(child) -> None:
     """A process that forked starts a child of its own."""
     assert rendered(child, "a") == "a"
@@ -169,6 +175,7 @@ def test_no_file_can_be_opened_and_no_secret_is_inherited(child, monkeypatch) ->
     assert "Max open files            0 " in limits and "Max file size             0 " in limits
 
 
+@pytest.mark.slow
 def test_no_orphan_is_left_by_a_parent_that_is_killed() -> None:
     code = f"""
 from qlora_wgpu.sandbox import expressions, process

@@ -37,7 +37,7 @@ NO_KERNELS = {"common", "probe", "bench"}
 
 
 @pytest.mark.cover(index=[0], dtype=["bfloat16"])
-@pytest.mark.slow
+@pytest.mark.quick("values", check=["altup_correct", "gated_group_norm", "logits", "stacked"])
 @pytest.mark.parametrize("check", checks())
 @pytest.mark.parametrize("dtype", results.DTYPES)
 @pytest.mark.parametrize("index", range(4))
@@ -234,6 +234,7 @@ def test_a_sound_driver_is_remembered_for_what_was_checked(settled_device, sound
     assert begun(messages) == 2 and len(known()) == 2
 
 
+@pytest.mark.slow
 def test_the_checks_of_a_first_run_are_counted(sound, traced_once):
     messages = []
     sound(messages.append)
@@ -251,6 +252,7 @@ def known():
     return json.loads(results.cache_file().read_text())["sound"]
 
 
+@pytest.mark.slow
 def test_only_what_is_new_is_checked(device, sound, traced_once, monkeypatch):
     """A run with one more shader runs the checks of that alone, and one with fewer none."""
     ran, check = [], results._result

@@ -92,6 +92,7 @@ def test_biases_are_added_to_logits(url, model, written):
     assert ask(url, **asked)["choices"][0] == ask(url, logit_bias={}, **asked)["choices"][0]
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_the_models_logits(url, model, written):
     """Of what was sampled, at any temperature: of the logits as they are."""
     asked = {"seed": 3, "temperature": 1.7, "repetition_penalty": 1.3, "max_tokens": 7}
@@ -171,6 +172,7 @@ def test_what_is_no_option_of_a_template_is_refused(url, options, message):
     assert status == 400 and message in json.loads(answer)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_calls_have_their_arguments_as_templates_want_them(url, written):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "xyz"}'}}
     talk = [
@@ -186,6 +188,7 @@ def test_calls_have_their_arguments_as_templates_want_them(url, written):
     assert ask(url, max_tokens=1, messages=[*TALK, {**talk[1], "tool_calls": [broken]}])
 
 
+@pytest.mark.slow
 def test_a_text_is_gone_on_with(url, model, written):
     answer = ask(url, TEXT, temperature=0, max_tokens=6)
     assert answer["object"] == "text_completion"

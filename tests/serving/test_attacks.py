@@ -60,6 +60,7 @@ def test_more_long_bodies_at_a_time_than_are_held_may_come_again(url, monkeypatc
     assert "retry later" in told(post(url, {"model": "tiny", "messages": TALK}), 503)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b'{"model": "tiny", '])
 def test_a_body_that_never_arrives_is_not_waited_for(url, monkeypatch, sent):
     monkeypatch.setattr(app, "_READING", 0.05)

@@ -87,6 +87,7 @@ def message_of(url, **body):
     return choice["message"], choice["finish_reason"]
 
 
+@pytest.mark.slow
 def test_a_call_is_told_and_not_said(url, says):
     says(f"let me see\n{CALL}{CALL}")
     message, reason = message_of(url)
@@ -96,6 +97,7 @@ def test_a_call_is_told_and_not_said(url, says):
     assert first["function"] == second["function"] == {"name": "add", "arguments": '{"a": 1}'}
 
 
+@pytest.mark.slow
 def test_a_streamed_call_has_its_name_first_and_then_its_arguments(url, says):
     says(f"so\n{CALL}{CALL}")
     pieces = [c for p in events(url, model="hermes", tools=TOOLS) for c in p["choices"]]
@@ -108,11 +110,13 @@ def test_a_streamed_call_has_its_name_first_and_then_its_arguments(url, says):
     assert pieces[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.slow
 def test_without_text_content_is_null(url, says):
     says(CALL)
     assert message_of(url)[0]["content"] is None
 
 
+@pytest.mark.slow
 def test_one_call_alone_ends_the_answer(url, says):
     says(CALL * 9)
     body = {"tools": TOOLS, "parallel_tool_calls": False}
@@ -138,6 +142,7 @@ def test_a_call_that_is_cut_off_stays_text(url, says):
     assert message["content"] == CALL[:-20] and reason == "length"
 
 
+@pytest.mark.slow
 def test_markers_that_are_special_tokens(url, says, tokenizer):
     assert tokenizer.decode([tokenizer.token_id("[TOOL_CALLS]")]) == ""
     says(f"[TOOL_CALLS] [{BODY}]")
@@ -147,6 +152,7 @@ def test_markers_that_are_special_tokens(url, says, tokenizer):
     assert message_of(url, model="mistral")[0]["content"] == "[TOOL_CALLS] no call"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_the_next_turn_goes_back_through_the_template(url, says, tokenizer, name):
     says(CALL if name == "hermes" else f"[TOOL_CALLS] [{BODY}]")
@@ -163,6 +169,7 @@ def test_the_next_turn_goes_back_through_the_template(url, says, tokenizer, name
     assert answer["usage"]["prompt_tokens"] == len(written.ids(exact, TOOLS))
 
 
+@pytest.mark.slow
 def test_several_answers_have_calls_of_their_own(url, says):
     says(CALL)
     choices = ask(url, model="hermes", tools=TOOLS, n=3, logprobs=True)["choices"]

@@ -70,6 +70,7 @@ def test_a_stream_has_the_same_text_in_pieces(url):
     assert pieces[-1]["usage"] == whole["usage"] and pieces[-1]["choices"] == []
 
 
+@pytest.mark.slow
 def test_answers_of_several_clients_do_not_depend_on_one_another(url, model, written):
     expected = [alone(model, written, Sampling(1.0, seed=seed), 6).text for seed in range(3)]
     found = {}

@@ -53,6 +53,7 @@ def test_the_first_command_while_it_imports(module):
     assert not done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["train", "doctor"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_the_process_that_it_begins(verb, moment):

@@ -80,6 +80,7 @@ def test_an_exit_code_of_0_counts_once_the_command_says_that_it_is_done(tmp_path
     assert (done.returncode, len(attempts)) == ((0, 2) if verb == "train" else (2, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
     limit = (
@@ -94,6 +95,7 @@ def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
     assert "address space limited to 16,384 MiB (ulimit -v): raise that" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 @pytest.mark.parametrize(
     ("limit", "steps", "said"),
@@ -161,11 +163,13 @@ def test_other_commands_are_explained_and_not_repeated(tmp_path, verb):
     assert line.startswith("error: the GPU driver crashed (SIGABRT")
 
 
+@pytest.mark.slow
 def test_a_mistake_is_not_repeated(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:mistake")
     assert done.returncode == 2 and len(attempts) == 1 and not done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_killed_from_outside_is_not_repeated(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+kill")
     assert done.returncode == 2 and len(attempts) == 1
@@ -212,6 +216,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path, number):
         assert not is_running(child)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_its_supervisor(tmp_path):
     with sleeping(tmp_path) as (process, child):
         process.kill()

@@ -235,6 +235,7 @@ for number in range(3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("both", [False, True])
 def test_a_closed_pipe_ends_nothing(both):
     as_in_runs = 'import os, sys\nsys.stderr = os.fdopen(os.dup(2), "w", buffering=1)\n'

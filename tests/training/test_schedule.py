@@ -54,6 +54,7 @@ def test_rates_are_those_of_transformers(kind):
         assert error <= 1e-14 * case["learning_rate"], (error, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RECORDED["plateaus"] + RECORDED["rising"])
 def test_a_plateau_is_that_of_torch(case):
     optim = of_schedule(case, lr_scheduler_type="reduce_lr_on_plateau")

@@ -96,6 +96,7 @@ def test_the_default_is_kept_where_it_is_the_fastest(tuned):
     assert tuned(ClockedGpu(), products) == GPU_PROFILE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [-0.02, 0.04])
 def test_kernels_are_compared_at_one_pace(tuned, by):
     """The clock falls or rises by some per cent a second, and one of them is a tenth faster.

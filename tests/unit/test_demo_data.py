@@ -42,6 +42,7 @@ def test_committed_rows_are_what_the_generator_gives(
     assert (DEMO / "data" / name).read_bytes() == files[name].encode()
 
 
+@pytest.mark.slow
 def test_generators_do_not_depend_on_the_hash_seed() -> None:
     code = (
         "import sys, hashlib; sys.path.insert(0, sys.argv[1]); "

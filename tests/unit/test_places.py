@@ -40,6 +40,7 @@ WITHOUT_GGUF = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(set(known_families()) - set(TEXTS)))
 def test_a_family_has_all_its_places(model_type: str) -> None:
     recorded = {config["model_type"] for config in family_configs().values()}
@@ -99,6 +100,7 @@ def test_a_dialect_has_all_its_places(trainer: str) -> None:
     assert not lacking(told | {"tests/config: files of it, converted": tried})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", sorted(_COMMANDS))
 def test_a_command_has_all_its_places(verb: str) -> None:
     pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "cli.md"]

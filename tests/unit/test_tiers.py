@@ -118,6 +118,7 @@ def test_a_tier_has_its_cases(pytester, tier, counts):
     assert " ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names)) == counts
 
 
+@pytest.mark.slow
 def test_a_value_that_no_case_has_is_refused(pytester):
     pytester.makepyfile(TESTS.replace("a=[0, 2]", "a=[0, 7]"))
     done = pytester.runpytest("-p", "support.tiers", "--tier", "test", "--collect-only")

@@ -7,6 +7,7 @@ import pytest
 from tools import words
 
 
+@pytest.mark.slow
 def test_no_old_word_is_left():
     left = [f"{w.path.relative_to(words.ROOT)}:{w.line}: {w.word!r}" for w in words.in_project()]
     assert not left, f"{left}; instead: tools/words.py"

@@ -20,6 +20,7 @@ def parse(source: bytes):
     return Parser(Language(tree_sitter_javascript.language())).parse(source).root_node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
 def test_a_module_parses(module):
     assert not parse(module.read_bytes()).has_error

@@ -18,7 +18,7 @@ def site(tmp_path):
     (tmp_path / "secret").write_text("secret")
     (folder / "link").symlink_to(tmp_path / "secret")
     with SiteServer(folder) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server
         server.shutdown()
@@ -34,6 +34,7 @@ def ask(site, path, host=None):
     return answer.status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [(f"/{MANIFEST}", 200), ("/%00", 404), ("/a%00b/", 404), ("/link", 404), ("/../secret", 404),
@@ -52,6 +53,7 @@ def test_another_hosts_name_is_refused(site, host, status):
     assert ask(site, f"/{MANIFEST}", host) == status
 
 
+@pytest.mark.slow
 def test_no_more_connections_than_it_has_places_for_are_at_work(site):
     waiting = [socket.create_connection(site.server_address) for _ in range(60)]
     try:
