@@ -9,7 +9,7 @@ from support.clocked_gpu import REST, ClockedGpu, kernel
 
 from qlora_wgpu.bench import measure, roofline, timing
 from qlora_wgpu.bench.roofline import measure_gaps
-from qlora_wgpu.bench.timing import DispatchTimer, Load, best_of, clock_of, time_steps
+from qlora_wgpu.bench.timing import DispatchTimer, Load, best_of, clock_of, time_steps, total_steps
 from qlora_wgpu.gpu.device import Device
 
 
@@ -153,8 +153,10 @@ class Model:
 
 def test_steps_that_count_run_at_the_full_clock(gpu):
     gpu.wait(10.0)
-    optimizer = SimpleNamespace(step=lambda number: None)
-    times = time_steps(Model(gpu), optimizer, 1, 8, 5)
+    numbers, done = [], []
+    optimizer = SimpleNamespace(step=numbers.append)
+    times = time_steps(Model(gpu), optimizer, 1, 8, 5, progress=lambda: done.append(1))
+    assert numbers == list(range(1, total_steps(5) + 1)) and len(done) == len(numbers)
     assert times.first_step_seconds > 3 * STEP  # as a user sees it
     seconds = times.step_seconds
     assert (seconds.least, seconds.most) == pytest.approx((STEP, STEP), rel=0.05)

@@ -21,6 +21,7 @@ from qlora_wgpu.config import (
     TrainConfig,
     load_config,
 )
+from qlora_wgpu.config.section import shown
 from qlora_wgpu.errors import ConfigError
 
 DEFAULTS = {
@@ -425,3 +426,22 @@ def test_a_mapping_is_no_file() -> None:
 def test_text_that_is_no_text() -> None:
     text = message(lambda: Config(model={"path": "x"}, data={"train": "k\udcc3\udca4.jsonl"}))
     assert "data.train in Config must be UTF-8 text (set an environment variable such as" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"), (True, "true"), ("a", "'a'"), ([1, "b"], "[1, 'b']"),
+        ({"a": None}, "{a: null}"), pytest.param(10**9999, "a huge integer", id="huge"), (object(), "a object"),
+        ({"a" * 999: 1}, "a mapping"),
+    ],
+)  # fmt: skip
+def test_values_are_shown_as_users_write_them(value, text):
+    assert shown(value) == text
+
+
+def test_long_values_are_cut_to_the_most_that_is_shown():
+    whole = next(n for n in range(999) if len(shown("x" * n)) < n)
+    for length in (whole, whole + 1, 999):
+        text = shown("x" * length)
+        assert text.endswith("...") and len(text) == len(shown("x" * (whole - 1)))

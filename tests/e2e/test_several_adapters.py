@@ -72,6 +72,7 @@ def profile(request, device, monkeypatch):
     )
 
 
+@pytest.mark.cover(profile=["texture"], dtype=["bfloat16"])
 @pytest.mark.parametrize(("profile", "dtype"), WAYS, indirect=["profile"])
 def test_each_computes_what_it_does_alone(base, folders, device, profile, dtype):
     def opened(**given):

@@ -14,7 +14,7 @@ from qlora_wgpu import families
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import Modules, find_family, known_families
-from qlora_wgpu.families.parts.config import ConfigReader, padding_idx
+from qlora_wgpu.families.parts.config import ConfigReader, is_above_zero, padding_idx
 from qlora_wgpu.families.parts.decoder import POST_NORM, DecoderFamily, Layer
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.norm import LayerNorm
@@ -241,3 +241,12 @@ def test_the_row_of_padding_by_default(model_type):
 )
 def test_the_row_of_padding(config, row):
     assert padding_idx(config, 100, 2) == row
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [(1e-30, True), (1e15, True), (10**15, True), (9e-31, False), (1.1e15, False), (0, False),
+     (True, False), ("1", False), (float("nan"), False)],
+)  # fmt: skip
+def test_numbers_well_within_float32(value, is_one):
+    assert is_above_zero(value) == is_one

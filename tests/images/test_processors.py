@@ -72,3 +72,13 @@ def test_tiles_of_one_aspect_ratio_are_more_for_larger_images():
     processor = read_image_processor({**FAMILIES["lfm2_vl"]["images"], "max_tiles": 8})
     assert processor.layout(80, 160) == Tiles(1, 2)
     assert processor.layout(200, 400) == Tiles(2, 4)
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1459, 3), (1456, 2)])
+def test_the_shorter_side_becomes_even_upwards(width, columns):
+    """729 of the 1,456 rows' width are 730, which two tiles of 364 do not hold."""
+    config = {**FAMILIES["smolvlm"]["images"], "do_image_splitting": True}
+    config |= {"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}}
+    processor = read_image_processor(config)
+    assert processor.layout(2912, width) == Tiles(4, columns)
+    assert processor.layout(width, 2912) == Tiles(columns, 4)

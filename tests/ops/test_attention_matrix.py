@@ -146,7 +146,7 @@ def test_blocks(device, halves):
     check(device, halves, segments, window=20, blocks=blocks)
 
 
-@pytest.mark.cover(window=[20, 69])
+@pytest.mark.cover(window=[69])
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):

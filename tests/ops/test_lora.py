@@ -161,3 +161,13 @@ def test_workgroups_are_within_what_is_promised(profile):
 def test_experts_share_no_tile_of_rows():
     most = max(each.lora_rows for each in (CPU_PROFILE, *PROFILES.values()))
     assert EXPERT_TILE % most == 0
+
+
+@pytest.mark.parametrize(("threads", "rank", "lanes"), [(64, 16, 4), (32, 16, 2), (64, 24, 2)])
+def test_lanes_that_share_a_row_of_the_way_back(threads, rank, lanes):
+    """Four, if they divide a row of B and each has sixteen invocations."""
+    g = Graph("bfloat16", replace(ANY, lora_threads=threads))
+    b = g.float32("b", 64, rank)
+    lora = Lora(rank, SCALE, 0.0, MODULE, b, b, b, b)
+    UP_GRAD.launch(g, LoraBGradInput(g.operand("x", 40, 64), lora, g.float32("u", 40, rank)))
+    assert g.launches[0].constants["LANES"] == lanes

@@ -88,3 +88,20 @@ def test_sums_of_other_experts_are_refused(device):
         balance_sums(g, logits, ids, batch, bench.given(np.zeros((2, 7))))
     with pytest.raises(GraphError, match="do not fit 42 rows"):
         balance_sums(g, bench.given(layers()[0][:40]), ids, batch)
+
+
+def test_the_largest_logit_is_any_expert_s(device):
+    """Logits 200 above the first one's, whose exp would be beyond float32."""
+    logits = layers()[0]
+    logits[:, 4] += 200.0
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    g, batch = bench.graph, batch_of(bench)
+    given = bench.given(logits, grad=True)
+    sums = balance_sums(g, given, largest(g, given, TOP_K), batch)
+    balance_loss(g, sums, TOP_K, batch, bench.given(np.zeros((1, 6))), COEFFICIENT)
+    g.backward()
+    (got,) = bench.run(g.gradient_of(given))
+    logits = rounded(logits, "float32")
+    (expected,) = grad(reference.balance_loss, 1.0, [logits], TOP_K, MASK)
+    bound = tolerance("float32", EXPERTS)
+    assert_close(got, LABELS * COEFFICIENT * expected, bound, "float32 sums")

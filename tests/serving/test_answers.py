@@ -252,3 +252,8 @@ def test_what_is_wrong_is_told(url, change, told, streamed):
     assert status == 400
     assert told in json.loads(text)["error"]["message"]
     assert ask(url, TEXT, max_tokens=1)["choices"]  # others go on
+
+
+def test_a_prompt_may_have_any_token(url):
+    """Also the first one of the vocabulary."""
+    assert ask(url, TEXT, prompt=[0, 1, 0], max_tokens=1)["usage"]["prompt_tokens"] == 3
