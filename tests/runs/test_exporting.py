@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.exporting.gguf_tensors import find_file_type
 from qlora_wgpu.runs import exporting
 from qlora_wgpu.runs.exporting import Drift
+from qlora_wgpu.training.observers import Unwatched
 
 
 def drift(lost):
@@ -86,3 +87,32 @@ def test_a_modelfile_of_somebody_else_stays(exported, tmp_path):
     with pytest.raises(ConfigError, match=r"new\.Modelfile already exists"):
         exported(0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["new.Modelfile"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "lost", "told"),
+    [
+        ({"eval_split": 2}, set(), "of held-out data"),
+        ({"eval_split": None}, set(), "of training data"),
+        ({"eval_split": 2}, {True}, "of training data"),
+        ({"eval_split": 2}, {True, False}, "of a sample text"),
+    ],
+)
+def test_what_an_export_is_compared_on(monkeypatch, settings, lost, told):
+    """Held-out rows, else those of training, else a text, whatever of them can still be read."""
+    run = Config.model_validate({"model": {"path": "base"}, "data": settings})
+
+    def rows(settings, tokenizer, observer, *, held_out):
+        if held_out in lost:
+            raise DataError("moved")
+        return [SimpleNamespace(input_ids=[number, 1, 2]) for number in range(9)]
+
+    for name, value in {
+        "tokenizer_for": lambda *given: SimpleNamespace(encode=lambda text: [7, 99, 8]),
+        "find_run": lambda adapter: "run", "config_of_run": lambda folder: run, "read_data": rows,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(exporting, name, value)
+    architecture = SimpleNamespace(vocab_size=20)
+    source = SimpleNamespace(for_adapter=lambda adapter: SimpleNamespace(architecture=architecture))
+    expected = [[7, 8]] if "sample" in told else [[number, 1, 2] for number in (0, 2, 4, 6)]
+    assert exporting._texts(source, "adapter", Unwatched()) == (expected, told)
