@@ -49,7 +49,7 @@ test-lowest: setup
 # seconds; a software GPU needs half of them to compile shaders for the first time.
 export PYTHONDONTWRITEBYTECODE =  # so that modules are compiled once for all processes
 PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
-BUDGET = 1900
+BUDGET = 1700
 
 quick: setup
 	$(PYTEST) tests --tier quick $(if $(K),-k "$(K)")

@@ -161,7 +161,7 @@ def test_a_family_of_ones_own(device, tmp_path, monkeypatch):
     assert np.abs(logits[..., :40] - recorded["logits"])[mask == 1].max() <= 1e-4
 
 
-@pytest.mark.cover(case=["llama-dora", "gemma3", "qwen3_moe-experts", "qwen3_5"])
+@pytest.mark.cover(case=["llama-dora", "qwen3_moe-experts"])
 @pytest.mark.parametrize("case", FORWARDS)
 def test_quantized_and_recomputed(device, tmp_path, case):
     """NF4 and bfloat16 stay near the recorded loss; recomputing layers changes no bit."""

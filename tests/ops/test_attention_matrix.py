@@ -146,8 +146,7 @@ def test_blocks(device, halves):
     check(device, halves, segments, window=20, blocks=blocks)
 
 
-@pytest.mark.cover(window=[69])
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)

@@ -91,7 +91,7 @@ def profile_of(device, shape, *, deep=False):
     return dataclasses.replace(profile, matrix_deep=deep, **tile)
 
 
-@pytest.mark.cover("values", check=["linear"], units=["own", "f16", "f32"])
+@pytest.mark.cover("values", check=["linear"], units=["f16", "f32"])
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix", "experts"])
 def test_layers(device, units, check, deep):
