@@ -36,11 +36,14 @@ import psutil
 
 from campaigns.python_mutants import of_a_module
 from campaigns.shader_mutants import UNREACHED, Mutant, of_a_file
+from qlora_wgpu.gpu.adapters import widen_software_vectors
 from tools.reach import Reach, report_from
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("shader", "python")
 TIERS = ("quick", "test", "full")
+MOST_DRAWS = 1000
+"""How often a mutant that has not been drawn is sought in a folder."""
 BATCHES = (30, 300)  # tests, the cheapest first; the last batch has all others
 
 # ---- Which mutants
@@ -85,9 +88,10 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     for number in range(1, count + 1):
         kind = kind_of(number)
         room = orders[kind][(number - 1) // len(KINDS) % len(orders[kind])]
-        mutant = _draw(room, rngs[kind])
-        while mutant in chosen:
-            mutant = _draw(room, rngs[kind])
+        found = (_draw(room, rngs[kind]) for _ in range(MOST_DRAWS))
+        mutant = next((mutant for mutant in found if mutant not in chosen), None)
+        if mutant is None:
+            sys.exit(f"{room} has no more mutants for --count {count}: lower it")
         chosen.append(mutant)
     return chosen
 
@@ -172,8 +176,10 @@ class Copy:
         """Runs Python here; its exit code, None if it took too long, and what it wrote."""
         with tempfile.TemporaryDirectory(dir=self.root.parent, ignore_cleanup_errors=True) as own:
             # Compiled shaders are shared, whoever asks for them; caches of wrong results are not.
+            environment = dict(os.environ)
+            widen_software_vectors(environment)  # which have a folder of compiled shaders for them
             caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-            environment = {"MESA_SHADER_CACHE_DIR": caches, **os.environ}
+            environment.setdefault("MESA_SHADER_CACHE_DIR", caches)
             environment |= {"PYTHONPATH": str(self.root), "XDG_CACHE_HOME": own, "TMPDIR": own}
             environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
             with (Path(own) / "output").open("w+b") as output:

@@ -276,3 +276,10 @@ def test_what_was_found_is_not_run_again(tmp_path):
     other = tool.Judge(Answers([B]), REACH)
     assert tool.Results(path).of(MUTANT, "quick", other) == found
     assert tool.Results(path).of(MUTANT, "test", other).tests == 1
+
+
+def test_more_than_a_folder_has_are_refused(monkeypatch):
+    monkeypatch.setattr(tool, "rooms", lambda kind: ["shaders/column_scale"])
+    monkeypatch.setattr(tool, "MOST_DRAWS", 50)
+    with pytest.raises(SystemExit, match="column_scale has no more mutants for --count 400"):
+        drawn(400, seed=1)
