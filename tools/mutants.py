@@ -177,7 +177,7 @@ class Copy:
         with tempfile.TemporaryDirectory(dir=self.root.parent, ignore_cleanup_errors=True) as own:
             # Compiled shaders are shared, whoever asks for them; caches of wrong results are not.
             environment = dict(os.environ)
-            widen_software_vectors(environment)  # which have a folder of compiled shaders for them
+            widen_software_vectors(environment)  # wider ones have a cache of their own
             caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
             environment.setdefault("MESA_SHADER_CACHE_DIR", caches)
             environment |= {"PYTHONPATH": str(self.root), "XDG_CACHE_HOME": own, "TMPDIR": own}
