@@ -25,6 +25,10 @@ apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
+pip_install() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
+}
+
 new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
@@ -57,15 +61,18 @@ fi
 stamp=.venv/.installed-${extras:-plain}
 if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     echo "installing qlora-wgpu into .venv"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}"
+    what=".${extras:+[$extras]}"
+    pip_install --no-compile uv || true
+    # uv takes seconds where pip takes a minute, but does not know of indexes that pip is told of.
+    .venv/bin/uv pip install --quiet --python .venv/bin/python -e "$what" || pip_install -e "$what"
     touch "$stamp"
 fi
 
 # doctor fails if there is no usable GPU; the WebGPU library itself may lack libvulkan.
-if ! .venv/bin/qlora-wgpu doctor >/dev/null 2>&1; then
+if ! .venv/bin/qlora-wgpu doctor --quick >/dev/null 2>&1; then
     echo "no GPU with Vulkan found: installing lavapipe (mesa-vulkan-drivers)"
     apt_install mesa-vulkan-drivers libvulkan1
-    .venv/bin/qlora-wgpu doctor >/dev/null  # reports on stderr what is missing
+    .venv/bin/qlora-wgpu doctor --quick >/dev/null  # reports on stderr what is missing
 fi
 
 # The tests compile kernels with RADV, the driver for AMD's GPUs, on any machine.

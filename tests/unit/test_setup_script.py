@@ -18,7 +18,7 @@ def set_up(tmp_path: Path, pythons: dict[str, str]) -> subprocess.CompletedProce
     """Runs it as far as its virtual environment, with these commands alone."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name in ("sh", "dirname", "cat"):
+    for name in ("sh", "dirname", "cat", "mkdir", "chmod", "touch"):
         (commands / name).symlink_to(shutil.which(name) or name)
     for name, script in pythons.items():
         (commands / name).write_text(script)
@@ -41,3 +41,23 @@ def test_an_old_one_alone_is_told(tmp_path: Path) -> None:
     done = set_up(tmp_path, {"python3": OLD})
     assert done.returncode == 2
     assert done.stderr == "error: Python 3.11 or later is required, found Python 3.9.18\n"
+
+
+# A Python whose virtual environment has commands that note what they are asked.
+MAKING = """#!/bin/sh
+case "$*" in *venv*--clear*) ;; *) exit 0;; esac
+mkdir .venv .venv/bin
+for name in python uv qlora-wgpu; do
+    echo '#!/bin/sh
+echo "${0##*/} $*" >&2' >.venv/bin/$name
+    chmod +x .venv/bin/$name
+done
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_pip_installs_where_uv_cannot(tmp_path: Path, works: bool) -> None:
+    done = set_up(tmp_path, {"python3": MAKING + "echo false >>.venv/bin/uv\n" * (not works)})
+    asked = [line.split()[:1] + line.split()[-1:] for line in done.stderr.splitlines()]
+    assert done.returncode == 0, done.stderr
+    assert asked == [["python", "uv"], ["uv", "."], *[["python", "."]] * (not works)]
