@@ -16,9 +16,10 @@ os.environ.setdefault("QLORA_WGPU_VERIFY_DRIVER", "0")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from support.processes import heed_signals
-from support.shaders import keep_compiled_shaders
+from support.shaders import FEW_ROWS, keep_compiled_shaders
 from support.shared_device import bound_pipelines, share_devices
 
+from qlora_wgpu.gpu import device as gpu_device
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.runs import prompts, reporting
 
@@ -65,8 +66,19 @@ def pytest_runtest_protocol(item):
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def small_tiles():
+    """Products of a software GPU have tiles of few rows, which change no bit and compile soon.
+
+    Tiles of as many rows as processors have are those of ``tests/ops/test_narrow_tiles.py``.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_device, "rows_of_products", lambda lanes: FEW_ROWS)
+        yield
+
+
 @pytest.fixture(scope="session")
-def device() -> Device:
+def device(small_tiles) -> Device:
     return Device()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm
-from tests.support.harness import DTYPES, PROFILES, Bench
+from support.harness import DTYPES, PROFILES, Bench
 
 ROWS, RANK = 37, 5
 WHOLE = 256  # columns, of whole tiles whatever a subgroup's size

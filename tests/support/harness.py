@@ -19,6 +19,7 @@ from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.selfcheck import runner
 from qlora_wgpu.selfcheck.cases.common import compare_op
 from qlora_wgpu.selfcheck.runner import POISON, Runner, rounded
+from support.shaders import FEW_ROWS
 
 __all__ = [
     "DTYPES",
@@ -33,7 +34,7 @@ __all__ = [
     "tolerance",
 ]
 
-PROFILES = {"cpu": CPU_PROFILE, "texture": cpu_profile(16), "gpu": GPU_PROFILE}
+PROFILES = {"cpu": CPU_PROFILE, "texture": cpu_profile(16, FEW_ROWS), "gpu": GPU_PROFILE}
 DTYPES = ("float32", "bfloat16")
 VARIANTS = [(p, d) for p in PROFILES for d in DTYPES]
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from qlora_wgpu.gpu.adapters import widen_software_vectors
 
+FEW_ROWS = 8
+"""Of a product's tile on software GPUs; more change no bit, but take longer to compile."""
+
 
 def keep_compiled_shaders():
     """Tells commands where Mesa keeps this user's shaders, wherever their own cache is."""
