@@ -15,8 +15,10 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.gpu.backend import Backend
 from qlora_wgpu.gpu.dawn import Dawn
+from qlora_wgpu.gpu.driver import guarded_probe, has_crashed
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.version import __version__
 
 # ---- Mesa's software GPU ---------------------------------------------------------------------
 
@@ -142,6 +144,8 @@ def _cpu() -> str:
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (WgpuNative(), Dawn())}
 BACKEND_VARIABLE = "QLORA_WGPU_BACKEND"
+API_VARIABLE = "WGPU_BACKEND_TYPE"
+"""wgpu-py's: the only native API to use, as ``Vulkan`` or ``D3D12``."""
 
 # Native APIs, preferred first: Vulkan has matrix units and fast compilers.
 _APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}
@@ -270,8 +274,12 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     os.environ.setdefault("XDG_RUNTIME_DIR", os.environ.get("TMPDIR", "/tmp"))
     widen_software_vectors(os.environ)
     add_software_threads(os.environ)
+    apis = _apis_without_crash(backend)
     try:
-        adapters = backend.adapters()
+        with guarded_probe(_listing(backend, apis), f"listing GPUs through {backend.package}"):
+            adapters = backend.adapters(apis)
+            for adapter in adapters:  # some of AMD's drivers crash when they are asked this
+                backend.matrix_shapes(adapter)
     except DeviceError:
         raise
     except Exception as err:
@@ -280,10 +288,40 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     return sorted(usable, key=lambda adapter: adapter.slowness)
 
 
+def _usable_apis() -> tuple[str, ...]:
+    """This system's APIs, preferred first, or the one that the user wants."""
+    every = _APIS.get(sys.platform, ("Vulkan",))
+    wanted = os.environ.get(API_VARIABLE)
+    if not wanted:
+        return every
+    if wanted not in every:
+        known = " or ".join(every)
+        raise DeviceError(f"{API_VARIABLE} must be {known} on this system, got {wanted!r}")
+    return (wanted,)
+
+
+def _apis_without_crash(backend: Backend) -> tuple[str, ...]:
+    """The APIs to list GPUs of, without one whose drivers crashed before; () for all."""
+    usable = _usable_apis()
+    first = usable if os.environ.get(API_VARIABLE) else ()
+    for apis in (first, *((api,) for api in usable[1:] if backend.leaves_out)):
+        if not has_crashed(_listing(backend, apis)):
+            return apis
+    raise DeviceError(
+        f"two processes crashed while {backend.package} listed GPUs: update the graphics driver, "
+        f"set {API_VARIABLE}, or choose another device.backend"
+    )
+
+
+def _listing(backend: Backend, apis: tuple[str, ...]) -> str:
+    """What is remembered if it crashes."""
+    return " ".join(("listing", backend.name, *apis, __version__))
+
+
 def _one_api_a_card(adapters: list[Any]) -> list[Any]:
     """Each GPU once, by its best API; several GPUs of one kind are all listed."""
     taken: list[Any] = []
-    for api in _APIS.get(sys.platform, ("Vulkan",)):
+    for api in _usable_apis():
         known = {name for adapter in taken for name in _names(adapter)}
         listed = [adapter for adapter in adapters if adapter.info["backend_type"] == api]
         taken += [adapter for adapter in listed if not known & _names(adapter)]

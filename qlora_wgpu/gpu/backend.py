@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,6 +28,8 @@ class Backend(ABC):
     features: ClassVar[Mapping[str, tuple[str, ...]]]
     # Whether its uniformity analysis rejects barriers that depend on copies of uniforms.
     proves_uniformity: ClassVar[bool] = False
+    # Whether it loads no driver of an API that is not asked for.
+    leaves_out: ClassVar[bool] = False
 
     @abstractmethod
     def load(self) -> Any:
@@ -43,8 +45,8 @@ class Backend(ABC):
                 f"the package {self.package} cannot be loaded ({err}): {self.install}"
             ) from err
 
-    def adapters(self) -> list[Any]:
-        """All adapters that the package lists."""
+    def adapters(self, apis: Sequence[str] = ()) -> list[Any]:
+        """All adapters that the package lists; with ``leaves_out``, of these APIs if there are."""
         return list(self.module.gpu.enumerate_adapters_sync())
 
     def features_of(self, adapter: Any) -> dict[str, tuple[str, ...]]:

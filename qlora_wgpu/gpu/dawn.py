@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from qlora_wgpu.errors import install_command
@@ -69,8 +69,8 @@ class Dawn(Backend):
             )
         return wgpudawn
 
-    def adapters(self) -> list[Any]:
-        """All adapters; Dawn's remarks about unusable drivers are not printed."""
+    def adapters(self, apis: Sequence[str] = ()) -> list[Any]:
+        """All adapters, of every API; Dawn's remarks about unusable drivers are not printed."""
         self.module  # noqa: B018  imported first, so that a failure is reported
         with _without_stderr():
             return super().adapters()

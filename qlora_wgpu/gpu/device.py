@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -184,7 +183,10 @@ class Transfers:
         return data.cast("B")[start : start + nbytes]
 
 
-_TIMEOUT = 1800.0  # seconds
+# Seconds. On Metal, wgpu waits forever for work that macOS has aborted (wgpu 9531), so little is
+# under way at once.
+_TIMEOUT, _METAL_TIMEOUT = 1800.0, 120.0
+_SUBMITS_AT_ONCE = 100  # on Metal
 DISPATCHES_PER_SUBMIT = 100  # so that the GPU starts while the host still encodes
 SUBMIT_MILLISECONDS = 100.0  # see ``CostModel``
 
@@ -221,7 +223,6 @@ class Device(Transfers):
         submit_milliseconds: float = SUBMIT_MILLISECONDS,
         timeout: float | None = None,
         memory: int | None = None,
-        adapter: str | None = None,
     ) -> None:
         """Opens a device.
 
@@ -232,13 +233,10 @@ class Device(Transfers):
             submit_milliseconds: After how many milliseconds of work it is submitted, on hardware
                 GPUs.
             timeout: Seconds after which a call into the driver is considered hung; None is half an
-                hour, or no limit for a software GPU, which may be slow but cannot hang.
+                hour, two minutes on Metal, or no limit for a software GPU, which may be slow but
+                cannot hang.
             memory: Maximum bytes of device memory; None for no limit.
-            adapter: The former name of ``gpu``.
         """
-        if adapter is not None:
-            warnings.warn("Device(adapter=) was renamed to gpu=", DeprecationWarning, stacklevel=2)
-            gpu = adapter
         self.in_turn = threading.RLock()
         self._process = os.getpid()
         refuse_fork()
@@ -248,7 +246,7 @@ class Device(Transfers):
         self.dispatches_per_submit = dispatches_per_submit
         self.pace = CostModel.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
         self.budget = memory
-        self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
+        self.timeout = timeout or self._usual_timeout()
         limits.require_limits(self.name, self.gpu.limits)
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
@@ -264,6 +262,7 @@ class Device(Transfers):
         )
         self.profile = CPU_PROFILE
         self.notes: tuple[str, ...] = ()
+        self._submits = 0
         self._broadcasting = 0  # the subgroup size that broadcasts rely on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
@@ -273,11 +272,6 @@ class Device(Transfers):
         return driver_call(self.name, what, self.timeout)
 
     @property
-    def adapter(self) -> Any:
-        warnings.warn("Device.adapter was renamed to Device.gpu", DeprecationWarning, stacklevel=2)
-        return self.gpu
-
-    @property
     def name(self) -> str:
         return str(self.gpu.info["device"])
 
@@ -285,6 +279,23 @@ class Device(Transfers):
     def is_cpu(self) -> bool:
         """Whether this is a software GPU, which needs kernels without workgroup memory."""
         return bool(self.gpu.info["adapter_type"] == "CPU")
+
+    @property
+    def _is_metal(self) -> bool:
+        return bool(self.gpu.info["backend_type"] == "Metal")
+
+    def _usual_timeout(self) -> float:
+        if self.is_cpu:
+            return math.inf
+        return _METAL_TIMEOUT if self._is_metal else _TIMEOUT
+
+    def submit(self, *commands: Any) -> None:
+        """Submits command buffers; waits for all of them now and then on Metal."""
+        super().submit(*commands)
+        self._submits += 1
+        if self._is_metal and self._submits % _SUBMITS_AT_ONCE == 0:
+            with self.driver_call("waiting for work"):
+                self.raw.queue.on_submitted_work_done_sync()
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ class WgpuNative(Backend):
 
     name: ClassVar[str] = "wgpu"
     package: ClassVar[str] = "wgpu"
+    leaves_out: ClassVar[bool] = True
     install: ClassVar[str] = 'pip install "wgpu>=0.32,<0.33"'
     features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "timestamp-query": ("timestamp-query",),
@@ -32,6 +33,15 @@ class WgpuNative(Backend):
         with suppress(AttributeError):  # private names, which another version may not have
             _parse_types_by_what_they_name(wgpu_native.ffi)
         return wgpu
+
+    def adapters(self, apis: Sequence[str] = ()) -> list[Any]:
+        if apis:
+            names = {"D3D12": "DX12"}
+            with suppress(RuntimeError):  # the program has already listed them
+                self.module.backends.wgpu_native.extras.set_instance_extras(
+                    backends=[names.get(api, api) for api in apis]
+                )
+        return super().adapters()
 
     def compile(self, device: Any, code: str, label: str) -> Any:
         """A shader module whose loops are trusted to end, unless all checks are on.

@@ -88,6 +88,16 @@ def test_on_windows_each_card_is_listed_once(monkeypatch):
 LAVAPIPE, SWIFTSHADER = "llvmpipe (LLVM 15.0.6, 256 bits)", "SwiftShader Device (Subzero)"
 
 
+def test_the_api_that_is_wanted_is_the_only_one(monkeypatch):
+    monkeypatch.setattr(adapters.sys, "platform", "win32")
+    monkeypatch.setenv(adapters.API_VARIABLE, "D3D12")
+    use(monkeypatch, wgpu=[card("twin", number=7), card("twin", api="D3D12", number=7)])
+    assert [a.raw.info["backend_type"] for a in adapters.list_adapters("wgpu")] == ["D3D12"]
+    monkeypatch.setenv(adapters.API_VARIABLE, "Metal")
+    with pytest.raises(DeviceError, match="must be Vulkan or D3D12 on this system, got 'Metal'"):
+        adapters.list_adapters("wgpu")
+
+
 def test_lavapipe_comes_before_other_software(monkeypatch):
     soft = [card(SWIFTSHADER, "CPU"), card(LAVAPIPE, "CPU")]
     for listed in (soft, soft[::-1]):

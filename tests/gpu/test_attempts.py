@@ -1,5 +1,6 @@
 """What a driver crashes at is not tried for ever, and what it comes through counts for nothing."""
 
+import os
 import subprocess
 import sys
 
@@ -79,3 +80,45 @@ def test_probes_that_crash_are_left_out(monkeypatch, is_cpu):
     profile, notes = opened(monkeypatch, is_cpu=is_cpu)
     assert not profile.textures and profile.gemm_kind == ("register" if is_cpu else "tiled")
     assert "crashed when" in notes[0]
+
+
+LISTING = """
+import os, sys
+from qlora_wgpu.gpu import adapters
+from qlora_wgpu.gpu.backend import Backend
+
+class Crashing(Backend):
+    name, package = "wgpu", "numpy"
+    leaves_out = {leaves_out}
+    load = None
+
+    def adapters(self, apis=()):
+        if "Vulkan" in (apis or ("Vulkan",)):
+            os._exit(3)
+        print("listed", *apis)
+        return []
+
+Crashing.__abstractmethods__ = frozenset()
+adapters._APIS = {{sys.platform: ("Vulkan", "D3D12")}}
+adapters.BACKENDS = {{"wgpu": Crashing()}}
+print(adapters.list_adapters("wgpu"))
+"""
+
+
+def listed(*, leaves_out, **environment):
+    script = LISTING.format(leaves_out=leaves_out)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env=os.environ | environment,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_api_whose_drivers_crash_when_gpus_are_listed_is_left_out():
+    """AMD's driver for integrated GPUs does on Windows when asked for cooperative matrices."""
+    assert [listed(leaves_out=True).returncode for _ in range(2)] == [3, 3]
+    assert listed(leaves_out=True).stdout == "listed D3D12\n[]\n"
+    refused = listed(leaves_out=False)  # an implementation that cannot leave it out
+    assert "two processes crashed while numpy listed GPUs: update the graphics" in refused.stderr
+    wanted = listed(leaves_out=True, WGPU_BACKEND_TYPE="D3D12")
+    assert wanted.stdout == "listed D3D12\n[]\n"

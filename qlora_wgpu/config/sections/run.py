@@ -154,8 +154,8 @@ class DeviceConfig(Section):
     """Maximum duration of a submission to the driver in milliseconds, as measured in the first step
     (unlimited on a software GPU); lower it if a desktop system resets a slow GPU."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds without a response after which the driver counts as hung; null is 1800, or no limit
-    on a software GPU."""
+    """Seconds without a response after which the driver counts as hung; null is 1800, 120 on Metal,
+    or no limit on a software GPU."""
 
     @model_validator(mode="before")
     @classmethod
