@@ -149,18 +149,19 @@ class MatrixTile:
         }
 
 
-# Subgroups along rows and columns and the products of each, the first choice first.
+# Subgroups along rows and columns and the products of each, the first choice first; never a single
+# subgroup, whose loads Apple's compiler miscompiles (cubecl 1636).
 _TILES = (
     (2, 4, 4, 2),
     (2, 2, 4, 4),
     (2, 2, 4, 2),
     (2, 2, 2, 2),
     (1, 2, 2, 2),
-    (1, 1, 2, 2),
     (8, 4, 1, 2),
     (4, 4, 1, 2),
     (2, 2, 1, 2),
-    (1, 1, 1, 1),
+    (1, 2, 1, 2),
+    (1, 2, 1, 1),
 )
 
 
