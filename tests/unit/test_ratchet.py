@@ -17,7 +17,7 @@ ENGINE = [
     "reference", "selfcheck", "tuning", "bench",
 ]  # fmt: skip
 FILES = {"engine": 290, "product": 216}
-LINES = {"engine": 44_090, "product": 52_100}
+LINES = {"engine": 44_160, "product": 52_100}
 TRAINING = {"engine": 105, "product": 84}  # files that a run of two steps passes through
 
 

@@ -256,6 +256,7 @@ _DEEP, _WIDE = Sizes(3, 1100, 100, 5, 72), Sizes(3, 100, 1100, 5, 1088)
 _LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
 # Enough rows and columns to show errors of large sizes; shallow, so that it is fast.
 _VAST = Sizes(1030, 24, 2100, 0, 2100)
+_FULL = Sizes(1030, 2056, 2100, 8, 2100)  # as deep, too: on Apple's M5 nothing smaller was wrong
 
 
 def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Any:
@@ -365,6 +366,11 @@ def check_only_use(run: Runner, s: Sizes, dropout: float) -> None:
     layers = adapted(run, replace(s, shard=s.outer), _NAMES[0], dropout=dropout)
     batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
     compare_layers(run, layers, [batch])
+
+
+def check_product_of_a_model(run: Runner) -> None:
+    """A layer as large as a model's; a smaller one on software GPUs, which it takes a minute."""
+    check_only_use(run, _LARGE if run.graph.profile.is_software else _FULL, 0.0)
 
 
 def check_long_product(run: Runner) -> None:
