@@ -1,5 +1,8 @@
 """Calls into the driver: their errors as sentences, and how long they take."""
 
+import os
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -68,3 +71,22 @@ def test_copies_on_their_way_come_in_order_and_their_room_may_count(counts):
     assert copies.full
     got = [np.frombuffer(copies.take(), np.uint32).tolist() for _ in range(2)]
     assert got == [[1] * 4, [2] * 4] and len(copies) == 0
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "seconds", "waits"),
+    [("Metal", "IntegratedGPU", 120.0, [100, 200]), ("Vulkan", "IntegratedGPU", 1800.0, []),
+     ("Vulkan", "CPU", float("inf"), [])],
+)  # fmt: skip
+def test_little_is_under_way_on_metal_where_a_wait_may_never_end(api, kind, seconds, waits):
+    waited = []
+    own = Device.__new__(Device)
+    own.gpu = SimpleNamespace(info={"device": "card", "adapter_type": kind, "backend_type": api})
+    queue = SimpleNamespace(
+        submit=list, on_submitted_work_done_sync=lambda: waited.append(own._submits)
+    )
+    own.raw, own._submits, own._process = SimpleNamespace(queue=queue), 0, os.getpid()
+    own.timeout = own._usual_timeout()
+    for _ in range(250):
+        own.submit()
+    assert (own.timeout, waited) == (seconds, waits)
