@@ -24,14 +24,19 @@ from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.preprocessor import without_comments
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 
@@ -125,6 +130,30 @@ def recorded_of(family: str, profile: str) -> dict[str, str]:
     return {"short": combined(short), "all": combined(every)}
 
 
+def forward_of(family: str) -> str:
+    """A digest of what a family's forward pass launches, which costs next to nothing.
+
+    It has names, parameters, grids and shapes, and no shader's code.
+    """
+    own = find_family(CONFIGS[family])
+    architecture = own.read(CONFIGS[family])
+    adapter = AdapterLayout(LoraConfig(r=2), architecture.linears, architecture.experts)
+    weights = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, textures=False)
+    modules = weights.lay_out(architecture, adapter)
+    graph = Graph("float32", CPU_PROFILE)
+    own.forward(graph, architecture.config, modules, make_batch_buffers(2, 8), checkpointing=False)
+    numbers: dict[Any, int] = {}
+    digest = hashlib.sha256()
+    for launch in graph.launches:
+        bound = [
+            (name, t.dtype, t.rows, t.columns, t.stride, t.offset, t.texture,
+             t.storage.label if t.storage else numbers.setdefault(t, len(numbers)))
+            for name, t in sorted(launch.tensors.items())
+        ]  # fmt: skip
+        digest.update(repr((launch.path, launch.params, launch.workgroups, bound)).encode())
+    return f"{len(graph.launches)}:{digest.hexdigest()[:16]}"
+
+
 def _of_variant(
     config: dict[str, Any], profile: str, variant: Variant
 ) -> Iterator[tuple[str, str]]:
@@ -188,7 +217,8 @@ def main() -> None:
     recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     others = []
     for family in given.families or CONFIGS:
-        own = {name: recorded_of(family, name) for name in PROFILES}
+        own: dict[str, Any] = {name: recorded_of(family, name) for name in PROFILES}
+        own["forward"] = forward_of(family)
         was = recorded.get(family, {})
         others += [f"{family}, {name}" for name in own if was.get(name) != own[name]]
         recorded[family] = own
