@@ -13,13 +13,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from references.config_trials import changed
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
@@ -40,7 +43,9 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 
-RECORDED = Path(__file__).parents[1] / "tests/model/launch_digests.json"
+_TESTS = Path(__file__).parents[1] / "tests"
+RECORDED = _TESTS / "model/launch_digests.json"
+READ = _TESTS / "families/read_digests.json"
 CONFIGS = traced_configs()
 PROFILES = {
     "buffers": CPU_PROFILE,
@@ -186,6 +191,29 @@ def _of_variant(
         yield name, f"{_digest(compile_plan(graphs.hidden))} {_digest(compile_plan(graphs.head))}"
 
 
+def trials() -> dict[str, list[dict[str, Any]]]:
+    """By type of model, changes of its config.json that have recorded logits: one of each key."""
+    with np.load(_TESTS / "families/config_keys.npz") as recorded:
+        found = json.loads(str(recorded["trials"]))
+    by_type: dict[str, dict[str, dict[str, Any]]] = {}
+    for model_type, changes in found:
+        by_type.setdefault(model_type, {})[str(sorted(changes))] = changes
+    return {model_type: list(each.values()) for model_type, each in by_type.items()}
+
+
+def reading_of(model_type: str, changes: Iterable[dict[str, Any]]) -> str:
+    """A digest of what is read of a family's config.json with each of some changes."""
+    digest = hashlib.sha256()
+    for each in changes:
+        config = changed(model_type, each)
+        architecture = find_family(config).read(config)
+        read = repr(replace(architecture, as_stored=frozenset()))
+        read = re.sub(r" at 0x\w+", "", read)  # of functions
+        read = re.sub(r"\d+\.\d+(e-?\d+)?", lambda n: f"{float(n[0]):.6g}", read)
+        digest.update(f"{read} {sorted(architecture.as_stored)}".encode())
+    return digest.hexdigest()[:16]
+
+
 @cache
 def _compiled(code: str) -> str:
     lines = without_comments(code).splitlines()
@@ -225,6 +253,8 @@ def main() -> None:
         print(family, "" if not others else f"({len(others)} differ so far)", flush=True)
     print("\n".join(others) or "all launches are as recorded")
     if given.record:
+        read = {name: reading_of(name, some) for name, some in trials().items()}
+        READ.write_text(json.dumps(read, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     elif others:
         sys.exit(1)
