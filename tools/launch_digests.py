@@ -13,29 +13,39 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from references.config_trials import changed
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.preprocessor import without_comments
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 
-RECORDED = Path(__file__).parents[1] / "tests/model/launch_digests.json"
+_TESTS = Path(__file__).parents[1] / "tests"
+RECORDED = _TESTS / "model/launch_digests.json"
+READ = _TESTS / "families/read_digests.json"
 CONFIGS = traced_configs()
 PROFILES = {
     "buffers": CPU_PROFILE,
@@ -125,6 +135,30 @@ def recorded_of(family: str, profile: str) -> dict[str, str]:
     return {"short": combined(short), "all": combined(every)}
 
 
+def forward_of(family: str) -> str:
+    """A digest of what a family's forward pass launches, which costs next to nothing.
+
+    It has names, parameters, grids and shapes, and no shader's code.
+    """
+    own = find_family(CONFIGS[family])
+    architecture = own.read(CONFIGS[family])
+    adapter = AdapterLayout(LoraConfig(r=2), architecture.linears, architecture.experts)
+    weights = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, textures=False)
+    modules = weights.lay_out(architecture, adapter)
+    graph = Graph("float32", CPU_PROFILE)
+    own.forward(graph, architecture.config, modules, make_batch_buffers(2, 8), checkpointing=False)
+    numbers: dict[Any, int] = {}
+    digest = hashlib.sha256()
+    for launch in graph.launches:
+        bound = [
+            (name, t.dtype, t.rows, t.columns, t.stride, t.offset, t.texture,
+             t.storage.label if t.storage else numbers.setdefault(t, len(numbers)))
+            for name, t in sorted(launch.tensors.items())
+        ]  # fmt: skip
+        digest.update(repr((launch.path, launch.params, launch.workgroups, bound)).encode())
+    return f"{len(graph.launches)}:{digest.hexdigest()[:16]}"
+
+
 def _of_variant(
     config: dict[str, Any], profile: str, variant: Variant
 ) -> Iterator[tuple[str, str]]:
@@ -155,6 +189,30 @@ def _of_variant(
     for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):
         graphs = layout.token_graphs(sequences, length, cache, seen)
         yield name, f"{_digest(compile_plan(graphs.hidden))} {_digest(compile_plan(graphs.head))}"
+
+
+def trials() -> dict[str, list[dict[str, Any]]]:
+    """By type of model, changes of one key of its config.json that have recorded logits."""
+    with np.load(_TESTS / "families/config_keys.npz") as recorded:
+        found = json.loads(str(recorded["trials"]))
+    by_type: dict[str, dict[str, dict[str, Any]]] = {}
+    for model_type, changes in found:
+        if len(changes) <= 1:
+            by_type.setdefault(model_type, {})[str(sorted(changes))] = changes
+    return {model_type: list(each.values()) for model_type, each in by_type.items()}
+
+
+def reading_of(model_type: str, changes: Iterable[dict[str, Any]]) -> str:
+    """A digest of what is read of a family's config.json with each of some changes."""
+    digest = hashlib.sha256()
+    for each in changes:
+        config = changed(model_type, each)
+        architecture = find_family(config).read(config)
+        read = repr(replace(architecture, as_stored=frozenset()))
+        read = re.sub(r" at 0x\w+", "", read)  # of functions
+        read = re.sub(r"\d+\.\d+(e-?\d+)?", lambda n: f"{float(n[0]):.6g}", read)
+        digest.update(f"{read} {sorted(architecture.as_stored)}".encode())
+    return digest.hexdigest()[:16]
 
 
 @cache
@@ -188,13 +246,16 @@ def main() -> None:
     recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     others = []
     for family in given.families or CONFIGS:
-        own = {name: recorded_of(family, name) for name in PROFILES}
+        own: dict[str, Any] = {name: recorded_of(family, name) for name in PROFILES}
+        own["forward"] = forward_of(family)
         was = recorded.get(family, {})
         others += [f"{family}, {name}" for name in own if was.get(name) != own[name]]
         recorded[family] = own
         print(family, "" if not others else f"({len(others)} differ so far)", flush=True)
     print("\n".join(others) or "all launches are as recorded")
     if given.record:
+        read = {name: reading_of(name, some) for name, some in trials().items()}
+        READ.write_text(json.dumps(read, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     elif others:
         sys.exit(1)

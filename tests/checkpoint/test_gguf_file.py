@@ -207,7 +207,6 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", BAD)
 def test_bad_files(tmp_path, what) -> None:
     content, message = BAD[what]

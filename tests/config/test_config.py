@@ -216,7 +216,6 @@ def test_wrong_target_modules(value) -> None:
     assert "target_modules in LoraConfig must" in message(lambda: LoraConfig(target_modules=value))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "values"),
     [

@@ -19,7 +19,6 @@ def test_axolotl(place):
     assert config.eval.eval_steps == 1 / 16  # four times in each of four epochs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "expected", "said"),
     [

@@ -40,7 +40,6 @@ def test_what_torchtune_does_where_its_file_says_nothing(place):
     assert not config.train.gradient_checkpointing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "row_format", "train", "train_on"),
     [

@@ -9,7 +9,6 @@ from support.yaml_texts import MODEL
 from qlora_wgpu.config import Config, load_config
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -8,7 +8,7 @@ import pytest
 from support.processes import PATIENCE
 
 from qlora_wgpu.data import hub_datasets
-from qlora_wgpu.data.hub_datasets import choose, is_dataset_name
+from qlora_wgpu.data.hub_datasets import choose, choose_converted, is_dataset_name
 from qlora_wgpu.errors import DataError
 
 PARQUET = ["README.md", "data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet",
@@ -130,3 +130,58 @@ def test_a_data_set_alone_in_a_process_of_its_own(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=PATIENCE
     )
     assert done.stdout.strip().endswith("train.jsonl"), done.stderr
+
+
+CONVERTED = [
+    "default/train/0001.parquet",
+    "default/train/0000.parquet",
+    "README.md",
+    "default/validation/0000.parquet",
+    "train/0000.parquet",
+    "default/train/notes.txt",
+]
+SEVERAL = ["a/b/train/0.parquet", "c/test/0.parquet"]
+
+
+@pytest.mark.parametrize(("files", "requested", "held_out", "split", "expected"), [
+    (CONVERTED, None, False, "train", ["default/train/0000.parquet", "default/train/0001.parquet"]),
+    (CONVERTED, None, True, "validation", ["default/validation/0000.parquet"]),
+    (CONVERTED, "validation", False, "validation", ["default/validation/0000.parquet"]),
+    (CONVERTED, "val", False, "validation", ["default/validation/0000.parquet"]),
+    (CONVERTED, "default/", False, "train",
+     ["default/train/0000.parquet", "default/train/0001.parquet"]),
+    ([*CONVERTED, *SEVERAL], "train", False, "train",
+     ["default/train/0000.parquet", "default/train/0001.parquet"]),
+    (SEVERAL, "a/b/train", False, "train", ["a/b/train/0.parquet"]),
+    (SEVERAL[1:], "test", False, "test", ["c/test/0.parquet"]),
+])  # fmt: skip
+def test_splits_of_the_hub_s_conversion(files, requested, held_out, split, expected):
+    chosen, splits = choose_converted("n", files, requested, held_out=held_out)
+    assert chosen == split and splits[chosen] == expected
+
+
+@pytest.mark.parametrize(("files", "requested", "message"), [
+    (SEVERAL, None, "has the configurations a/b, c: name one"),
+    (SEVERAL, "d/train", "no configuration 'd': it has a/b, c; name one as in n:a/b/train"),
+    (SEVERAL, "c/dev", "the configuration c of the data set n has no split 'dev': it has test"),
+    (["README.md", "0.parquet"], None, "has no supported data files"),
+])  # fmt: skip
+def test_what_the_hub_s_conversion_does_not_have(files, requested, message):
+    with pytest.raises(DataError, match=message):
+        choose_converted("n", files, requested, held_out=False)
+
+
+def test_what_was_downloaded_is_found_offline(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="o/n is not in the local cache"):
+        hub_datasets._names("o/n", "main")
+    place = tmp_path / "datasets--o--n"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs/main").write_text("abc\n")
+    (place / "snapshots/abc/data").mkdir(parents=True)
+    (place / "snapshots/abc/data/rows.jsonl").write_text("")
+    assert hub_datasets._names("o/n", "main") == ["data/rows.jsonl"]
+    assert hub_datasets._folder_with("o/n", [], "main") == place / "snapshots/abc"

@@ -182,7 +182,6 @@ def test_a_turn_that_cannot_be_told_apart_is_refused():
         _encode(upper, messages)
 
 
-@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("name", ["llama3", "gemma", "gemma3", "phi3", "qwen2_5", "qwen3"])
 def test_templates_with_marks_learn_what_follows_the_last_question(name):

@@ -175,7 +175,6 @@ def test_data_sets_that_were_saved_to_disk(tmp_path):
         load(tmp_path / "a.arrow")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

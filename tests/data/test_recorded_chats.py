@@ -24,7 +24,6 @@ def given_by(source):
     return {name: digest(*ours(template, name)) for name in CONVERSATIONS}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_own_templates_write_and_learn_what_is_recorded(name):
     assert given_by(BUILT_IN_TEMPLATES[name.removeprefix("own/")]) == RECORDED[name]

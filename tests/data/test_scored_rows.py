@@ -6,7 +6,7 @@ import pytest
 from e2e.tiny import write_model
 
 from qlora_wgpu.data import PreprocessConfig, Tokenizer, load_dataset
-from qlora_wgpu.data.scored_rows import label_names
+from qlora_wgpu.data.scored_rows import label_names, problem_type_of
 from qlora_wgpu.errors import DataError
 
 pytestmark = pytest.mark.quick
@@ -89,6 +89,20 @@ def test_several_labels_become_a_vector(encoded, label, targets):
 def test_names_of_labels(labels, names):
     rows = [(f"row {i}", {"text": "a", "label": label}) for i, label in enumerate(labels)]
     assert label_names(rows, {}, "single_label_classification") == names
+
+
+def test_vectors_of_labels_name_as_many_as_they_have():
+    rows = [("row 1", {"text": "a", "label": [0.0, 1.0, 0.0]})]
+    assert label_names(rows, {}, "multi_label_classification") == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("label", "expected"), [
+    ([0, 1], "multi_label_classification"), (1, "single_label_classification"),
+    ("a", "single_label_classification"), (1.0, "single_label_classification"),
+    (1.5, "regression"), (True, "single_label_classification"),
+])  # fmt: skip
+def test_the_problem_that_labels_are_of(label, expected):
+    assert problem_type_of(label) == expected
 
 
 @pytest.mark.parametrize(

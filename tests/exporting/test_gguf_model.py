@@ -83,7 +83,7 @@ def test_a_head_that_llama_cpp_does_not_do_without(tmp_path) -> None:
     assert np.array_equal(file["lm_head.weight"].read(), embedding)
 
 
-@pytest.mark.slow
+@pytest.mark.quick(name=["q8_0"])
 @pytest.mark.parametrize("name", ["q8_0", "q5_1", "f16"])
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "gemma2", "phi3", "qwen3", "olmo2"])
 def test_tensors_as_llama_cpp_s_converter_has_them(tmp_path, model_type, name) -> None:
@@ -163,7 +163,6 @@ def test_logits_of_gemma_4_without_a_softcap(tmp_path) -> None:
     assert file.config["final_logit_softcapping"] is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_types(tmp_path, name) -> None:
     """Each matrix is what gguf's quantizer makes of the merged one; small tensors stay whole."""

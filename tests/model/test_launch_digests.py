@@ -15,6 +15,7 @@ from tools.launch_digests import (
     SHORT,
     combined,
     digests_of,
+    forward_of,
     recorded_of,
 )
 
@@ -23,7 +24,12 @@ DIGESTS = json.loads(RECORDED.read_text())
 
 def test_every_family_is_recorded():
     assert DIGESTS.keys() == CONFIGS.keys()
-    assert all(own.keys() == PROFILES.keys() for own in DIGESTS.values())
+    assert all(own.keys() == {*PROFILES, "forward"} for own in DIGESTS.values())
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_forward_pass_launches_what_is_recorded(family):
+    assert forward_of(family) == DIGESTS[family]["forward"]
 
 
 @pytest.mark.slow
