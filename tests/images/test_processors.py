@@ -76,7 +76,11 @@ def test_resizing_is_torchs_to_the_bit(case):
         ("llava_next", {"image_grid_pinpoints": [[56, 0]]}, "image_grid_pinpoints must be a list"),
         ("llava_next", {"image_grid_pinpoints": [[56, 9.5]]}, "image_grid_pinpoints must be a"),
         ("llava_next", {"image_grid_pinpoints": [[56, 56], [0, 0]]}, "image_grid_pinpoints must"),
-        ("llava_next", {"size": {"height": 56, "width": 56}}, "size must have shortest_edge, got h"),
+        (
+            "llava_next",
+            {"size": {"height": 56, "width": 56}},
+            "size must have shortest_edge, got h",
+        ),
         ("llava", {"size": {"height": 56}}, "size must have shortest_edge"),
         ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan = true is not supported"),
         ("gemma3", {"size": {"height": 56}}, "size must have height and width"),
