@@ -37,10 +37,23 @@ BOTH = (
     "gpt_neox serial",
 )  # whose files have a head, be it the embedding
 FOLDED = ("falcon_h1", "falcon_h1 gate")
+OF_THEIR_OWN = (
+    "granite",
+    "granitemoeshared",
+    "granitemoehybrid mamba experts",
+    "bamba",
+    "nemotron_h",
+    "nemotron_h latent",
+    "exaone_moe",
+    "hunyuan_v1_moe",
+    "cohere2",
+    "afmoe",
+    "gpt_neox",
+)  # whose keys are read and written by functions of theirs
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 
 
-@pytest.mark.slow
+@pytest.mark.quick(model_type=OF_THEIR_OWN)
 @pytest.mark.parametrize("model_type", [name for name in CHANGES if name not in FOLDED])
 def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     config = changed(model_type)
@@ -83,7 +96,6 @@ def test_a_head_that_llama_cpp_does_not_do_without(tmp_path) -> None:
     assert np.array_equal(file["lm_head.weight"].read(), embedding)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q8_0", "q5_1", "f16"])
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "gemma2", "phi3", "qwen3", "olmo2"])
 def test_tensors_as_llama_cpp_s_converter_has_them(tmp_path, model_type, name) -> None:

@@ -79,7 +79,7 @@ def test_resizing_is_torchs_to_the_bit(case):
         (
             "llava_next",
             {"size": {"height": 56, "width": 56}},
-            "size must have shortest_edge, got h",
+            "size must have shortest_edge, got",
         ),
         ("llava", {"size": {"height": 56}}, "size must have shortest_edge"),
         ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan = true is not supported"),
@@ -232,7 +232,7 @@ def test_an_image_is_divided_by_its_size_alone(config, size, expected):
     if isinstance(expected, Grid):
         patch = processor.patch_size
         assert crops == [(expected.rows * patch, expected.columns * patch)]
-    if max(expected.__dict__.get("size", size)) < 400 and expected != Tiles(512, 512):
+    if sum(height * width for height, width in crops) < 1 << 18:
         made = processor(rgb_of(*size))
         assert made.layout == expected
         assert [crop.shape for crop in made.crops] == [(3, *each) for each in crops]

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.harness import DTYPES, PROFILES, Bench
 
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm
-from support.harness import DTYPES, PROFILES, Bench
 
 ROWS, RANK = 37, 5
 WHOLE = 256  # columns, of whole tiles whatever a subgroup's size
