@@ -80,7 +80,6 @@ def differing(one: dict[str, object], other: dict[str, object]) -> dict[str, obj
     return {key: (one[key], other[key]) for key in one if not same(one[key], other[key])}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_is_the_folder_it_was_made_of(tmp_path, name) -> None:
     config, tensors = model(name)

@@ -125,7 +125,6 @@ GEMMA_4 = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("message", GEMMA_4)
 def test_layers_of_gemma_4_that_are_not_computed(tmp_path, message) -> None:
     path = rewritten(tmp_path, "gemma4_text", **GEMMA_4[message])
@@ -184,7 +183,6 @@ LATENT = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("message", LATENT)
 def test_latent_attention_that_is_not_computed(tmp_path, message) -> None:
     case, keys = LATENT[message]

@@ -37,10 +37,23 @@ BOTH = (
     "gpt_neox serial",
 )  # whose files have a head, be it the embedding
 FOLDED = ("falcon_h1", "falcon_h1 gate")
+OF_THEIR_OWN = (
+    "granite",
+    "granitemoeshared",
+    "granitemoehybrid mamba experts",
+    "bamba",
+    "nemotron_h",
+    "nemotron_h latent",
+    "exaone_moe",
+    "hunyuan_v1_moe",
+    "cohere2",
+    "afmoe",
+    "gpt_neox",
+)  # whose keys are read and written by functions of theirs
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 
 
-@pytest.mark.slow
+@pytest.mark.quick(model_type=OF_THEIR_OWN)
 @pytest.mark.parametrize("model_type", [name for name in CHANGES if name not in FOLDED])
 def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     config = changed(model_type)

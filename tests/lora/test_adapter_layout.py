@@ -132,7 +132,6 @@ def test_tied_matrices_are_stored_once(tmp_path):
     assert np.array_equal(held[:, :36], tensors["lm_head.weight"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "message"),
     [

@@ -50,7 +50,6 @@ def test_adapters_that_would_be_computed_wrongly(
     assert expected in message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

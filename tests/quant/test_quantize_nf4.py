@@ -96,7 +96,6 @@ def test_double_quantization_is_bit_exact(case: str) -> None:
     assert tensor.format.nested_blocksize == 256
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("double_quant", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_dequantization_follows_the_definition(case: str, double_quant: bool) -> None:
@@ -217,7 +216,6 @@ def test_only_float32_matrices_are_accepted(weight: np.ndarray) -> None:
         quantize_nf4(weight)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(RECORD["mean_sizes"])))
 def test_the_mean_has_the_bits_of_pytorch(index: int) -> None:
     values = hashed(int(RECORD["mean_sizes"][index]))
