@@ -280,6 +280,7 @@ def test_a_terminal_gets_its_cursor_and_a_line_back(monkeypatch, tmp_path, strea
 
 
 @posix
+@pytest.mark.cover("all")
 @pytest.mark.parametrize(("graceful", "ignored"), [(True, False), (False, False), (True, True)])
 def test_signals_are_passed_on_while_a_process_runs(tmp_path, graceful, ignored):
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
@@ -316,6 +317,7 @@ def test_a_pause_stops_both_processes_and_ends_with_the_supervisors(monkeypatch,
 
 
 @posix
+@pytest.mark.cover("all")
 @pytest.mark.parametrize(
     ("own_group", "pending", "killed_by"),
     [(True, True, None), (False, True, None), (False, False, None), (True, False, signal.SIGINT)],
