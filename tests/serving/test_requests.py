@@ -100,6 +100,7 @@ def test_answers_without_a_seed_are_drawn_alike():
         ({"logit_bias": {"1" * 11: 1}}, "is not a token id"),
         ({"logit_bias": {"1x": 1}}, "is not a token id"),
         ({"presence_penalty": 0.5}, "presence_penalty = 0.5 .*: use repetition_penalty or remove"),
+        ({"presence_penalty": 1}, "presence_penalty = 1 is not supported"),
         ({"frequency_penalty": 1}, "frequency_penalty = 1 is not supported"),
         ({"bogus": None}, "unknown parameter 'bogus'"),
     ],
@@ -125,6 +126,12 @@ def test_a_chat_may_ask_for_probabilities():
     assert chat(logprobs=True).logprobs == 0
     assert chat(logprobs=True, top_logprobs=LOGPROBS).logprobs == LOGPROBS
     assert chat(logprobs=False, top_logprobs=0).logprobs is None
+
+
+def test_a_chat_may_have_images():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    parts = [{"type": "text", "text": "what is it?"}, image]
+    assert len(chat(messages=[{"role": "user", "content": parts}]).messages) == 1
 
 
 def test_a_chat_may_have_tools():
@@ -195,6 +202,7 @@ def test_prompts_have_as_many_answers_together_as_one():
         ({"prompt": [True]}, "'prompt' must be"),
         ({"prompt": [-1]}, "not a token id"),
         ({"prompt": [2**31]}, "not a token id"),
+        ({"prompt": [1, -1]}, "not a token id"),
         ({"prompt": ["a", [-1]]}, "not a token id"),
         ({"logprobs": LOGPROBS + 1}, f"logprobs must be at most {LOGPROBS}"),
         ({"logprobs": True}, "logprobs"),
