@@ -111,9 +111,11 @@ def test_a_run_is_looked_for_before_anything_takes_time(tmp_path):
     check_output(config, overwrite=True, resume=False)
     with pytest.raises(ConfigError, match=r"a run without its config\.yaml"):
         check_output(config, overwrite=False, resume=True)
-    # What a kill left half removed is settled first.
-    (path / "config.yaml").write_text(config.to_yaml())
+    # A run whose replacement never began is put back first.
+    (path / "replaced").mkdir()
+    (path / "replaced" / "config.yaml").write_text(config.to_yaml())
     check_output(config, overwrite=False, resume=True)
+    assert (path / "config.yaml").exists() and not (path / "replaced").exists()
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="cannot be written"):
         check_output(
@@ -204,6 +206,7 @@ def test_another_metric_begins_anew(aim, keeps_best, has_plateau, words):
         (3, False, "taken"),
         (5, False, "taken"),  # of an evaluation that is repeated
         (2, False, "should contain the best adapter so far, of step 3: restore"),
+        (4, False, "should contain the best adapter so far, of step 3: restore"),
         (2, True, "warning"),
         (None, False, "warning"),
         (None, True, "nothing"),
@@ -256,20 +259,26 @@ def test_a_run_goes_on_from_its_newest_checkpoint(monkeypatch, tmp_path, digest,
 
     monkeypatch.setattr(start, "load_newest", newest)
     monkeypatch.setattr(start, "load_rollout", lambda checkpoint: checkpoint.name)
+    monkeypatch.setattr(start, "_load_best", lambda run: run.events.looked(run.saved_at))
+    if digest is None:
+        folder.config.unlink()
+        folder.config.mkdir()  # which cannot be replaced
     start.load_run(run)
     assert run.state is state and run.saved_at == 2
-    told = [("asked", {"manifest": 1}, str(folder.path)), ("warning", "step-5 is damaged")]
-    told += [("restored", 2, "step-2")] if rollouts else []
-    assert run.events.all[: len(told)] == told
-    rest = run.events.all[len(told) :]
-    assert rest[-1] == ("resumed", folder.checkpoint_folder(2), 2)
-    assert ["were changed since" in text for _, text, *_ in rest[:-1]] == [True] * (
-        digest == "wrong"
-    )
+    assert ("asked", {"manifest": 1}, str(folder.path)) in run.events.all
+    assert ("looked", 2) in run.events.all
+    assert (("restored", 2, "step-2") in run.events.all) == (rollouts is not None)
+    assert run.events.all[-1] == ("resumed", folder.checkpoint_folder(2), 2)
+    first, *told = [text for kind, text, *_ in run.events.all if kind == "warning"]
+    assert first == "step-5 is damaged" and len(told) == (digest != "right")
+    if digest == "wrong":
+        assert "were changed since the run wrote" in told[0]
+    if digest is None:
+        assert told[0].endswith("; it is unchanged")
     assert [each.name for each in run_folder.checkpoint_folders(folder.path)] == [
         "step-1", "step-2"
     ]  # fmt: skip
-    assert folder.config.read_text() == run.config.to_yaml()
+    assert digest is None or folder.config.read_text() == run.config.to_yaml()
     folder.close()
 
 
@@ -306,6 +315,8 @@ def test_a_run_knows_itself(monkeypatch):
     assert record["sources"]["train"] == "a" and len(record["begun_from"]) == 16
     one.refuse_other(record, "out")
     one.refuse_other({"settings": {}}, "out")  # of an older version
+    with pytest.raises(ConfigError, match=r"train\.compute_dtype = 'float32'"):
+        one.refuse_other({"settings": {"train.compute_dtype": "float32"}}, "out")
     plain = fingerprint(monkeypatch)
     assert plain.record["begun_from"] is None and plain.record["held_out_data"] is None
 
