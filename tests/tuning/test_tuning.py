@@ -132,7 +132,8 @@ def test_products_are_cut_by_their_sizes(made_up):
     assert (chosen.gemm_kind, chosen.tile_group) == ("tiled", (16, 16))
     assert chosen.for_products(large) == chosen == chosen.for_products("nt 1x1x1")
     assert chosen.for_products(small).tile_group == (8, 8)
-    assert any(small in note for note in choice.notes)
+    (note,) = [note for note in choice.notes if note.startswith(f"products {small}: ")]
+    assert "tile_group (8, 8)" in note
     # A product is cut so, and so is what a file brought back.
     stored = json.loads(json.dumps(dataclasses.asdict(chosen)))
     device_profile = dataclasses.replace(GPU_PROFILE, limits=Limits(512, 1 << 15))
@@ -190,9 +191,14 @@ def test_what_fails_or_is_wrong_is_left_out(made_up, spoilt):
 
 
 def test_a_lost_device_ends_the_tuning(made_up):
-    made_up(lambda profile: DeviceLostError("gone"))
-    with pytest.raises(DeviceLostError):
-        tuner.tune(FakeDevice(), task())
+    plain = plainest(GPU_PROFILE)
+    for outcome in (
+        lambda profile: DeviceLostError("gone"),
+        lambda profile: trial_of(profile) if profile == plain else DeviceLostError("gone"),
+    ):
+        made_up(outcome)
+        with pytest.raises(DeviceLostError):
+            tuner.tune(FakeDevice(), task())
 
 
 def test_no_timestamps_no_change(monkeypatch):
@@ -360,7 +366,8 @@ def test_only_linear_layers_are_quantized_and_once(scheme, quantized):
 
 
 @pytest.mark.parametrize(
-    ("now", "then", "pace"), [(2.0, 3.0, 1.5), (4.0, 1.0, 0.25), (0.0, 3.0, 1.0), (3.0, 0.0, 1.0)]
+    ("now", "then", "pace"),
+    [(2.0, 3.0, 1.5), (4.0, 1.0, 0.25), (0.25, 0.5, 2.0), (0.0, 3.0, 1.0), (3.0, 0.0, 1.0)],
 )
 def test_times_are_put_at_the_clock_of_the_base(now, then, pace):
     both = [Times(each, {"rows": each, "gone": 0.0}, {"nt": 2 * each}) for each in (now, then)]
