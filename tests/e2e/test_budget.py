@@ -167,6 +167,7 @@ def test_too_little_memory_is_a_sentence(place):
     assert not (place / "none" / "adapter").exists()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("memory", ["8 apples", -1, True, "1e9", 2.5, 8, "8"])
 def test_a_wrong_size_is_a_sentence(place, memory):
     with pytest.raises(ConfigError, match="auto, a size such as 8GiB"):

@@ -233,6 +233,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     assert not (place / "bad").exists()
 
 
+@pytest.mark.quick
 def test_a_key_s_old_name_is_told_on_stderr(place):
     done = run_here("train", "run.yaml", "device.adapter=radeon9", "output.dir=bad", cwd=place)
     note, error = [line for line in done.stderr.splitlines() if line.strip()]

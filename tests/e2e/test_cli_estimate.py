@@ -180,6 +180,7 @@ def test_the_most_is_the_most(slope, budget):
     assert best == exact
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("args", "expected"),
     [

@@ -71,6 +71,7 @@ def test_answers_are_compared(place):
     assert all("what is" in row["prompt"] and row["reference"] for row in rows)
 
 
+@pytest.mark.quick
 def test_a_place_for_answers_is_looked_at_before_they_are_written(place):
     (place / "folder").mkdir()
     for name, told in (
@@ -87,6 +88,7 @@ def test_what_counts_as_a_match():
     assert not Prediction("p", "a b", "a  b").exact_match
 
 
+@pytest.mark.quick
 def test_rows_that_are_no_prompts_are_refused(place):
     written = PromptFormat.text(read_prompt_files(place / "model").tokenizer)
     for row in ({"question": "?"}, {"prompt": 3}, {"messages": []}, {"messages": [{"role": "a"}]}):
@@ -109,6 +111,7 @@ def test_a_row_s_system_message_comes_first(place, key):
     assert ids[0] == ids[1] == ids[2] != ids[3]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_prompt_that_is_too_long_is_told_with_its_row(place, answered):
     written = read_prompt_files(place / "model")
@@ -116,6 +119,7 @@ def test_a_prompt_that_is_too_long_is_told_with_its_row(place, answered):
         prompts_of([("row 1", {"prompt": "x" * (2 << 20)})], written, answered=answered)
 
 
+@pytest.mark.quick
 def test_rows_without_prompts_have_no_questions():
     with pytest.raises(DataError, match="no held-out row has a prompt"):
         eval_prompts([])
@@ -138,6 +142,7 @@ def test_completions_stop_at_strings_and_have_seeds_of_their_own(place, device):
         list(complete(model, model.tokenizer, [Prompt(ids), Prompt([])], **how))
 
 
+@pytest.mark.quick
 def test_the_earliest_of_several_strings_ends_a_text(place):
     tokenizer = read_prompt_files(place / "model").tokenizer
     stream = TextStream(tokenizer, ["brown", "", "quick"])

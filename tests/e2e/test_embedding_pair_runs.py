@@ -135,6 +135,7 @@ def test_ranks_alphas_and_patterns(device, place):
     assert layout.adapter.peft.target_modules == r".*\.(q_proj|embed_tokens)"
 
 
+@pytest.mark.quick
 def test_all_linear_and_some_layers_leave_the_embedding_out(device, place):
     for lora in (LoraConfig(), LoraConfig(target_modules=TARGETS, layers_to_transform=[0])):
         layout = device_layout(Pretrained.open(place / "model"), lora, PLAIN, "float32", device)

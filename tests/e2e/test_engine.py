@@ -173,6 +173,7 @@ def test_a_token_is_of_the_logits_that_are_told(device, tmp_path):
     assert text.ids == [told.top[0][0] for told in text.token_logprobs]
 
 
+@pytest.mark.quick
 def test_sizes_of_batches():
     assert [batch_sizes(n) for n in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
 
@@ -205,6 +206,7 @@ def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monke
             Engine(model, 1, 30)
 
 
+@pytest.mark.quick
 def test_copies_take_a_third_of_the_machine_dequantized_or_as_codes(monkeypatch):
     head, weights = 1000, 8000
 

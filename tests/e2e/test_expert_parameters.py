@@ -180,6 +180,7 @@ ROUTERS = sorted(f"routers/{case}" for case in CASES)
 ALL_LINEAR = sorted(f"all_linear/{path.stem}" for path in (FOLDER / "all_linear").glob("*.npz"))
 
 
+@pytest.mark.quick
 def test_every_mixtures_router_is_recorded():
     assert sorted(f"routers/{p.stem}" for p in (FOLDER / "routers").glob("*.npz")) == ROUTERS
 

@@ -105,6 +105,7 @@ def test_what_is_no_tokenizer_and_no_length(folder, tokenizer, length, message):
         load_dataset(TEXTS, folder if tokenizer else None, length)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("made_for", ["dpo", "kto"])
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "kto"])
 def test_data_of_another_objective_is_refused(model, tmp_path, made_for, objective):

@@ -142,6 +142,7 @@ def test_rows_beyond_the_model_are_told(place):
     assert not prepared(place, *overrides, "data.max_seq_length=256")[1].about("maximum of")
 
 
+@pytest.mark.quick
 def test_no_held_out_data_names_both_ways(place):
     with pytest.raises(ConfigError, match=r"data\.eval is not set: .* data\.eval_split"):
         prepared(place, held_out=True)

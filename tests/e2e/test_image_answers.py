@@ -67,6 +67,7 @@ def test_against_pytorch(device, tmp_path, case, objective, rows):
     check_gradients(theirs, float(stats[STATS_LOSS]) / count, gradients)
 
 
+@pytest.mark.quick
 def test_divergence_pairs_have_the_images_of_their_prompts():
     """Equal prompts with other images are other prompts."""
     labels = np.array([IGNORE_INDEX] * 3 + [7, 8])

@@ -171,6 +171,7 @@ def test_what_peft_writes_of_a_resized_embedding_is_opened(trained, tmp_path):
             QLoRAModel.from_pretrained(place / "model", None, PLAIN, adapter=tmp_path)
 
 
+@pytest.mark.quick
 def test_tokens_that_are_there_stay_and_double_ones_are_a_sentence(tmp_path):
     write_model(tmp_path / "model")
     made = extended_tokenizer(tmp_path / "model", ["ab", "</s>"], ["<|user|>", "<|im_end|>"])

@@ -90,6 +90,7 @@ def waiting(*lengths, logprobs=None):
     return [Request(None, [1] * n, Sampling(), 1, (), logprobs) for n in lengths]
 
 
+@pytest.mark.quick
 def test_who_is_computed_with_whom():
     def lengths(texts, capacity=2048):
         return [text.length for text in prefill_batch(texts, capacity)]
@@ -104,6 +105,7 @@ def test_who_is_computed_with_whom():
     assert prompt_length(1, 1) == 2
 
 
+@pytest.mark.quick
 def test_the_largest_batch_is_planned():
     assert largest_batch(2000, 2048, 4) == (1, 2048)
     assert largest_batch(60, 128, 8) == (8, 64)

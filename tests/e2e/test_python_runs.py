@@ -191,6 +191,7 @@ def test_a_trainer_writes_prompts_as_the_adapter_has_learnt_them(place, tmp_path
         assert adapted.prompts.template.source == template
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -307,6 +308,7 @@ def test_a_stop_before_the_first_step_counts(place, tmp_path, event):
     assert qlora_wgpu.train(place / "run.yaml", resume=True, **settings).steps == 2
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("config", "callbacks", "message"),
     [
@@ -325,6 +327,7 @@ def test_settings_of_another_library_are_refused(place):
         QLoRAModel.from_pretrained(place / "model", lora={"r": 4})
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("prompt", [None, 5, b"text", {"role": "user", "content": "hi"}])
 def test_a_prompt_of_another_kind_is_one_sentence(model, prompt):
     with pytest.raises(
@@ -341,6 +344,7 @@ def test_what_a_notebook_shows_is_a_line(place, tmp_path):
     assert len(repr(result)) < 300 and len(shown) < 200
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("size", [{"seq": 0}, {"batch": -1}, {"rank": 1.5}, {"budget": "8GiB"}])
 def test_sizes_of_an_estimate_are_checked(place, size):
     with pytest.raises(ConfigError, match=r"must be a positive"):
@@ -367,6 +371,7 @@ def test_a_model_is_trained_again_in_the_same_folder(place, tmp_path):
         Trainer(own, settings, overwrite=True).train(rows)
 
 
+@pytest.mark.quick
 def test_a_trainer_refuses_other_types(place, model):
     config = load_config(place / "run.yaml")
     for given in ("run.yaml", {"model": {"path": "m"}}, None):
@@ -376,6 +381,7 @@ def test_a_trainer_refuses_other_types(place, model):
         Trainer("model", config)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -393,6 +399,7 @@ def test_no_setting_is_taken_for_an_argument():
         _refuse_other_arguments(dict.fromkeys((section, *keys, *(f"{section}.{k}" for k in keys))))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -91,6 +91,7 @@ def test_it_is_saved_as_it_was(place, tmp_path):
     }
 
 
+@pytest.mark.quick
 def test_one_of_both_alone_is_refused(place, tmp_path):
     tensors = load_file(place / "adapter" / "adapter_model.safetensors")
     one = {name: array for name, array in tensors.items() if EMBEDDING not in name}

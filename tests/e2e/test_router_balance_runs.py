@@ -129,6 +129,7 @@ def test_what_is_logged_is_a_figure_of_its_own(folder, device, tmp_path):
     assert abs(apart - 0.5 * logged[0]["aux_loss"]) <= 1e-5
 
 
+@pytest.mark.quick
 def test_state_of_older_versions():
     old = json.loads(RunState(window=[(1.0, 2.0, 3.0, 4.0)]).to_json())
     assert RunState.from_json(json.dumps(old), "x").window == [(1.0, 2.0, 3.0, 4.0)]
@@ -150,6 +151,7 @@ def test_models_without_it_refuse_the_setting():
         architecture("glm4_moe-experts", output_router_logits=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("case", "factor"), [("mixtral-experts", 0.001), ("olmoe-experts", 0.01), ("gpt_oss", 0.001)]
 )

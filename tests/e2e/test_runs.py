@@ -196,6 +196,7 @@ def test_an_existing_run_is_kept_replaced_or_gone_on_with(place):
     assert "resumed" not in observer.names
 
 
+@pytest.mark.quick
 def test_overrides_belong_to_a_file(place):
     with pytest.raises(ConfigError, match="need a YAML file"):
         qlora_wgpu.train({"model": {"path": "x"}}, overrides=["train.max_steps=1"])
@@ -225,6 +226,7 @@ def test_estimate_and_prepare(place, counts):
     assert len(prepared.dataset) == 6 and prepared.plan.total_steps == 3
 
 
+@pytest.mark.quick
 def test_ids_that_the_model_does_not_have_are_refused(place):
     dataset = runs.prepare(place / "run.yaml").dataset
     largest = dataset.max_token_id

@@ -26,6 +26,7 @@ def base_of(folder, case="zamba2"):
     return folder
 
 
+@pytest.mark.quick
 def test_which_weights_are_shared():
     config = json.loads(str(np.load(FOLDER / "zamba2-turns.npz")["config"]))
     of = find_family(config).read(config)

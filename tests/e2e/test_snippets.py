@@ -56,6 +56,7 @@ def test_blocks_run_as_they_stand(place, page, capfd):
     assert names["result"].steps == 1
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("page", "sections"),
     [

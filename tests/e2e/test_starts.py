@@ -291,6 +291,7 @@ def test_merging(tiny, device, tmp_path):
         merge(tiny, tmp_path / "a", tmp_path / "no", base="dequantized")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

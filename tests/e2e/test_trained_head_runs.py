@@ -93,6 +93,7 @@ def test_it_stands_beside_other_adapters(place, whole):
     check_beside_others(place)
 
 
+@pytest.mark.quick
 def test_all_linear_leaves_the_head_out(device, place):
     layout = device_layout(Pretrained.open(place / "model"), LoraConfig(), PLAIN, "float32", device)
     assert "lm_head" not in layout.adapter.loras

@@ -110,6 +110,7 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [

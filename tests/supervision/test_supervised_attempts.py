@@ -1,6 +1,12 @@
 """What a supervisor makes of how its process ended, without a process."""
 
+import errno
+import io
+import os
 import signal
+import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +17,7 @@ from qlora_wgpu.supervision.child import Journal
 from qlora_wgpu.supervision.processes import HUNG, RESTART, crash_name
 
 CRASH = -signal.SIGABRT
+posix = pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +109,10 @@ def test_progress_gives_new_attempts(supervised):
     crashes = [(CRASH, saved(f"step-{n}")) for n in range(6)]
     code, made, _ = supervised("train", attempts=[*crashes, (0, done)])
     assert code == 0 and [line.split("=")[1].split()[0] for line in made[1:]] == ["25"] * 6
+    # The first checkpoint is progress, too.
+    crashes = [(CRASH,), (CRASH, saved("first"))]
+    _, made, _ = supervised("train", attempts=[*crashes, (0, done)])
+    assert [line.split("=")[1].split()[0] for line in made[1:]] == ["25", "25"]
 
 
 def test_an_exit_before_anything_was_done_is_a_crash(supervised):
@@ -175,13 +186,15 @@ def test_a_file_that_was_cut_while_it_was_mapped(supervised, tmp_path, verb):
 
 
 def test_a_worker_begins_anew_until_five_lives_were_short(supervised, monkeypatch):
-    lives = [(0, 1), (10, 11), (20, 90), (100, 150), (200, 259), (300, 301), (400, 401)]
+    lives = [(0, 1), (10, 11), (20, 80), (100, 150), (200, 259), (300, 301), (400, 401)]
     seconds = (second for life in lives for second in life)
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     code, made, told = supervised("worker", attempts=[(CRASH,)] * 7)
     assert code == 2 and len(made) == 7
     assert told[:6] == ["note: the GPU driver crashed (SIGABRT); restarting"] * 6
     assert "(SIGABRT), 5 times in a row: update" in told[6]
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert len(supervised("worker", attempts=[(CRASH,)] * 5)[1]) == 5
 
 
 def test_a_worker_that_its_scheduler_left_begins_anew_in_silence(supervised):
@@ -239,6 +252,135 @@ def test_other_commands_are_asked_as_often_as_somebody_asks(tmp_path, capsys):
         forwarder.forward(number)
     assert process.done == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
     assert forwarder.killed_by is None and not capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_terminal_gets_its_cursor_and_a_line_back(monkeypatch, tmp_path, stream):
+    seconds = iter((5.0, 6.0, 6.1))  # exactly a second is still the same wish
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    out, err = stream(), stream()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    journal, process = Journal(0, tmp_path), Noted()
+    journal.note_opened()
+    forwarder = parent._SignalForwarder(process, journal, is_graceful=True)
+    for _ in range(2):
+        forwarder.forward(signal.SIGINT)
+    assert process.done == [signal.SIGINT] and not out.getvalue()
+    forwarder.forward(signal.SIGINT)
+    assert process.done == [signal.SIGINT, "killed"]
+    assert out.getvalue() == ("\x1b[?25h\n" if stream is Terminal else "")
+    before, note, _ = err.getvalue().partition("note: stopping and saving")
+    assert note and ("\n" in before) == (stream is Terminal)
+
+
+@posix
+@pytest.mark.cover("all")
+@pytest.mark.parametrize(("graceful", "ignored"), [(True, False), (False, False), (True, True)])
+def test_signals_are_passed_on_while_a_process_runs(tmp_path, graceful, ignored):
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
+    own = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    if ignored:  # as nohup has it
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = [signal.getsignal(number) for number in numbers]
+    process = Noted()
+    forwarder = parent._SignalForwarder(process, Journal(0, tmp_path), is_graceful=graceful)
+    try:
+        with forwarder as entered:
+            during = [signal.getsignal(number) for number in numbers]
+        after = [signal.getsignal(number) for number in numbers]
+    finally:
+        for number, handler in zip(numbers, own, strict=True):
+            signal.signal(number, handler)
+    assert entered is forwarder and after == before
+    assert during == [
+        forwarder.forward,
+        forwarder.forward if graceful else signal.SIG_IGN,
+        signal.SIG_IGN if ignored else forwarder.forward,
+        forwarder._pause if graceful else signal.SIG_DFL,
+    ]
+
+
+@posix
+def test_a_pause_stops_both_processes_and_ends_with_the_supervisors(monkeypatch, tmp_path):
+    process = Noted()
+    monkeypatch.setattr(os, "kill", lambda *how: process.done.append(how))
+    forwarder = parent._SignalForwarder(process, Journal(0, tmp_path), is_graceful=True)
+    forwarder._pause(signal.SIGTSTP, None)
+    own = (os.getpid(), signal.SIGSTOP)
+    assert process.done == [signal.SIGSTOP, own, signal.SIGCONT]
+
+
+@posix
+@pytest.mark.cover("all")
+@pytest.mark.parametrize(
+    ("own_group", "pending", "killed_by"),
+    [(True, True, None), (False, True, None), (False, False, None), (True, False, signal.SIGINT)],
+)
+def test_a_process_is_begun_with_its_journal_and_waited_for(
+    monkeypatch, tmp_path, own_group, pending, killed_by
+):
+    journal, begun, around = Journal(7, tmp_path), [], signal.getsignal(signal.SIGTERM)
+    journal.note_done()  # by the process before
+
+    class Process(Noted):
+        def __init__(self, command, *, env, process_group):
+            super().__init__()
+            begun.append(self)
+            self.command, self.env, self.group = command, env, process_group
+            self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+        def wait(self):
+            forwarder = signal.getsignal(signal.SIGTERM).__self__
+            forwarder.killed_by = killed_by
+            return 3
+
+    monkeypatch.setattr(parent, "subprocess", SimpleNamespace(Popen=Process))
+    monkeypatch.setattr(parent, "is_pending", lambda number: pending and number == signal.SIGINT)
+    code = parent._run(["train", "a"], journal, own_group=own_group)
+    (process,) = begun
+    assert code == (3 if killed_by is None else 128 + killed_by)
+    assert process.command == [*parent._command(), "train", "a"]
+    assert process.env == journal.environment() and not journal.is_done
+    assert process.group == (0 if own_group else None)  # a group's own Ctrl-C is forwarded
+    assert process.done == ([signal.SIGINT] if pending and not own_group else [])
+    assert {signal.SIGINT, signal.SIGTERM} <= process.blocked
+    assert signal.getsignal(signal.SIGTERM) == around
+
+
+@pytest.mark.parametrize(
+    ("safe", "path", "is_searched"),
+    [(False, ".", True), (False, "/elsewhere", False), (True, ".", False)],
+)
+def test_the_working_directory_is_searched_only_if_it_was(monkeypatch, safe, path, is_searched):
+    monkeypatch.setattr(sys, "path", [str(Path(path).absolute()), "/more"])
+    flags = SimpleNamespace(safe_path=safe)
+    own = SimpleNamespace(flags=flags, path=sys.path, executable="python")
+    monkeypatch.setattr(parent, "sys", own)
+    kept = [] if is_searched else ["-P"]
+    assert parent._command() == ["python", *kept, "-m", "qlora_wgpu"]
+
+
+def gone(*_):
+    raise FileNotFoundError(errno.ENOENT, "No such thing")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "told"),
+    [
+        (Path, "cwd", "the working directory cannot be used (No such thing): change to another"),
+        (tempfile, "gettempdir", "no folder for temporary files is writable: set TMPDIR to one"),
+    ],
+)
+def test_a_folder_that_every_command_needs_is_asked_for(supervised, monkeypatch, owner, name, told):
+    monkeypatch.setattr(owner, name, gone)
+    code, _, said = supervised("train", attempts=[])
+    assert code == 2 and said[0].startswith(f"error: {told}")
 
 
 def test_a_journal_is_handed_to_the_next_process_alone(monkeypatch, tmp_path):

@@ -132,7 +132,8 @@ def test_products_are_cut_by_their_sizes(made_up):
     assert (chosen.gemm_kind, chosen.tile_group) == ("tiled", (16, 16))
     assert chosen.for_products(large) == chosen == chosen.for_products("nt 1x1x1")
     assert chosen.for_products(small).tile_group == (8, 8)
-    assert any(small in note for note in choice.notes)
+    (note,) = [note for note in choice.notes if note.startswith(f"products {small}: ")]
+    assert "tile_group (8, 8)" in note
     # A product is cut so, and so is what a file brought back.
     stored = json.loads(json.dumps(dataclasses.asdict(chosen)))
     device_profile = dataclasses.replace(GPU_PROFILE, limits=Limits(512, 1 << 15))
@@ -190,9 +191,14 @@ def test_what_fails_or_is_wrong_is_left_out(made_up, spoilt):
 
 
 def test_a_lost_device_ends_the_tuning(made_up):
-    made_up(lambda profile: DeviceLostError("gone"))
-    with pytest.raises(DeviceLostError):
-        tuner.tune(FakeDevice(), task())
+    plain = plainest(GPU_PROFILE)
+    for outcome in (
+        lambda profile: DeviceLostError("gone"),
+        lambda profile: trial_of(profile) if profile == plain else DeviceLostError("gone"),
+    ):
+        made_up(outcome)
+        with pytest.raises(DeviceLostError):
+            tuner.tune(FakeDevice(), task())
 
 
 def test_no_timestamps_no_change(monkeypatch):
@@ -354,3 +360,136 @@ def test_only_linear_layers_are_quantized_and_once(scheme, quantized):
     assert folder.find("nothing") is None
     for what in quantized:
         assert found[what]._blocks() is folder.find(names[what])._blocks()
+
+
+# ---- how times are compared ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "pace"),
+    [(2.0, 3.0, 1.5), (4.0, 1.0, 0.25), (0.25, 0.5, 2.0), (0.0, 3.0, 1.0), (3.0, 0.0, 1.0)],
+)
+def test_times_are_put_at_the_clock_of_the_base(now, then, pace):
+    both = [Times(each, {"rows": each, "gone": 0.0}, {"nt": 2 * each}) for each in (now, then)]
+    times = Times(8.0, {"rows": 4.0, "gone": 2.0, "new": 1.0}, {"nt": 16.0})
+    assert times.at_pace(*both) == Times(
+        8.0 * pace, {"rows": 4.0 * pace, "gone": 2.0, "new": 1.0}, {"nt": 16.0 * pace}
+    )
+
+
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_a_gpu_that_gets_slower_is_timed_again_after_each_variant(made_up, is_cpu):
+    tried, slower, told = candidates(GPU_PROFILE), iter(range(1, 99)), []
+
+    def outcome(profile):
+        of_base = 9.0 if profile not in tried else 8.0 if profile == tried[0] else 9.9
+        return trial_of(profile, products=of_base * (1.0 if is_cpu else next(slower)))
+
+    made_up(outcome)
+    device = FakeDevice()
+    device.is_cpu = is_cpu
+    choice = tuner.tune(device, task(), told.append)
+    assert choice.profile.tile_group == tried[0].tile_group
+    numbers = [int(text.removeprefix("timing kernels: variant ")) for text in told]
+    first = len({plainest(GPU_PROFILE), *tuner.bases(GPU_PROFILE)})
+    others = [n for n in range(first + 1, first + 1 + len(tried)) for _ in range(2 - is_cpu)]
+    assert numbers == [*range(1, first + 1), *others]
+
+
+def test_the_faster_kind_of_operands_is_the_base(made_up):
+    def outcome(profile):
+        return trial_of(profile, products=0.02 if profile.textures else 0.0123)
+
+    made_up(outcome)
+    choice = tuner.tune(FakeDevice(cpu_profile(8)), task())
+    kinds = [note for note in choice.notes if note.startswith("operands in ")]
+    assert "operands in textures: 20.0 ms a layer" in kinds
+    assert "operands in buffers: 12.3 ms a layer, chosen" in kinds
+    assert not choice.profile.textures
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"), [(48.9, True), (49.0, False), (50.0, False), (0.0, False)]
+)
+def test_savings_of_a_fiftieth_are_scatter(seconds, chosen):
+    other = candidates(GPU_PROFILE)[0]
+    base, trial = (trial_of(p, products=s) for p, s in ((GPU_PROFILE, 50.0), (other, seconds)))
+    (tunable,) = [each for each in tunables_of(GPU_PROFILE) if each.name == "products"]
+    cut = tuner._by_size(tunable, GPU_PROFILE, base, [base, trial])
+    assert set(cut) == ({"nt 1x1x1"} if chosen else set())
+    choice = tuner._chosen(base, [base, trial], ["before"])
+    changed = tuner.fields_of(tunable, GPU_PROFILE, other)
+    for name, value in changed.items():
+        assert getattr(choice.profile, name) == (value if chosen else getattr(GPU_PROFILE, name))
+    assert choice.notes[0] == "before"
+    assert ("products: default" in choice.notes) == (not chosen)
+    assert any("(98% of the default's time)" in note for note in choice.notes) == chosen
+    assert choice.profile.products == ()  # the usual one is the fastest of this size, too
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.05)])
+def test_gradients_may_differ_by_rounding_alone(made_up, monkeypatch, dtype, limit):
+    made_up(lambda profile: trial_of(profile, products=1.0))
+    monkeypatch.setattr(tuner, "difference", lambda own, expected: limit)
+    assert not any(
+        "skipped" in n for n in tuner.tune(FakeDevice(), task(compute_dtype=dtype)).notes
+    )
+    monkeypatch.setattr(tuner, "difference", lambda own, expected: limit * 1.01)
+    tuning = tuner._Tuning(FakeDevice(), task(compute_dtype=dtype), print)
+    assert tuning.tried([GPU_PROFILE]) == [] and "gradients differ by" in tuning.notes[0]
+
+
+def test_the_largest_difference_counts():
+    exact = {"a": np.array([3.0, 4.0], np.float32), "b": np.zeros(2, np.float32)}
+    assert tuner.difference(exact, exact) == 0.0
+    apart = {"a": exact["a"] + np.array([0.5, 0.0], np.float32), "b": exact["b"]}
+    assert tuner.difference(apart, exact) == pytest.approx(0.1)
+    wrong = {"a": exact["a"], "b": exact["b"] + np.float32(1e-6)}
+    assert tuner.difference(wrong, exact) > 1e6
+    none = {"a": exact["a"] * np.float32("nan"), "b": exact["b"]}
+    assert tuner.difference(none, exact) == float("inf")
+
+
+def test_sizes_are_the_texts():
+    config = {"hidden_size": 8, "vocab_size": 9, "text_config": {"hidden_size": 4}}
+    found = task(config=config).sizes
+    assert (found["hidden_size"], found["vocab_size"]) == (4, None)
+    assert task(config={**config, "text_config": None}).sizes["hidden_size"] == 8
+    assert task(config={"hidden_size": 8}).sizes["hidden_size"] == 8
+
+
+def test_each_launch_counts_for_its_families(monkeypatch):
+    of_rows = SimpleNamespace(name="rows", concerns=lambda launch: launch.kernel == "rope")
+    of_all = SimpleNamespace(name="all", concerns=lambda launch: True)
+    monkeypatch.setattr(tuner, "tunables", lambda: [of_rows, of_all])
+    launches = [SimpleNamespace(kernel=kernel, values={}) for kernel in ("rope", "sum", "rope")]
+    assert tuner._summed(launches, [1.0, 2.0, 4.0]) == Times(7.0, {"rows": 5.0, "all": 7.0}, {})
+
+
+def test_layers_are_cut_to_one_by_the_usual_keys(monkeypatch):
+    monkeypatch.setitem(family._REGISTERED, "own", OwnFamily())
+    layers = config_of("M")["num_hidden_layers"]
+    kinds = {"layer_types": ["a"] + ["b"] * (layers - 1)}
+    own = {**config_of("M"), "model_type": "own", "other": [1, 2], **kinds}
+    for rows in (100, 16_384, 50_000):
+        part = OneLayer.of({**own, "vocab_size": rows}, LoraConfig())
+        assert part.config["vocab_size"] == min(rows, 16_384)
+        assert part.config["num_hidden_layers"] == 1 and part.config["other"] == [1, 2]
+        assert part.config["layer_types"] == ["a"]
+
+
+def test_choices_are_kept_by_what_they_were_made_for(monkeypatch):
+    made = dataclasses.replace(GPU_PROFILE, gemm_tile=4)
+    monkeypatch.setattr(cache, "tune", lambda *given: Choice(made, ("a note",)))
+    device, first = FakeDevice(), task()
+    assert cache.known_keys() == set()
+    cache.tuned(device, first, FakeDevice)
+    assert cache.known_keys() == {cache.key_of(FakeDevice(), first)}
+    (entry,) = cache.choices_for(FakeDevice())
+    assert (entry["batch"], entry["seq"], entry["driver"]) == (1, 256, "driver 1")
+    others = [task(batch=2), task(seq=9), task(lora=LoraConfig(r=3)), task(compute_dtype="float32"),
+              task(quant=QuantConfig(scheme="none")), task(config=config_of("M"))]  # fmt: skip
+    assert len({cache.key_of(FakeDevice(), each) for each in (first, *others)}) == 7
+    monkeypatch.setattr(cache, "write_cache_file", lambda path, text: "no room")
+    notes = cache.tuned(FakeDevice(), others[0], FakeDevice).notes
+    assert notes == ("a note", "not cached for the next run: no room")
