@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from bench.fakes import fake_device
 from rich.console import Console
 
@@ -47,7 +46,6 @@ def shown(measurement):
     return console.file.getvalue()
 
 
-@pytest.mark.slow
 def test_json_holds_what_was_found():
     figures = json.loads(json.dumps(to_json(measured(KERNELS)), allow_nan=False))
     assert figures["tokens_per_second"] == {"median": 32.0, "min": 16.0, "max": 64.0}

@@ -27,7 +27,6 @@ def test_a_row_that_hangs_costs_little_and_its_stack_is_told(gpu, tmp_path):
     assert "in stuck" in (tmp_path / "all" / "rows.log").read_text()
 
 
-@pytest.mark.slow
 def test_a_part_that_takes_the_machine_along_twice_comes_last(gpu, tmp_path):
     """Else each new machine would be lost to it, too."""
     parts = [gpu.Part("worst", python("pass")), gpu.Part("good", python("pass"))]
@@ -61,7 +60,6 @@ def test_what_a_process_left_as_crashing_is_of_its_session(gpu, tmp_path):
     assert "cache/qlora-wgpu/checks/x" in names and not any("attempts" in name for name in names)
 
 
-@pytest.mark.slow
 def test_a_crash_is_told_by_its_signal_and_its_last_words_first(gpu, tmp_path):
     code = "print('first'); print('it was lost', flush=True); os.abort()"
     session(gpu, tmp_path).run([gpu.Part("bad", python(code))])

@@ -173,7 +173,6 @@ def test_parts_that_time_nothing_run_at_once(gpu, tmp_path):
     assert set(state(tmp_path / "all").values()) == {"done"}
 
 
-@pytest.mark.slow
 def test_the_driver_is_asked_while_a_part_runs(gpu, tmp_path, monkeypatch):
     """It answers three times once the part has begun, which waits until that has been read."""
     tool, begun = tmp_path / "bin" / "nvidia-smi", tmp_path / "begun"

@@ -69,7 +69,6 @@ def test_a_clock_that_never_settles_is_not_waited_for(monkeypatch):
     assert 1.9 < gpu.now < 2.1
 
 
-@pytest.mark.slow
 def test_the_work_is_done_on_a_device(device, monkeypatch):
     monkeypatch.setattr(Device, "is_cpu", False)
     monkeypatch.setattr(device.pace, "busy_rate", 0.0)

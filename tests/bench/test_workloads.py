@@ -180,7 +180,6 @@ def test_the_smallest_and_the_largest_numbers_may_be_measured(config_file):
     assert Workload(shape, seq=64, rank=RANK).rank == RANK
 
 
-@pytest.mark.slow
 def test_a_software_adapter_may_not_take_more_than_the_machine_has(monkeypatch):
     work = Workload(find_shape("S"), batch=2)
     total = sum(work.planned_memory(fake_device()).values())

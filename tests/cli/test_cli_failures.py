@@ -127,7 +127,6 @@ def test_another_pipe_that_breaks_is_an_error(tmp_path, monkeypatch):
     assert found == "error: a connection was closed by the other end: Broken pipe\n"
 
 
-@pytest.mark.slow
 def test_a_line_that_is_not_text(tmp_path, monkeypatch):
     write_model(tmp_path / "model")
     piped = io.TextIOWrapper(io.BytesIO(b"\xff\xfe hi\n"), "utf-8", errors="surrogateescape")
@@ -137,7 +136,6 @@ def test_a_line_that_is_not_text(tmp_path, monkeypatch):
     assert done.stderr.endswith("error: the input is not valid utf-8\n")
 
 
-@pytest.mark.slow
 def test_commands_to_be_copied_are_quoted(tmp_path):
     write_model(tmp_path / "model")
     write_chats(tmp_path / "chats.jsonl", 4)

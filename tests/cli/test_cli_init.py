@@ -122,7 +122,6 @@ def test_a_name_that_looks_like_an_option(place, monkeypatch):
     assert "train with `qlora-wgpu train ./-r.yaml`" in done.output
 
 
-@pytest.mark.slow
 def test_a_name_cannot_write_into_the_file(place):
     name = os.fsdecode("a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl".encode())
     (place / name).write_text('{"text": "abc"}\n')
@@ -288,7 +287,6 @@ def test_both_rows_of_a_pair_are_planned(place):
     assert rows["kto"] >= 2 * rows["dpo"] > 0
 
 
-@pytest.mark.slow
 def test_several_files_make_a_mixture(place):
     names = [rows_of(place, f"{n}.jsonl", [{"text": "a b c"}] * n) for n in (5, 9)]
     args = [x for name in names for x in ("--data", place / name)]

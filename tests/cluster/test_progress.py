@@ -18,7 +18,6 @@ async def deaf():
             continue
 
 
-@pytest.mark.slow
 def test_what_loses_a_cancellation_is_cancelled_again():
     async def ended():
         progress = Progress()
@@ -30,7 +29,6 @@ def test_what_loses_a_cancellation_is_cancelled_again():
     asyncio.run(ended())
 
 
-@pytest.mark.slow
 def test_who_waits_gets_the_failure():
     async def waited():
         progress = Progress()

@@ -137,7 +137,6 @@ def test_white_space_behind_the_tokens_of_phi_3() -> None:
         assert ours.encode("<s><s>\nx") == [1, 1, tokens.index("Ċ"), x]
 
 
-@pytest.mark.slow
 def test_capitals_of_other_scripts_are_none() -> None:
     known = PRE_TOKENIZERS["tekken"].pre_tokenizer
     assert "(?=\\\\p{L})[^a-z]" in json.dumps(with_ascii_capitals("tekken", known))

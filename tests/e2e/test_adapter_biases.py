@@ -103,6 +103,7 @@ def test_they_are_kept(base, peft, device, model, expected, tmp_path):
     assert json.loads((tmp_path / "again/adapter_config.json").read_text())["bias"] == "all"
 
 
+@pytest.mark.quick
 def test_they_are_merged(base, peft, tmp_path):
     merge(base, peft, tmp_path / "merged")
     opened = ModelFolder.open(tmp_path / "merged")
@@ -140,6 +141,7 @@ def write(folder, config, tensors):
     save_file(tensors, folder / "model.safetensors")
 
 
+@pytest.mark.quick
 def test_a_base_that_lacks_a_layer_is_not_merged_into(base, peft, tmp_path):
     """It was written without the layer and its pair, which nothing told before it was opened."""
     other = shutil.copytree(base, tmp_path / "other")
@@ -151,6 +153,7 @@ def test_a_base_that_lacks_a_layer_is_not_merged_into(base, peft, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.quick
 def test_what_cannot_take_them_says_so(peft, model, tmp_path):
     with pytest.raises(UnsupportedModelError, match="only inference and merging support: merge"):
         load_adapter(peft)

@@ -82,6 +82,7 @@ def test_experts(device, tmp_path, limited):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 def test_a_cluster_s_gradients(device, folder, limited, gradient):
     cut, _ = limited

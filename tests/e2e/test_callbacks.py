@@ -356,6 +356,7 @@ def test_a_model_is_trained_by_one_run_at_a_time(trainer, folder, tmp_path):
     assert second.train(rows()).steps == 1
 
 
+@pytest.mark.quick
 def test_a_method_that_is_never_called_is_refused(trainer):
     class Epochs(TrainerCallback):
         def on_epoch_end(self, step):

@@ -171,6 +171,7 @@ def test_no_adapter_is_needed(place):
     assert estimate["device"] == "a GPU"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("slope", [1, 7, 1000])
 @pytest.mark.parametrize("budget", [0, 5, 999, 1000, 123456])
 def test_the_most_is_the_most(slope, budget):

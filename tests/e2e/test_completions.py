@@ -83,6 +83,7 @@ def test_a_place_for_answers_is_looked_at_before_they_are_written(place):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.quick
 def test_what_counts_as_a_match():
     assert Prediction("p", " a b\n", "a b").exact_match
     assert not Prediction("p", "a b", "a  b").exact_match
@@ -101,6 +102,7 @@ def test_rows_that_are_no_prompts_are_refused(place):
         prompts_of([("row 1", {"prompt": "?", "images": ["a.png"]})], written, answered=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("key", ["messages", "prompt"])
 def test_a_row_s_system_message_comes_first(place, key):
     written = read_prompt_files(place / "model")

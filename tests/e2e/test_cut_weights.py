@@ -71,6 +71,7 @@ def test_a_run_is_saved_before_it_ends(in_buffers, monkeypatch, tmp_path):
     assert len(saved) == 1
 
 
+@pytest.mark.quick
 def test_a_map_knows_what_it_is_of(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 64)

@@ -192,6 +192,7 @@ def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path
     assert store.nbytes >= model.layout.packed_sizes.nbytes * device.profile.textures
 
 
+@pytest.mark.quick
 def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monkeypatch):
     copied = device.profile.textures
     free = "qlora_wgpu.model.memory_plan.available_bytes"

@@ -293,6 +293,7 @@ def test_an_adapter_begins_as_part_of_a_router(device, tmp_path, start):
     assert difference <= 1e-5 * np.abs(trained).max()
 
 
+@pytest.mark.quick
 def test_a_routers_parameter_takes_no_magnitude(device, tmp_path):
     base = base_of("qwen3_moe-experts", tmp_path / "base")
     lora = LoraConfig(r=2, target_modules=["q_proj", "gate"], use_dora=True)

@@ -45,6 +45,7 @@ def quant(case):
     return QuantConfig(scheme="nf4" if case.endswith("-nf4") else "none")
 
 
+@pytest.mark.quick
 def test_every_family_is_recorded():
     types = {json.loads(str(np.load(FOLDER / f"{c}.npz")["config"]))["model_type"] for c in CASES}
     # A text part under the name of a model with images is the same forward.
@@ -142,6 +143,7 @@ def is_named(module: str, target_modules: str | list[str]) -> bool:
     return any(f".{module}".endswith(f".{name}") for name in target_modules)
 
 
+@pytest.mark.quick
 def test_a_family_of_ones_own(device, tmp_path, monkeypatch):
     recorded = np.load(FOLDER / "llama.npz")
     monkeypatch.setattr(family, "_REGISTERED", {})

@@ -164,6 +164,7 @@ def memory(pretrained, device):
     return layout.memory(StepOptions("train", 1, 16))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_plans_know_it_without_weights(device, folders, kind):
     config = json.loads((folders[kind][0] / "config.json").read_text())
@@ -172,6 +173,7 @@ def test_plans_know_it_without_weights(device, folders, kind):
     assert held == told or kind == "shuffled"  # which only the files tell of
 
 
+@pytest.mark.quick
 def test_users_are_told_of_it(device, folders):
     stored = folders["fp8"][0]
     [note] = Pretrained.open(stored).notes

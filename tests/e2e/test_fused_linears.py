@@ -99,5 +99,6 @@ def test_what_fits_one_product(family, options, saved):
     assert products(family, lora, fused=False) - products(family, lora) == saved * layers
 
 
+@pytest.mark.quick
 def test_weights_that_are_not_quantized_stay_apart():
     assert products("llama", LORA, "none") == products("llama", LORA, "none", fused=False)

@@ -105,6 +105,7 @@ def test_texts(device, tmp_path):
     assert plain != greedy and text() == greedy
 
 
+@pytest.mark.quick
 def test_what_cannot_be_generated(device, tmp_path):
     model = opened("llama", tmp_path, device)
     for arguments, error in (
@@ -159,6 +160,7 @@ def test_numbers_of_numpy_count_as_pythons(device, tmp_path):
     assert texts[0] == texts[1] and len(texts[0]) == 3
 
 
+@pytest.mark.quick
 def test_a_model_is_not_pickled(device, tmp_path):
     with pytest.raises(TypeError, match="open that with open_adapter"):
         pickle.dumps(opened("llama", tmp_path, device))

@@ -133,6 +133,7 @@ def test_an_adapter_for_llama_cpp(place, trained) -> None:
     assert "blk.0.attn_q.weight.lora_a" in names and len(names) == 14
 
 
+@pytest.mark.quick
 def test_mistakes(place) -> None:
     for args, message in (
         (("train", "base.gguf"), "init --model base.gguf"),

@@ -158,6 +158,7 @@ def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> 
     assert "drift" not in unchecked.stdout
 
 
+@pytest.mark.quick
 def test_a_tokenizer_of_the_adapter_comes_first(place) -> None:
     folder = place / "out/adapter"
     for path in (place / "base").glob("tokenizer*"):
@@ -180,6 +181,7 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.quick
 def test_a_disk_that_fills_up(place) -> None:
     with files_of_at_most(100_000):
         done = run_here("export", "out", "--no-check", cwd=place)
@@ -187,6 +189,7 @@ def test_a_disk_that_fills_up(place) -> None:
     assert done.stderr.count("\n") == 1 and not list(place.glob("out/*gguf*"))
 
 
+@pytest.mark.quick
 def test_an_interrupted_export_leaves_nothing(place, monkeypatch) -> None:
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -196,6 +199,7 @@ def test_an_interrupted_export_leaves_nothing(place, monkeypatch) -> None:
     assert not list(place.glob("out/*gguf*"))
 
 
+@pytest.mark.quick
 def test_a_modelfile_that_its_user_has_changed_stays(place) -> None:
     changed = place / "out/model.Modelfile"
     changed.write_text("FROM ./model.gguf\nSYSTEM mine\n")
@@ -217,6 +221,7 @@ def no_device(*_, **__):
     raise DeviceError("no GPU was found")
 
 
+@pytest.mark.quick
 def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     monkeypatch.setattr(tensors, "as_bytes", None)  # no tensor is made for a file
@@ -226,6 +231,7 @@ def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None
     assert not list(place.glob("out/*odel*"))
 
 
+@pytest.mark.quick
 def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
@@ -234,6 +240,7 @@ def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypa
     assert not list(place.glob("out/*odel*"))
 
 
+@pytest.mark.quick
 def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(exporting, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)
@@ -244,6 +251,7 @@ def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     assert (place / "out/merged/model.safetensors").exists()
 
 
+@pytest.mark.quick
 def test_an_adapter_alone(place) -> None:
     done = run_here("export", "out", "--adapter-only", cwd=place)
     assert done.returncode == 0 and "7 layers written to out/adapter.gguf" in done.stdout
@@ -251,6 +259,7 @@ def test_an_adapter_alone(place) -> None:
     assert ollama.startswith("FROM ./base.gguf\nADAPTER ./adapter.gguf\n")
 
 
+@pytest.mark.quick
 def test_mistakes(place) -> None:
     other = {**CONFIG, "hidden_size": 32, "head_dim": 8}
     (place / "other").mkdir()

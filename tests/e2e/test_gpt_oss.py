@@ -136,6 +136,7 @@ def test_a_text_goes_on_as_the_whole_does(device, folders):
         assert np.abs(row - expected).max() <= 2e-5 * np.abs(logits).max()
 
 
+@pytest.mark.quick
 def test_what_the_config_alone_tells_of_forms(folders):
     """Attention, router and head stay in 16 bits; experts are in MXFP4."""
     folder = ModelFolder.open(folders[0])

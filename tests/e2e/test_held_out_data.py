@@ -54,6 +54,7 @@ def prepared(place, *overrides, held_out=False):
     return data.dataset, warned
 
 
+@pytest.mark.quick
 def test_a_folder_of_splits_is_not_read_whole(place, monkeypatch):
     monkeypatch.chdir(place)
     dataset, warned = prepared(place)
@@ -94,6 +95,7 @@ def told_of_a_run(place, *overrides):
     return warned
 
 
+@pytest.mark.quick
 def test_rows_that_are_learnt_and_measured_are_told(place):
     lines = (place / "chats" / "train.jsonl").read_text().splitlines(keepends=True)
     others = (place / "chats" / "valid.jsonl").read_text().replace("what is", "name")
@@ -104,6 +106,7 @@ def test_rows_that_are_learnt_and_measured_are_told(place):
     assert warned.about("all rows of data.eval are also in data.train")
 
 
+@pytest.mark.quick
 def test_pairs_that_are_learnt_and_measured_are_told(place):
     """Each is two examples, and one row."""
     pairs = [{"prompt": f"{i}?", "chosen": f"{i}.", "rejected": "no"} for i in range(6)]
@@ -117,6 +120,7 @@ def test_pairs_that_are_learnt_and_measured_are_told(place):
     assert warned.about("all rows of data.eval are also in data.train")
 
 
+@pytest.mark.quick
 def test_windows_that_are_learnt_and_measured_are_told(place):
     """Two texts that differ may begin alike."""
     texts = [f"{i % 2}" * 15 + "abcd"[i] for i in range(4)]
@@ -132,6 +136,7 @@ def test_windows_that_are_learnt_and_measured_are_told(place):
     assert not told_of_a_run(place, *given[:-1], "data.max_seq_length=64").about("are also in")
 
 
+@pytest.mark.quick
 def test_rows_beyond_the_model_are_told(place):
     text = json.dumps({"text": "a b c d e f " * 30}) + "\n"
     (place / "long.jsonl").write_text(text + '{"text": "ab"}\n')
@@ -148,6 +153,7 @@ def test_no_held_out_data_names_both_ways(place):
         prepared(place, held_out=True)
 
 
+@pytest.mark.quick
 def test_data_counts_what_it_holds_out_and_pads_no_lines_of_a_pipe(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.delenv("COLUMNS", raising=False)

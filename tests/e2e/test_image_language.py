@@ -142,6 +142,7 @@ def test_equal_prompts_with_other_images_are_other_prompts(device, tmp_path):
     assert list(alone) and alone.token_logprobs == negated
 
 
+@pytest.mark.quick
 def test_a_generated_placeholder_is_an_ordinary_token(device, tmp_path):
     """Also when all tokens are computed again, since the adapter has changed."""
     known = recorded("qwen2_vl")

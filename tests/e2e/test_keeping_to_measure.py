@@ -100,12 +100,14 @@ def test_a_budget_has_them_where_they_fit(measured):
         measured(memory=f"{least}B", keep_dequantized=True)
 
 
+@pytest.mark.quick
 def test_texts_by_themselves_keep_none(place):
     source = OpenedModel.open(str(place / "model"))
     with load_adapted(source, None, settings(place, keep_dequantized=True), Observer()) as model:
         assert model.device.memory.by_kind[KIND] == 0
 
 
+@pytest.mark.quick
 def test_python_counts_what_texts_read_beside(place, device, monkeypatch):
     def opened(**how):
         with QLoRAModel.from_pretrained(

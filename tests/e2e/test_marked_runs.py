@@ -60,6 +60,7 @@ def test_a_run_learns_and_measures_what_is_left(place):
     assert same.returncode == 0, same.stderr
 
 
+@pytest.mark.quick
 def test_what_is_shown_is_what_is_learnt(place):
     shown = run_here("data", "run.yaml", "--samples", 1, cwd=place)
     assert shown.returncode == 0, shown.stderr
@@ -68,6 +69,7 @@ def test_what_is_shown_is_what_is_learnt(place):
     assert "weight 0" not in shown.stdout + shown.stderr
 
 
+@pytest.mark.quick
 def test_other_weights_are_refused(place):
     write(place / "odd.jsonl", [{"messages": turns(1)}, {"messages": turns(1, weight=0.5)}])
     for command in ("data", "train"):

@@ -217,6 +217,7 @@ def test_rows_do_not_see_each_other(model):
     assert total / count == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.quick
 def test_the_future_is_not_seen(model):
     ids, _ = sample(1)
     other = ids.copy()

@@ -78,6 +78,7 @@ def test_a_closed_model_holds_nothing_and_says_so(folder, without_collector):
     model.close()  # once more is no harm
 
 
+@pytest.mark.quick
 def test_an_attribute_that_is_not_there(folder):
     with QLoRAModel.from_pretrained(folder) as model, pytest.raises(AttributeError, match="'lora'"):
         _ = model.lora

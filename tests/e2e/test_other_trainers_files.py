@@ -80,6 +80,7 @@ def test_such_a_run_trains(place):
     assert result.adapter_dir.as_posix() == "adapters/adapter"
 
 
+@pytest.mark.quick
 def test_options_complete_a_file(place):
     (place / "theirs.json").write_text(json.dumps({"sequence_len": 64, "micro_batch_size": 2}))
     done = init("--from", "theirs.json")
@@ -90,11 +91,13 @@ def test_options_complete_a_file(place):
     assert (data.train, data.max_seq_length) == (str(place / "rows.jsonl"), 64)
 
 
+@pytest.mark.quick
 def test_model_and_data_are_needed_without_a_file(place):
     done = init("--model", "model")
     assert done.exit_code == 2 and "--data" in done.output
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("data", "template"), [("chats", "plain"), ("rows.jsonl", None)])
 def test_a_base_without_a_template_gets_one_for_chats(place, data, template):
     config = place / "model" / "tokenizer_config.json"

@@ -125,6 +125,7 @@ def test_a_mixture_of_sources_goes_on_with_the_same_bits(folder, mixed, objectiv
     assert again == rows
 
 
+@pytest.mark.quick
 def test_a_source_of_another_kind_is_a_sentence(folder):
     (folder / "texts.jsonl").write_text('{"text": "a b c"}\n')
     sources = [{"path": str(folder / "pairs.jsonl")}, {"path": str(folder / "texts.jsonl")}]
@@ -204,6 +205,7 @@ def test_eval_measures_what_training_did(folder):
         assert value == pytest.approx(last[f"eval_{name}"], rel=1e-3, abs=1e-4), name
 
 
+@pytest.mark.quick
 def test_the_estimate_counts_both_rows_of_a_pair(folder):
     settings = config(folder, "none")
     both = estimate(settings)
@@ -255,6 +257,7 @@ def test_eval_measures_a_run_against_the_adapter_that_it_went_on_from(folder, ob
         assert value == pytest.approx(last[f"eval_{name}"], rel=1e-3, abs=1e-4), name
 
 
+@pytest.mark.quick
 def test_token_ids_are_no_answers(folder, device):
     settings = Config.model_validate(config(folder, "ids", data={"eval_split": None}))
     model = QLoRAModel.from_pretrained(folder / "model", device=device)
@@ -291,6 +294,7 @@ def test_dft_learns(folder, tmp_path):
     assert result.train_loss > 0 and result.eval_loss < result.eval_loss_before
 
 
+@pytest.mark.quick
 def test_what_a_reference_said_is_told_apart_by_all_that_is_trained(folder):
     """A fresh adapter is the base, whatever its seed; one that changes the embedding is not."""
     keys = [

@@ -88,6 +88,7 @@ def test_merge(place, tmp_path):
         qlora_wgpu.merge(place / "model")
 
 
+@pytest.mark.quick
 def test_export_of_an_adapter(place, tmp_path):
     written = qlora_wgpu.export(place / "run", gguf=tmp_path / "a.gguf", adapter_only=True)
     assert written.path == tmp_path / "a.gguf" and written.nbytes == written.path.stat().st_size
@@ -99,6 +100,7 @@ def test_export_of_an_adapter(place, tmp_path):
         qlora_wgpu.export(place / "run", type="q8_0", adapter_only=True)
 
 
+@pytest.mark.quick
 def test_quantize(place, tmp_path):
     out = qlora_wgpu.quantize(place / "model", tmp_path / "nf4", blocksize=32)
     assert out == tmp_path / "nf4" and (out / "config.json").exists()
@@ -108,6 +110,7 @@ def test_quantize(place, tmp_path):
         qlora_wgpu.quantize(place / "model", tmp_path / "other", blocksize=5)
 
 
+@pytest.mark.quick
 def test_push(place, monkeypatch):
     sent = {}
 
@@ -166,6 +169,7 @@ def test_generate_one_and_several(place):
                 model.generate(wrong)
 
 
+@pytest.mark.quick
 def test_peft_s_methods(place, tmp_path):
     with qlora_wgpu.open_adapter(place / "run") as model:
         trained, total = model.get_nb_trainable_parameters()
@@ -189,6 +193,7 @@ def test_peft_s_methods(place, tmp_path):
     assert opened.fingerprint == tokenizer.fingerprint
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -322,6 +322,7 @@ def test_arguments_of_another_kind_are_one_sentence(config, callbacks, message):
         qlora_wgpu.train(config, callbacks=callbacks)
 
 
+@pytest.mark.quick
 def test_settings_of_another_library_are_refused(place):
     with pytest.raises(ConfigError, match=r"lora must be a qlora_wgpu.LoraConfig, got dict"):
         QLoRAModel.from_pretrained(place / "model", lora={"r": 4})
@@ -394,6 +395,7 @@ def test_other_names_of_arguments_are_refused_with_ours(place, name, meant):
         qlora_wgpu.train(place / "run.yaml", **{name: True})
 
 
+@pytest.mark.quick
 def test_no_setting_is_taken_for_an_argument():
     for section, keys in sections().items():
         _refuse_other_arguments(dict.fromkeys((section, *keys, *(f"{section}.{k}" for k in keys))))

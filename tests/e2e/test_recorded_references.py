@@ -112,6 +112,7 @@ def test_four_bit_folder_is_the_same_base(device):
         assert np.array_equal(array, stored[name]), name
 
 
+@pytest.mark.quick
 def test_the_device_holds_the_bytes_of_bitsandbytes(device):
     """Packed codes and 8-bit scales, read back from the device's own buffers."""
     stored = load_file(Path(f"{BASE}-bnb-nf4-dq") / "model.safetensors")

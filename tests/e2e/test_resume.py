@@ -82,6 +82,7 @@ def test_a_plateau_goes_on_with_what_it_knows(folder, device, tmp_path, at):
     assert logged(tmp_path / "r") == logged(tmp_path / "whole")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_plateau_needs_evaluations(folder, device, tmp_path, every):
     settings = config(folder, tmp_path / "r", **{**PLATEAU, "eval": {"eval_steps": every}})

@@ -142,6 +142,7 @@ def architecture(case, **changes):
     return find_family(config).read(config)
 
 
+@pytest.mark.quick
 def test_models_without_it_refuse_the_setting():
     with pytest.raises(ConfigError, match=r"train.router_aux_loss_coef = 0.01 is not supported"):
         architecture("llama").balance_coefficient(0.01)

@@ -58,6 +58,7 @@ def test_samples_in_one_row_are_as_alone(case, padding):
     assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.quick
 def test_rows_of_several_lengths_are_as_alone(case):
     model, recorded = case
     ids = samples()

@@ -182,6 +182,7 @@ def test_a_trainer_trains_given_rows(folder, labelled, device, tmp_path):
         Trainer(other, config).train(rows)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -168,6 +168,7 @@ def test_steps_of_trl_s_own_loop(reward_model, case):
     assert distance(whole_projections(last), told[reward_cases.STEPS]) <= 1e-5 * norm
 
 
+@pytest.mark.quick
 def test_what_peft_saved_is_opened(device, tmp_path):
     folder, recorded = recorded_base(FOLDER / "single-gemma2.npz", tmp_path)
     place = tmp_path / "adapter"
@@ -216,6 +217,7 @@ def test_bfloat16_is_near(device, tmp_path):
     assert np.abs(scores - recorded["scores"]).max() <= 0.03 * np.abs(recorded["scores"]).max()
 
 
+@pytest.mark.quick
 def test_a_new_head_is_small_and_of_the_seed(device, tmp_path):
     folder, _ = recorded_base(FOLDER / "reward.npz", tmp_path)
     lora = LoraConfig(r=R, target_modules=["q_proj"])

@@ -49,6 +49,7 @@ def test_an_adapter_on_a_shared_weight_is_not_merged(device, tmp_path):
         merge(base, tmp_path / "adapter", tmp_path / "merged", base="original", quant=PLAIN)
 
 
+@pytest.mark.quick
 def test_an_initialization_does_not_change_a_shared_weight(device, tmp_path):
     lora = LoraConfig(r=2, target_modules=[SHARED], init_lora_weights="pissa")
     with pytest.raises(ConfigError, match="layers share"):

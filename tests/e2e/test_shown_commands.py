@@ -78,6 +78,7 @@ def test_commands_are_taken(page):
         commands.get_command(None, verb).make_context(verb, words)
 
 
+@pytest.mark.quick
 def test_no_other_page_shows_commands():
     """docs/cli.md shows their help."""
     found = {page for page in PAGES if page != "docs/cli.md" and shown(page)}

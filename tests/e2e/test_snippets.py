@@ -75,6 +75,7 @@ def test_the_yaml_is_a_configuration(tmp_path, page, sections):
         load_config(tmp_path / "run.yaml")
 
 
+@pytest.mark.quick
 def test_the_lines_for_peft_are_eight_lines_of_python():
     """They run where torch is; here is none."""
     (block,) = blocks("docs/peft.md", "python")

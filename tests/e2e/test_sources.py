@@ -163,7 +163,7 @@ def test_train_and_sources_are_mutually_exclusive(place):
         load_config(place / "run.yaml", ["data.train=chats.jsonl"])
 
 
-@pytest.mark.slow
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [

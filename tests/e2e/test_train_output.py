@@ -65,6 +65,7 @@ def test_a_result_is_there_once_a_run_has_ended(place, monkeypatch):
     assert not (place / "kept" / "result.json").exists()
 
 
+@pytest.mark.quick
 def test_warnings_are_on_stderr_and_quiet_prints_nothing_else(place, monkeypatch):
     def train(settings, events, **options):
         events.note("for people who look")

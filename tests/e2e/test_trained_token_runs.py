@@ -105,6 +105,7 @@ def test_no_other_adapter_stands_beside_it(place, whole):
         model.load_adapter(place / "whole/adapter", "other")
 
 
+@pytest.mark.quick
 def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     with pytest.raises(UnsupportedModelError, match="trained rows of the embedding"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
@@ -130,6 +131,7 @@ def test_wrong_tokens_are_a_sentence(place, tokens, message):
         trained(place, "wrong", lora={"trainable_token_indices": tokens})
 
 
+@pytest.mark.quick
 def test_files_that_contradict_themselves_are_a_sentence(place, whole, tmp_path):
     from qlora_wgpu.lora import load_adapter, save_adapter
 

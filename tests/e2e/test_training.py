@@ -215,6 +215,7 @@ def test_data_that_does_not_fit(folder, device, tmp_path, data, message):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [

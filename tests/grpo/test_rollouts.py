@@ -96,7 +96,6 @@ def test_the_first_ratio_is_one_to_the_bit(device, tmp_path, dtype, sequence_lev
     assert shown["clip_ratio/low_min"] == shown["clip_ratio/high_max"] == 0.0
 
 
-@pytest.mark.slow
 def test_truncated_completions_may_be_left_out(device, tmp_path):
     policy = Policy("dapo")
     model = opened(tmp_path, device, policy)

@@ -137,7 +137,6 @@ def older(name):
     return name.replace("vision_tower.", "vision_tower.vision_model.")
 
 
-@pytest.mark.slow
 def test_older_names_in_files(device, tmp_path):
     folder, config = saved("llava", tmp_path, older)
     with VisionEncoder(folder, config, device, "float32") as encoder:

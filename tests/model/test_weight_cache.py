@@ -183,7 +183,6 @@ def test_without_a_disk_layers_wait_in_memory(
         assert layout.placement.mapped_bytes == 83 * 64 * 2  # the embedding is as its file has it
 
 
-@pytest.mark.slow
 def test_a_4_bit_folder_serves_its_own_bytes(four_bit, device, cache, quantized, expected):
     layout = laid_out(four_bit, device)
     got, _ = computed(layout, device)

@@ -122,7 +122,6 @@ def test_what_is_sent(tmp_path, hub):
     assert written == 2 * [f"Bearer {TOKEN}"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("private", [None, False, True])
 def test_who_sees_a_new_repository(tmp_path, hub, private):
     """Its owner alone, unless everybody is to."""

@@ -96,7 +96,6 @@ def test_an_answer_that_comes_too_late_is_none(matcher, monkeypatch) -> None:
     assert matcher.call(expressions._fits, "a*", "aa") is True
 
 
-@pytest.mark.slow
 def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_WAIT", 1.0)
     with pytest.raises(SandboxError, match="does not respond within 1 seconds"):
@@ -175,7 +174,6 @@ def test_no_file_can_be_opened_and_no_secret_is_inherited(child, monkeypatch) ->
     assert "Max open files            0 " in limits and "Max file size             0 " in limits
 
 
-@pytest.mark.slow
 def test_no_orphan_is_left_by_a_parent_that_is_killed() -> None:
     code = f"""
 from qlora_wgpu.sandbox import expressions, process

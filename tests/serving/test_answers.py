@@ -65,7 +65,6 @@ def test_several_answers_are_those_of_their_seeds(url):
     assert sorted(ends) == [0, 1, 2]
 
 
-@pytest.mark.slow
 def test_seeds_have_a_sign(url):
     below, above, other = (
         texts_of(ask(url, seed=seed, max_tokens=8)) for seed in (-5, 2**64 - 5, 5)
@@ -92,7 +91,6 @@ def test_biases_are_added_to_logits(url, model, written):
     assert ask(url, **asked)["choices"][0] == ask(url, logit_bias={}, **asked)["choices"][0]
 
 
-@pytest.mark.slow
 def test_logprobs_are_those_of_the_models_logits(url, model, written):
     """Of what was sampled, at any temperature: of the logits as they are."""
     asked = {"seed": 3, "temperature": 1.7, "repetition_penalty": 1.3, "max_tokens": 7}
@@ -172,7 +170,6 @@ def test_what_is_no_option_of_a_template_is_refused(url, options, message):
     assert status == 400 and message in json.loads(answer)["error"]["message"]
 
 
-@pytest.mark.slow
 def test_calls_have_their_arguments_as_templates_want_them(url, written):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "xyz"}'}}
     talk = [

@@ -69,7 +69,6 @@ def test_an_answer_that_shows_nothing_ends_when_its_client_leaves(
     assert asked_for[0]._text.finish_reason == "cancelled"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 def test_what_waits_is_not_begun_where_its_client_has_left(
     served, asked_for, monkeypatch, streamed

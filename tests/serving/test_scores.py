@@ -53,7 +53,6 @@ def test_scores_over_http(opened):
         assert status == 200 and len(json.loads(text)["data"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -71,7 +70,6 @@ def test_requests_that_are_refused(opened, body, status, message):
     assert got == status and message in json.loads(text)["error"]["message"]
 
 
-@pytest.mark.slow
 def test_other_endpoints_are_refused(opened):
     with serving(opened) as url:
         status, text = post(url, {"messages": CHAT}, "chat/completions")

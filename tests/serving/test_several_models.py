@@ -93,7 +93,6 @@ def test_requests_for_unlike_models_at_a_time_wait_for_one_another(url):
     assert [found[n] for n in range(len(names))] == [expected[name] for name in names]
 
 
-@pytest.mark.slow
 def test_a_stream_says_which_model_it_is_of(url):
     pieces = events(url, model="third", temperature=0, max_tokens=8)
     assert {piece["model"] for piece in pieces} == {"third"}

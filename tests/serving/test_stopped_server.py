@@ -83,7 +83,6 @@ def test_whoever_has_gone_with_the_event_loop_is_told_nothing(writer_and_served,
     assert not writer._thread.is_alive() and "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_shows_no_traceback(capfd, monkeypatch):
     monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)  # and put back
     reached, stopped = threading.Event(), []

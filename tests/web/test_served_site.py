@@ -34,7 +34,6 @@ def ask(site, path, host=None):
     return answer.status
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [(f"/{MANIFEST}", 200), ("/%00", 404), ("/a%00b/", 404), ("/link", 404), ("/../secret", 404),
@@ -53,7 +52,6 @@ def test_another_hosts_name_is_refused(site, host, status):
     assert ask(site, f"/{MANIFEST}", host) == status
 
 
-@pytest.mark.slow
 def test_no_more_connections_than_it_has_places_for_are_at_work(site):
     waiting = [socket.create_connection(site.server_address) for _ in range(60)]
     try:
