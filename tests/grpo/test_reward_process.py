@@ -62,6 +62,7 @@ def test_lines_of_the_function_s_own_end_its_process(opened, line):
     assert process._process.closed == 1
 
 
+@pytest.mark.cover("all")
 @pytest.mark.parametrize("lines", [(b"",), ()])
 @pytest.mark.parametrize(
     ("process", "expected"),

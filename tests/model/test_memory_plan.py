@@ -28,6 +28,7 @@ def test_a_third_of_the_machine_is_room_if_it_is_free(machine, total, free, room
     assert memory_plan.has_room(100) == room
 
 
+@pytest.mark.cover("all")
 @pytest.mark.parametrize(
     ("keep", "is_cpu", "budget", "nbytes", "kept"),
     [
