@@ -166,6 +166,9 @@ def test_what_is_not_bound_reads_as_zero(write):
     shader = load()
     assert shader.bindings["y"].optional
     assert "fn load_y(i: u32) -> vec4<f32> { return vec4<f32>(0.0); }" in shader.code
+    assert "@binding(2)" not in shader.code
+    write("a.wgsl", "//#input 2 y: 4\n" + HEAD + MAIN)  # a launch refuses to leave it out
+    assert "@binding(2) var<storage, read> y: array<vec4<f32>>;" in load().code
 
 
 def test_sums_add(write):

@@ -237,3 +237,19 @@ def test_what_is_recomputed_may_take_and_make_several():
     assert again.count("glu/forward") == 3 and again.count("gemm/forward") == 3
     # What both later functions say of ``kept`` is added up before it goes on.
     assert labels(graph).count("tensor/add") == 1
+
+
+def test_what_another_launch_has_read_is_still_made():
+    """A launch of its own that cannot add to the total leaves the gradient where it is."""
+    graph = Graph("float32", CPU_PROFILE)
+    x, dx = stored("x", 4, 8, grad=True), graph.float32("dx", 4, 8)
+
+    def vjp(dy):
+        maker_of(graph, dx)
+        seen = graph.operand("seen", 4, 8)
+        graph.launch("tensor/convert.wgsl", 4, {"x": dx, "y": seen}, {"units": 4})
+        graph.add_gradient(x, dx)
+
+    run_vjp(graph, x, vjp)
+    assert labels(graph) == ["tensor/add", "tensor/convert", "tensor/add"]
+    assert graph.launches[0].tensors["y"] is graph.launches[1].tensors["x"] is dx

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from qlora_wgpu.errors import ConfigError, DataError, RewardError
+from qlora_wgpu.grpo import rewards
 from qlora_wgpu.grpo.reward_process import RewardProcess
 from qlora_wgpu.grpo.rewards import built_in, rewards_of
 
@@ -131,6 +132,38 @@ def written(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.mark.parametrize(("seconds", "tried"), [(30.0, 3), (-1.0, 1)])
+def test_completions_are_tried_one_by_one_for_some_time(monkeypatch, seconds, tried):
+    monkeypatch.setattr(rewards, "_MOST_SECONDS", seconds)
+    monkeypatch.setattr(rewards, "_MOST_TRIED", 3)
+    sizes = []
+
+    def fails_on_many(completions, **_):
+        sizes.append(len(completions))
+        return [1.0] if len(completions) == 1 else 1 / 0
+
+    batch = {"completions": list("abcde"), "prompts": list("ppppp")}
+    with pytest.raises(RewardError, match=r"^reward function f failed: ZeroDivisionError: [^(]*$"):
+        rewards_of({"f": fails_on_many}, batch)
+    assert sizes == [5] + [1] * tried
+
+
+def test_the_completion_that_a_function_fails_on_is_named():
+    def fails(completions, **_):
+        return [1 / (text != "b") for text in completions]
+
+    batch = {"completions": ["a", "b", "b"], "prompts": list("ppp")}
+    with pytest.raises(RewardError, match=r"ZeroDivisionError.* \(on the completion 'b'\)$"):
+        rewards_of({"f": fails}, batch)
+
+
+def test_more_rewards_than_completions_are_not_all_drawn():
+    with pytest.raises(RewardError, match="f returned more than 2 rewards for 2 completions"):
+        rewards_of({"f": lambda **_: iter(int, 1)}, {"completions": ["a", "b"]})
+    with pytest.raises(RewardError, match="f returned 1 rewards for 2 completions"):
+        rewards_of({"f": lambda **_: [1]}, {"completions": ["a", "b"]})
 
 
 def test_a_file_s_function_runs_in_a_process(written, capfd):

@@ -177,3 +177,114 @@ def test_rloo_subtracts_the_divergence_from_the_rewards(device, tmp_path):
 
 def test_prompts_stay_within_the_vocabulary():
     assert all(token < VOCAB for prompt in PROMPTS for token in prompt.ids)
+
+
+# ---- micro-batches -------------------------------------------------------------------------------
+
+
+class Executor:
+    """Log probabilities that follow from ids: of the reference, twice as much."""
+
+    def __init__(self):
+        self.calls = []
+
+    def token_logps(self, batches, adapter=None):
+        self.calls.append(adapter)
+        return [
+            (1 if adapter is None else 2) * batch.ids.astype(np.float32) * (batch.targets >= 0)
+            for batch in batches
+        ]
+
+
+def given(*lengths, kept=None):
+    """A rollout of completions of these lengths, two of a prompt, with rewards 0, 1, 2, …"""
+    prompts = [PROMPTS[number // 2] for number in range(len(lengths))]
+    completions = [Completion([20 + n] * length, False) for n, length in enumerate(lengths)]
+    rollout = evaluate_completions(
+        prompts, completions, [""] * len(lengths),
+        {"count": lambda completions, **_: list(range(len(completions)))}, [1.0],
+        AdvantageConfig(2, leave_one_out=kept is None),
+    )  # fmt: skip
+    return rollout if kept is None else dataclasses.replace(rollout, has_loss=np.array(kept))
+
+
+def blocks_of(rollout, policy, executor=None, **more):
+    return RolloutBatches(
+        executor or Executor(), rollout, policy, batch_size=2, longest=16, max_completion_length=8,
+        **more,
+    )  # fmt: skip
+
+
+def test_completions_are_rows_of_micro_batches():
+    rollout = given(3, 1, 2, 2, kept=[True, True, True, False])
+    first, second = blocks_of(rollout, Policy("dapo", is_on_policy=True))
+    assert first.tokens == 3 + 3 + 3 + 1 and second.tokens == 2 * (2 + 2)
+    assert first.ids[0, :6].tolist() == [5, 9, 11, 20, 20, 20]
+    ignored = first.targets[0][first.targets[0] < 0]
+    assert first.targets[0, :7].tolist() == [*ignored[:2], 20, 20, 20, *ignored[2:4]]
+    assert first.targets[1, 2] == 21 and (second.targets[1] < 0).all()
+    assert (first.mask > 0).sum(axis=1).tolist() == [6, 4]
+    assert first.policy.advantages.dtype == np.float32
+    assert first.policy.advantages.tolist() == rollout.scores.advantages[:2].astype("f4").tolist()
+    assert second.policy.advantages.tolist() == rollout.scores.advantages[2:].astype("f4").tolist()
+    # Of 6 tokens with a loss, a half counts for each micro-batch, shared by its completions.
+    assert second.policy.shares.tolist() == [1.5, 1.5]
+    assert not np.any(second.policy.old_logps) and not np.any(second.policy.reference_logps)
+    assert first.policy.has_loss.tolist() == [True, True]
+    assert second.policy.has_loss.tolist() == [True, False]
+
+
+def test_no_tokens_at_all_are_no_division_by_zero():
+    rollout = given(2, 2, kept=[False, False])
+    (only,) = blocks_of(rollout, Policy("dapo", is_on_policy=True))
+    assert only.policy.shares.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "calls"),
+    [
+        (Policy("grpo", is_on_policy=True), []),
+        (Policy("grpo"), [None]),
+        (Policy("grpo", beta=0.1, is_on_policy=True), ["reference"]),
+        (Policy("grpo", beta=0.1), [None, "reference"]),
+        (Policy("rloo", beta=0.1, is_on_policy=True), [None, "reference"]),
+    ],
+)
+def test_log_probabilities_are_computed_where_an_objective_has_them(policy, calls):
+    executor = Executor()
+    made = blocks_of(given(1, 2, 1, 2), policy, executor, reference="reference")
+    assert executor.calls == calls
+    for batch, old, other in zip(made, made.logps.old, made.logps.reference, strict=True):
+        seen = batch.ids * (batch.targets >= 0)
+        assert np.array_equal(old, seen * (None in calls))
+        assert np.array_equal(other, 2 * seen * ("reference" in calls))
+
+
+def test_rloo_s_divergence_is_per_token_and_lowers_rewards():
+    rollout = given(3, 1, 2, 2)
+    made = blocks_of(rollout, Policy("rloo", beta=0.5), reference="reference")
+    # Each completion's targets are those of its prompt's last token and of all of its own but one.
+    sums = np.array([11 + 2 * 20, 11, 8 + 22, 8 + 23])
+    assert made.kl == -sums.sum() / 8
+    totals = np.arange(4) + 0.5 * sums
+    expected = totals - totals.reshape(2, 2)[:, ::-1].reshape(-1)
+    np.testing.assert_allclose(made.rollout.scores.advantages, expected)
+    for policy in (Policy("rloo"), Policy("grpo", beta=0.5)):
+        assert blocks_of(rollout, policy, reference="reference").kl is None
+
+
+def test_known_log_probabilities_are_taken_as_they_are():
+    executor, rollout = Executor(), given(3, 1, 2, 2)
+    policy = Policy("rloo", beta=0.5)
+    made = blocks_of(rollout, policy, reference="reference")
+    flat = [np.concatenate([each.reshape(-1) for each in own])
+            for own in (made.logps.old, made.logps.reference)]  # fmt: skip
+    again = blocks_of(made.rollout, policy, executor, known=tuple(flat))
+    assert executor.calls == [] and again.rollout is made.rollout
+    assert len(again.logps.old) == len(again) == 2
+    for own, other in zip(
+        (*made.logps.old, *made.logps.reference),
+        (*again.logps.old, *again.logps.reference),
+        strict=True,
+    ):
+        assert np.array_equal(own, other)

@@ -13,7 +13,8 @@ import safetensors.numpy
 
 from qlora_wgpu.checkpoint import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
+from qlora_wgpu.lora import AdapterConfig, load_adapter, peft_files, save_adapter
+from qlora_wgpu.lora.peft_names import TOKENS, WHOLE, tensor_name
 
 PREFIX = "base_model.model.model.layers."
 A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"
@@ -409,3 +410,106 @@ def test_half_an_adapter(folder: Path) -> None:
     assert "adapter_config.json is not valid JSON (line 1" in refused(folder)
     (folder / "adapter_config.json").unlink()
     assert refused(folder) == f"{folder} has no adapter_config.json"
+
+
+# ---- rows and whole matrices ---------------------------------------------------------------------
+
+WHERE, EMBEDDING, HEAD = Path("a.safetensors"), "model.embed_tokens", "lm_head"
+
+
+def config_of(**changes: Any) -> AdapterConfig:
+    return AdapterConfig(**{"r": R, "lora_alpha": 8, "lora_dropout": 0.0, "use_rslora": False,
+                            "target_modules": ["q_proj"], "base_model_name_or_path": None,
+                            **changes})  # fmt: skip
+
+
+def rows_of(**rows: Any) -> dict[str, np.ndarray]:
+    names = {"embedding": EMBEDDING, "head": HEAD, "again": "other.lm_head"}
+    return {
+        tensor_name(names[name], TOKENS): np.array(array, np.float32)
+        for name, array in rows.items()
+    }
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rows", "indices", "expected"),
+    [
+        ([[1, 2], [3, 4]], [7, 9], ""),
+        ([[1, 2]], [], f"it contains rows of {EMBEDDING}, which trainable_token_indices does not"),
+        ([[1, 2]], {"lm_head": [7]}, f"it contains rows of {EMBEDDING}, which"),
+        ([[1, 2]], [7, 9], f"the trained rows of {EMBEDDING} have shape (1, 2), but "),
+        ([1, 2], [7, 9], f"the trained rows of {EMBEDDING} have shape (2,), but "),
+        (np.zeros((2, 0)), [7, 9], "names 2 tokens"),
+        ([[1, NAN]], [7], f"the rows of {EMBEDDING} contain NaN or infinity"),
+        ([[1, -np.inf]], [7], f"the rows of {EMBEDDING} contain NaN or infinity"),
+        ([[1, np.inf]], [7], f"the rows of {EMBEDDING} contain NaN or infinity"),
+    ],
+)
+def test_trained_rows_are_those_of_the_settings(rows: Any, indices: Any, expected: str) -> None:
+    config = config_of(trainable_token_indices=indices)
+    stored = peft_files.stored_rows(rows_of(embedding=rows), config)
+    if not expected:
+        peft_files._check_rows(WHERE, stored, config)
+        return
+    with pytest.raises(CheckpointError) as caught:
+        peft_files._check_rows(WHERE, stored, config)
+    assert str(caught.value).startswith(f"{WHERE}: ") and expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "expected"),
+    [
+        ([[1, 2]], None, ""),
+        ([1, 2], UnsupportedModelError, "modules_to_save = lm_head is not supported"),
+        ([[[1, 2]]], CheckpointError, "lm_head has shape (1, 1, 2), expected a matrix"),
+        (np.zeros((0, 2)), CheckpointError, "lm_head has shape (0, 2), expected a matrix"),
+        ([[1, NAN]], CheckpointError, "lm_head contains NaN or infinity"),
+    ],
+)
+def test_whole_matrices_are_matrices(array: Any, kind: Any, expected: str) -> None:
+    found = {HEAD: np.array(array, np.float32)}
+    if kind is None:
+        peft_files._check_whole(WHERE, found, config_of(modules_to_save=["lm_head"]))
+        return
+    with pytest.raises(kind) as caught:
+        peft_files._check_whole(WHERE, found, config_of(modules_to_save=["lm_head"]))
+    assert type(caught.value) is kind and expected in str(caught.value)
+
+
+@pytest.mark.parametrize("bias", [[[1.0]], [NAN], [np.inf]])
+def test_biases_are_vectors_that_were_asked_for(bias: Any) -> None:
+    found = {"q_proj": np.array(bias, np.float32)}
+    with pytest.raises(CheckpointError, match="the bias of q_proj must be a vector of finite"):
+        peft_files._check_biases(WHERE, found, config_of(bias="all"))
+    with pytest.raises(CheckpointError, match="bias is 'none', but there is one of q_proj"):
+        peft_files._check_biases(WHERE, {"q_proj": np.ones(1, np.float32)}, config_of())
+
+
+def test_a_tied_head_s_rows_are_the_embedding_s() -> None:
+    both, config = (
+        rows_of(embedding=[[1, 2]], head=[[1, 2]]),
+        config_of(trainable_token_indices=[7]),
+    )
+    for given in (both, dict(reversed(both.items()))):
+        assert [*peft_files._without_tied_copies(WHERE, given, config)] == [
+            tensor_name(EMBEDDING, TOKENS)
+        ]
+    heads = rows_of(head=[[1, 2]], again=[[1, 2]])
+    assert [*peft_files._without_tied_copies(WHERE, heads, config)] == [tensor_name(HEAD, TOKENS)]
+    alone = rows_of(head=[[1, 2]])
+    assert peft_files._without_tied_copies(WHERE, alone, config) == alone
+    with pytest.raises(CheckpointError, match="are tied, but differ"):
+        peft_files._without_tied_copies(WHERE, rows_of(embedding=[[1, 2]], head=[[1, 3]]), config)
+    by_name = config_of(trainable_token_indices={"embed_tokens": [7], "lm_head": [7]})
+    assert peft_files._without_tied_copies(WHERE, both, by_name) == both
+
+
+@pytest.mark.parametrize(("tied", "other", "kept"), [(True, 1, 1), (True, 2, 2), (False, 1, 2)])
+def test_a_tied_head_that_is_a_copy_is_left_out(tied: bool, other: int, kept: int) -> None:
+    whole = {tensor_name(EMBEDDING, WHOLE): np.ones((2, 2)),
+             tensor_name(HEAD, WHOLE): np.full((2, 2), other)}  # fmt: skip
+    config = config_of(modules_to_save=["lm_head"], ensure_weight_tying=tied)
+    assert [*peft_files._without_tied_copies(WHERE, whole, config)] == [*whole][:kept]

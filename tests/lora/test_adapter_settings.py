@@ -76,6 +76,20 @@ def test_adapters_that_would_be_computed_wrongly(
         ({"target_modules": [3]}, "target_modules is [3]"),
         ({"target_modules": {"a": 1}}, "target_modules is {'a': 1}"),
         ({"base_model_name_or_path": 3}, "base_model_name_or_path is 3"),
+        ({"r": 2**31}, "r is 2147483648, not a number above zero"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is ['q_proj'], not numbers by names"),
+        ({"rank_pattern": {"(": 2}}, "rank_pattern of ['('] "),
+        ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head', not a list of names"),
+        ({"modules_to_save": ["lm_head", ""]}, "modules_to_save is ['lm_head', '']"),
+        ({"modules_to_save": ["lm_head", 3]}, "modules_to_save is ['lm_head', 3]"),
+        ({"target_modules": ["q_proj", ""]}, "target_modules is ['q_proj', '']"),
+        ({"trainable_token_indices": 5}, "trainable_token_indices is 5, not the numbers of"),
+        ({"trainable_token_indices": [5, -1]}, "trainable_token_indices is [5, -1]"),
+        ({"trainable_token_indices": [5, 2**31]}, "trainable_token_indices is [5, 2147483648]"),
+        ({"trainable_token_indices": [5, True]}, "trainable_token_indices is [5, True]"),
+        ({"trainable_token_indices": {"lm_head": 5}}, "trainable_token_indices is {'lm_head': 5}"),
+        ({"trainable_token_indices": [5]}, "trainable_token_indices is set, but there are no rows"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set, but there is no such matrix"),
     ],
 )
 def test_configurations_that_are_wrong(
@@ -83,7 +97,8 @@ def test_configurations_that_are_wrong(
 ) -> None:
     change_config(folder, **changes)
     message = refused(folder)
-    assert message.startswith(f"{folder / 'adapter_config.json'}: ")
+    file = "adapter_model.safetensors" if " is set, but" in expected else "adapter_config.json"
+    assert message.startswith(f"{folder / file}: ")
     assert expected in message
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from qlora_wgpu.lora.config import value_for
 from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
-from qlora_wgpu.lora.targets import known_targets, lora_config, targeted
+from qlora_wgpu.lora.targets import (
+    bare_parameters,
+    check_saved,
+    check_start,
+    known_targets,
+    lora_config,
+    saved_modules,
+    targeted,
+)
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 LINEARS = [
@@ -276,3 +285,86 @@ def test_what_a_pair_on_an_embedding_cannot_be_with(lora, told):
         laid_out(["q_proj", "embed_tokens"])
     if "ensure_weight_tying" not in lora:
         assert laid_out(["q_proj"]).embedding is None
+
+
+# ---- modules trained whole -----------------------------------------------------------------------
+
+EMBEDDING = "model.embed_tokens"
+
+
+def ends(*, tied=False, **more):
+    return Vocabulary(EMBEDDING, "lm_head", 50, 20, tied, **more)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lora", "expected"),
+    [
+        (ends(), {}, ()),
+        (ends(), {"modules_to_save": ["lm_head"]}, ("lm_head",)),
+        (ends(), {"modules_to_save": ["lm_head", "embed_tokens"]}, (EMBEDDING, "lm_head")),
+        (ends(bias=True), {"modules_to_save": ["embed_tokens"]}, (EMBEDDING,)),
+        (ends(tied=True), {"modules_to_save": ["lm_head"], "ensure_weight_tying": True},
+         (EMBEDDING,)),
+        (ends(tied=True), {"modules_to_save": ["lm_head"]}, "lm_head is tied to model.embed_tok"),
+        (ends(bias=True), {"modules_to_save": ["lm_head"]}, "lm_head has a bias, which PEFT would"),
+        (ends(), {"modules_to_save": ["norm"]}, r"'norm' is not supported \(supported: embed_tok"),
+    ],
+)  # fmt: skip
+def test_modules_that_are_trained_whole(vocabulary, lora, expected):
+    if isinstance(expected, tuple):
+        assert saved_modules(LoraConfig(**lora), vocabulary) == expected
+        return
+    with pytest.raises(ConfigError, match=f"modules_to_save.*{expected}"):
+        saved_modules(LoraConfig(**lora), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("saved", "lora", "adapted", "gradient", "trains_rows", "message"),
+    [
+        ([], {"init_lora_weights": "pissa"}, ["lm_head"], "bfloat16", True, None),
+        (["lm_head"], {}, ["q_proj"], "float32", False, None),
+        (["lm_head"], {}, ["lm_head"], "float32", False, "target_modules both name lm_head"),
+        (["lm_head"], {}, ["q_proj"], "float32", True, "only rows of them"),
+        (["lm_head"], {"init_lora_weights": "pissa"}, [], "float32", False, "mutually exclusive"),
+        (["lm_head"], {}, [], "bfloat16", False, "requires gradients in float32"),
+    ],
+)
+def test_what_goes_with_modules_that_are_trained_whole(
+    saved, lora, adapted, gradient, trains_rows, message
+):
+    given = saved, LoraConfig(**lora), adapted, AdapterDtypes(gradient=gradient)
+    if message is None:
+        check_saved(*given, trains_rows=trains_rows)
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_saved(*given, trains_rows=trains_rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora", "stacks", "message"),
+    [
+        ("default", {"use_dora": True, "r": 21}, [1], None),
+        ("gaussian", {"use_dora": True, "r": 21}, [1], None),
+        ("pissa", {"r": 20}, [], None),
+        ("pissa", {"r": 21}, [], "needs rank 21 of .*q_proj, which has 20: lower lora.r"),
+        ("pissa", {"use_dora": True}, [], "use_dora are mutually exclusive"),
+        ("pissa", {"trainable_token_indices": [1]}, [], "leave one of them out"),
+        ("pissa", {}, [1], "is not supported for experts"),
+    ],
+)
+def test_starts_that_a_base_cannot_have(kind, lora, stacks, message):
+    config = AdapterLayout(LoraConfig(), LINEARS).peft
+    given = dataclasses.replace(config, **lora), kind, LINEARS[:1], stacks
+    if message is None:
+        check_start(*given)
+        return
+    with pytest.raises(ConfigError, match=f"init_lora_weights: {kind}.*{message}"):
+        check_start(*given)
+
+
+def test_bare_parameters_have_no_magnitudes():
+    routers = [SimpleNamespace(name=name, is_module=name == "b") for name in "abc"]
+    assert bare_parameters(LoraConfig(), ["a", "b"], routers) == {"a"}
+    assert bare_parameters(LoraConfig(use_dora=True), ["b"], routers) == set()
+    with pytest.raises(ConfigError, match="use_dora is not supported for a, a bare parameter"):
+        bare_parameters(LoraConfig(use_dora=True), ["a"], routers)

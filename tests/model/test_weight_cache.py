@@ -13,10 +13,12 @@ from support.gguf_files import byte_vocabulary, random_weights, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.exporting.folders import quantize_folder
+from qlora_wgpu.graph.offload import WeightStream
 from qlora_wgpu.mapped_files import is_mapped
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.weight_cache import FlatLayer
 
 LAYERS = 4
 STREAMED = OffloadPlan(host_embedding=True, streamed_layers=3)
@@ -261,3 +263,31 @@ def test_models_that_were_used_long_ago_give_way(folder, device, cache, monkeypa
         os.utime(cache / str(age), (age, 10 - age))
     loaded(laid_out(folder, device), device)
     assert {"1"} < {path.name for path in cache.iterdir()} and len(list(cache.iterdir())) == 2
+
+
+def test_a_layer_is_one_image_of_all_its_storages():
+    """Those that stay on the device share larger ones, up to a size."""
+    layer = FlatLayer(3, None)
+    first, second, large = (layer.storage(name, size, 700) for name, size in
+                            (("a", 300), ("b", 100), ("c", 800)))  # fmt: skip
+    assert layer.table == [(0, "a", 300), (512, "b", 100), (768, "c", 800)]
+    assert layer.nbytes == 512 + 256 + 1024 and layer.begins[large] == 768
+    assert first.whole is second.whole is not large.whole and large.whole is large
+    assert layer.storage("d", 600, 700).whole is not first.whole
+    filled, image = {}, np.arange(2560 // 4, dtype=np.uint32).view(np.uint8)
+    layer.fill(image, lambda storage, data: filled.update({storage: data}))
+    assert [len(filled[each]) for each in (first, second, large)] == [300, 100, 800]
+    assert filled[second].view(np.uint32)[0] == 128
+    assert layer.host_bytes == 0 and layer.device_bytes >= layer.nbytes - 256
+
+
+def test_a_streamed_layer_is_in_host_memory():
+    group = WeightStream().new_group("g")
+    layer = FlatLayer(3, group, copied=5)
+    storage, image = layer.storage("a", 300), np.zeros(512, np.uint8)
+    assert storage.group is group and layer.device_bytes == 0
+    assert layer.host_bytes == 5
+    layer.as_stored = False
+    assert layer.host_bytes == layer.nbytes == 512
+    layer.fill(image, None)
+    assert group.chunks == {0: image}

@@ -1,4 +1,5 @@
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -195,3 +196,11 @@ def test_heads_are_launched_together_as_far_as_they_are_bound(most, blocks):
     launched = [launch.path for launch in g.launches]
     counts = {path: launched.count(path) for path in launched if launched.count(path) > 1}
     assert max(counts.values(), default=1) == blocks, counts
+
+
+def test_operations_are_counted_of_states_and_of_half_a_chunk_s_pairs():
+    sizes = SimpleNamespace(chunk=16, key_dim=8, value_dim=24, rows=100)
+    block = SimpleNamespace(problem=sizes, heads=3)
+    assert kernels._Block.flops(block, 1, 0, 0) == 2 * 300 * 8 * 24
+    assert kernels._Block.flops(block, 0, 2, 0) == 2 * 300 * 16 * 8
+    assert kernels._Block.flops(block, 2, 2, 1) == 2 * 300 * (2 * 8 * 24 + 16 * (16 + 24) // 2)

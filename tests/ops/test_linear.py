@@ -3,7 +3,9 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 
 from qlora_wgpu.gpu.kernel_config import gpu_profile
+from qlora_wgpu.graph.tensor import Storage, row
 from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.ops import linear as linear_ops
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.selfcheck import runner
@@ -112,3 +114,33 @@ def test_an_input_used_twice_sums_its_gradient(device):
     assert [launch.label for launch in bench.graph.launches].count("tensor/add") == 0
     exact = [rounded(v, "float32") for v in (dy1, w1, dy2, w2)]
     assert_close(got, exact[0] @ exact[1] + exact[2] @ exact[3], 4e-6, "float32 sums")
+
+
+PLACE, OTHER = Storage("biases", "base", 4096), Storage("others", "base", 4096)
+
+
+def bias_at(offset, storage=PLACE, columns=12):
+    return row("bias", columns, "float32", storage, offset)
+
+
+@pytest.mark.parametrize(
+    ("biases", "fit"),
+    [
+        ([], True),
+        ([None, None], True),
+        ([bias_at(0), bias_at(256)], True),
+        ([bias_at(256), bias_at(0)], False),
+        ([bias_at(0), None], False),
+        ([bias_at(0), bias_at(256, OTHER)], False),
+        ([bias_at(0, None), bias_at(256, None)], False),
+    ],
+)
+def test_biases_of_layers_that_are_computed_together_follow_each_other(biases, fit):
+    assert linear_ops._biases_fit(biases) == fit
+
+
+def test_adjacent_biases_are_one_tensor():
+    assert linear_ops._joined_biases([None]) == (None, ())
+    whole, begins = linear_ops._joined_biases([bias_at(256), bias_at(512), bias_at(1024)])
+    assert begins == (64, 192)
+    assert (whole.offset, whole.columns, whole.stride) == (256, 192 + 16, 192 + 16)

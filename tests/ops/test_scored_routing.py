@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_formula
 
-from qlora_wgpu.ops.routing import Scoring, route, route_by_scores
+from qlora_wgpu.ops.routing import MOST_GROUPS, Scoring, route, route_by_scores
 from qlora_wgpu.reference import experts as reference
 from qlora_wgpu.selfcheck.cases import experts as cases
 from qlora_wgpu.selfcheck.cases.common import Exact
@@ -40,3 +40,27 @@ def test_experts_that_tie_in_a_closed_group(device, profile):
     routing = route_by_scores(bench.graph, bench.given(logits), bench.given(bias), 3, scoring)
     (slots,) = bench.run(routing.slots)
     assert list(slots.ravel()) == [0, 64, 128]
+
+
+@pytest.mark.parametrize(
+    ("groups", "experts", "top_k", "fits"),
+    [
+        ({}, 8, 8, True),
+        ({}, 8, 9, False),
+        ({}, 8, 0, False),
+        ({"pairs": True}, 1, 1, True),  # one group needs no ranks
+        ({"pairs": True, "groups": 4}, 4, 1, False),  # a group has no two experts
+        ({"pairs": True, "groups": 4}, 8, 2, True),
+        ({"groups": 4}, 4, 1, True),
+        ({"groups": 4}, 6, 1, False),
+        ({"groups": 4, "top_groups": 2}, 8, 4, True),
+        ({"groups": 4, "top_groups": 2}, 8, 5, False),
+        ({"groups": 4, "top_groups": 4}, 8, 8, True),
+        ({"groups": 4, "top_groups": 5}, 8, 1, False),
+        ({"groups": 4, "top_groups": 0}, 8, 1, False),
+        ({"groups": MOST_GROUPS}, MOST_GROUPS, 1, True),
+        ({"groups": 2 * MOST_GROUPS}, 2 * MOST_GROUPS, 1, False),
+    ],
+)
+def test_groups_that_experts_can_be_chosen_from(groups, experts, top_k, fits):
+    assert Scoring(True, True, **groups).fits(experts, top_k) == fits

@@ -11,8 +11,15 @@ from support.harness import (
     tolerance,
 )
 
+from qlora_wgpu.graph.tensor import Storage, matrix, vector
 from qlora_wgpu.kernels.common import sum_parts
-from qlora_wgpu.ops.tensor import as_operand, fill_zero, softcap_in_place
+from qlora_wgpu.ops.tensor import (
+    as_operand,
+    fill_zero,
+    in_words,
+    one_below_the_other,
+    softcap_in_place,
+)
 from qlora_wgpu.selfcheck.cases.optimizers import check_rounded_sums
 
 
@@ -78,3 +85,24 @@ def test_parts_are_added_up(device, profile, parts, accumulate):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_part_of_a_gradient_is_rounded_once_and_its_neighbours_stay(device, profile):
     assert_checked(device, profile, "bfloat16", check_rounded_sums)
+
+
+PLACE = Storage("place", "base", 4096)
+
+
+def at(offset, rows=2, storage=PLACE):
+    return matrix("x", rows, 8, "float32", storage, offset)
+
+
+def test_adjacent_matrices_are_one():
+    whole = one_below_the_other([at(64), at(128, 3), at(224)])
+    assert (whole.offset, whole.rows, whole.columns) == (64, 7, 8)
+    assert one_below_the_other([at(64)]).rows == 2
+    other = Storage("other", "base", 4096)
+    for apart in ([at(64), at(160)], [at(128), at(64)], [at(64), at(128, storage=other)]):
+        assert one_below_the_other(apart) is None
+
+
+def test_pairs_of_bfloat16_are_words():
+    words = in_words(vector("v", 12, "bfloat16", PLACE, 8))
+    assert (words.columns, words.stride, words.dtype, words.offset) == (6, 6, "uint32", 8)

@@ -91,3 +91,12 @@ def test_float16_for_matrix_units(device, name):
     beyond, held = np.abs(exact) > 65504, np.clip(exact, -65504, 65504)
     assert (np.abs(got - held) <= np.maximum(2**-11 * np.abs(held), 2**-25)).all()  # the nearest
     assert np.frombuffer(device.read(counts.buffer, 4), np.uint32) == [beyond.sum()]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if FORMS[name].bits == 4])
+def test_textures_have_both_values_of_each_byte_of_codes(name):
+    form = FORMS[name]
+    table = codebook_tensor(form, Storage)
+    assert (table.columns, table.dtype, table.texture) == (4 * 256, "float32", True)
+    values = np.asarray(table.storage.data).reshape(256, 4)
+    assert values[0xA3].tolist() == [form.quant_map[10], form.quant_map[3], 0, 0]

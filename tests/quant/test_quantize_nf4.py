@@ -245,3 +245,8 @@ def test_temporary_memory_is_bounded() -> None:
     tracemalloc.stop()
     assert peak < tensor.nbytes + 3 * 2**20
     assert peak_back < tensor.nbytes + result.nbytes + 3 * 2**20
+
+
+def test_the_mean_of_as_many_values_as_there_are_lanes_is_of_their_sum_in_order() -> None:
+    values = np.array([2.0**24, *[1.0] * 7], np.float32)
+    assert float32_mean(values) == 2.0**21
