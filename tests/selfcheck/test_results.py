@@ -149,7 +149,7 @@ def test_a_check_is_as_good_as_its_worst_case(told_runs):
 
 
 def test_what_is_exact_has_no_error(monkeypatch):
-    exact = SimpleNamespace(worst=0.0, excess=0.0, shaders=())
+    exact = SimpleNamespace(worst=0.0, excess=0.0, shaders=set())
     monkeypatch.setattr(results, "Runner", lambda *given, **how: exact)
     found = results._result(device_of(), [case("a")], "own", GPU_PROFILE, "float32")
     assert (found.error, found.excess, found.shaders) == (0.0, 0.0, frozenset())
