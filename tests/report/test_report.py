@@ -399,3 +399,12 @@ def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
     assert write_png(tmp_path / "loss.png", [{"step": n, name: 2.0} for n in (1, 2)])
     assert drawn == label and legends == ([label] if label else [])
     assert (tmp_path / "loss.png").read_bytes() == b"P"
+
+
+def test_points_are_dots_where_there_is_no_line():
+    two = [(1, 2.0), (2, 3.0)]
+    assert chart("x", [Line("", "main", two)]).count('class="dot') == 0
+    for points in (two, two[:1]):
+        drawn = chart("x", [Line("", "dots", points)])
+        assert drawn.count('class="dot dots"') == len(points)
+        assert drawn.count('<polyline class="dots"') == 1

@@ -457,6 +457,21 @@ def test_a_process_ends_with_its_supervisor(monkeypatch):
     assert done == [0.5, 0.5, (threading.main_thread().ident, "term")]
 
 
+def test_a_process_ends_with_its_supervisor_on_windows(monkeypatch):
+    done = []
+    kernel = SimpleNamespace(
+        OpenProcess=lambda *what: done.append(what) or "handle",
+        WaitForSingleObject=lambda *what: done.append(what),
+    )
+    windows = SimpleNamespace(windll=SimpleNamespace(kernel32=kernel))
+    raised = SimpleNamespace(SIGTERM="term", raise_signal=done.append)
+    for name, own in (("ctypes", windows), ("signal", raised),
+                      ("sys", SimpleNamespace(platform="win32"))):  # fmt: skip
+        monkeypatch.setattr(child, name, own)
+    child._end_with(7)
+    assert done == [(0x100000, False, 7), ("handle", 0xFFFFFFFF), "term"]
+
+
 def test_a_process_ends_when_its_driver_hangs(monkeypatch):
     said, done = iter((None, None, "no response")), []
     monkeypatch.setattr(child, "time", SimpleNamespace(sleep=done.append))
