@@ -102,7 +102,7 @@ def test_kernels_are_checked_without_the_runs_budget(monkeypatch):
     asked = settings(device={"memory": "4GiB", "gpu": 1}).device
     assert (opening.checking_device(asked).memory, opening.checking_device(asked).gpu) == (
         "auto",
-        1,
+        "1",
     )
 
 

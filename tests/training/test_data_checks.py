@@ -57,6 +57,7 @@ def test_rows_of_token_ids_become_examples():
         (Dataset([]), "rows is empty"),
         ([{"input_ids": np.zeros(0, int)}], r"rows\[0\] has no tokens"),
         ([example(1), {"input_ids": [1, 6]}], r"rows\[1\] contains the token id 6, but the"),
+        ([{"input_ids": [0, 5]}, {"input_ids": [-1]}], r"rows\[1\] contains the token id -1"),
         ([{"input_ids": [-1, 6]}], r"rows\[0\] contains the token id -1"),
         ([{"input_ids": [1], "labels": [6]}], r"rows\[0\] contains the token id 6"),
         (Dataset([example(6)]), r"rows\[0\] contains the token id 6"),
@@ -78,7 +79,8 @@ def test_rows_that_are_none_are_refused_by_name(rows, told):
 
 
 def test_the_largest_id_is_within_the_vocabulary():
-    whole = Dataset([example(1, 5)])
+    whole = Dataset([example(0, 5)])
+    assert as_dataset([example(0, 5)], "rows", 6)[0].input_ids.tolist() == [0, 5]
     assert as_dataset(whole, "rows", 6) is whole
     with pytest.raises(DataError, match="the token id 5, but the model's vocab_size is 5"):
         as_dataset(whole, "rows", 5)
@@ -222,3 +224,133 @@ def test_files_of_other_splits_are_told(
         assert words in text and ("data.eval:" in text) == (
             not held_out and not has_eval and "" not in left_out
         )
+
+
+# ---- objectives and sources ----------------------------------------------------------------------
+
+
+def prepared(*, unit=1, targets=None, lengths=(3, 3), prompt=None):
+    class Rows(list):
+        def prompt_row(self, index):
+            return prompt
+
+    rows = Rows([SimpleNamespace(targets=targets)] * len(lengths))
+    rows.unit, rows.lengths = unit, np.array(lengths)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "fits"),
+    [
+        (prepared(), {"sft"}),
+        (prepared(unit=2, lengths=(3, 4)), {"dpo", "orpo"}),
+        (prepared(unit=2, lengths=(3, 4, 0, 4)), {"dpo", "orpo"}),
+        (prepared(unit=2, lengths=(3, 0, 0, 4)), {"kto"}),
+        (prepared(targets=(1,)), {"classification"}),
+        (prepared(unit=2, targets=(1,)), {"reward"}),
+        (prepared(prompt={}), {"sft", "grpo", "rloo"}),
+    ],
+)
+def test_data_that_was_prepared_for_another_objective_is_refused(rows, fits):
+    found = set()
+    for objective in ("sft", "dpo", "orpo", "kto", "classification", "reward", "grpo", "rloo"):
+        try:
+            data.refuse_other_objectives(rows, "rows", objective)
+            found.add(objective)
+        except DataError as err:
+            assert objective in str(err)
+    assert found == fits
+
+
+class Source:
+    """Rows of two sources; the third example is half of its row, as its partner is."""
+
+    source_names, source_sizes = ("a", "b"), (4, 5)
+    source_of, unit = np.array([0, 1, 1, 1]), 1
+    lengths, label_counts = np.array([1, 1, 1, 1]), np.array([2, 3, 4, 5])
+
+    def __len__(self):
+        return 4
+
+
+def test_rows_of_each_source_are_counted():
+    plan = SimpleNamespace(examples_until=lambda step: (step, np.array([0, 3])))
+    counter = data.SourceCounter(Source(), plan)
+    assert counter.until(0) == {"a": 1, "b": 1} and counter.until(2) == {"a": 3, "b": 7}
+    shares = data.source_shares(Source())
+    assert [(s.name, s.rows, s.of, s.tokens) for s in shares] == [("a", 1, 4, 2), ("b", 3, 5, 12)]
+    pairs = Source()
+    pairs.unit, pairs.lengths, pairs.source_of = 2, np.array([3, 0, 5, 6]), np.array([0, 0, 1, 1])
+    assert data._shares_of_rows(pairs).tolist() == [1.0, 0.0, 0.5, 0.5]
+    assert [each.rows for each in data.source_shares(pairs)] == [1, 1]
+    one = SimpleNamespace(source_of=None, source_names=())
+    assert data.source_shares(one) == () and data.SourceCounter(one, plan).until(3) == {}
+
+
+def test_a_source_is_named_as_it_is_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert data._name("org/rows") == "org/rows"
+    assert data._name(str(tmp_path / "rows.jsonl")) == "rows.jsonl"
+    (tmp_path / "org" / "rows").mkdir(parents=True)
+    assert data._name("org/rows") == "rows"
+
+
+def test_a_mixture_tells_what_is_repeated(told, monkeypatch):
+    config = Config.model_validate({"model": {"path": "m"}, "data": {"train": "a"}}).data
+    assert data._mixed(["only"], config, 1, told) == "only"
+    sources = [{"path": "a.jsonl", "weight": 1.0}, {"path": "b.jsonl", "weight": 1.0}]
+    config = Config.model_validate({"model": {"path": "m"}, "data": {"sources": sources}}).data
+    shares = [SimpleNamespace(name=n, rows=r, of=4) for n, r in (("a", 4), ("b", 10), ("c", 3))]
+    monkeypatch.setattr(data, "interleave", lambda parts, names, *how: (parts, names))
+    monkeypatch.setattr(data, "source_shares", lambda mixture: shares)
+    assert data._mixed(["x", "y"], config, 1, told) == (["x", "y"], ["a.jsonl", "b.jsonl"])
+    assert told.texts == ["b has 4 rows and gives 10 per epoch: they are trained on 2.5 times"]
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """Makes readers whose rows are told by where they are from; and what they compare."""
+    compared = []
+    for name in ("warn_of_shared_rows", "warn_of_shared_windows"):
+        monkeypatch.setattr(data, name, lambda *given, name=name: compared.append(name))
+    monkeypatch.setattr(data, "train_test_split", lambda whole, size, seed: ("rest", "held"))
+    monkeypatch.setattr(
+        data.DataReader, "_dataset",
+        lambda self, rows, name, settings, *, held_out=False: (rows, name, held_out),
+    )  # fmt: skip
+
+    def made(train=None, held_out=None, **given):
+        config = Config.model_validate({"model": {"path": "m"}, "data": given})
+        return data.DataReader(config, None, None, train=train, held_out=held_out)
+
+    made.compared = compared
+    return made
+
+
+FILE, HELD_OUT = ("a", "", False), ("b", "eval_dataset", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "both", "compared"),
+    [
+        ({}, (FILE, None), []),
+        ({"eval": "b"}, (FILE, HELD_OUT), ["warn_of_shared_rows"]),
+        ({"eval_split": 0.5}, ("rest", "held"), ["warn_of_shared_windows"]),
+    ],
+)
+def test_held_out_rows_are_read_or_split_off(reader, given, both, compared):
+    config = Config.model_validate({"model": {"path": "m"}, "data": {"train": "a", **given}})
+    made = data.DataReader(config, None, None)
+    assert made.read() == both and reader.compared == compared
+    assert made.read_one(held_out=False) == both[0]
+    assert made.read_one(held_out=True) == (both[1] or both[0])
+
+
+def test_rows_of_a_program_come_before_those_of_files(reader):
+    made = reader(train="x", held_out="y", eval="b")
+    expected = ("x", "train_dataset", False), ("y", "eval_dataset", True)
+    assert made.read() == expected and made.read_one(held_out=True) == expected[1]
+    assert reader(train="x", eval="b").read() == (expected[0], None)
