@@ -19,13 +19,16 @@ from qlora_wgpu.report import (
     write_samples,
 )
 from qlora_wgpu.report.page import (
+    _DOTS,
     _MAX_POINTS,
     Axis,
     Line,
     chart,
+    dots,
     log_ticks,
     page,
     smoothed,
+    smoothing_length,
     thinned,
     ticks,
 )
@@ -408,3 +411,33 @@ def test_points_are_dots_where_there_is_no_line():
         drawn = chart("x", [Line("", "dots", points)])
         assert drawn.count('class="dot dots"') == len(points)
         assert drawn.count('<polyline class="dots"') == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"), [((1.0, 5.0), True), ((1.0, 4.99), False), ((0.0, 5.0), False)]
+)
+def test_an_axis_is_logarithmic_from_a_ratio_of_five(values, is_log):
+    axis = Axis.of_values(values, may_be_log=True)
+    assert axis.is_log == is_log and not Axis.of_values(values).is_log
+    assert 0 < axis.share(values[0]) < 0.05 < 0.95 < axis.share(values[1]) < 1
+
+
+@pytest.mark.parametrize(
+    ("count", "over"), [(1, 1), (10, 1), (16, 2), (100, 10), (199, 20), (204, 20), (999, 20)]
+)
+def test_a_tenth_of_the_points_is_smoothed_over_up_to_twenty(count, over):
+    assert smoothing_length(count) == over
+
+
+def test_each_dot_of_a_cell_has_its_place():
+    """As Unicode numbers the dots of Braille: by column, from the top."""
+    numbered = ((1, 2, 3, 7), (4, 5, 6, 8))
+    assert tuple(tuple(1 << (n - 1) for n in column) for column in numbered) == _DOTS
+    level, _ = dots([(0, 1.0), (3, 1.0)], [], 2, 1)
+    assert level == [chr(0x2800 + 0x04 + 0x20) * 2]
+    falling, axis = dots([(0, 100.0), (1, 1.0)], [], 1, 1)
+    assert axis.is_log and falling == ["\u28a3"]
+
+
+def test_a_page_ends_with_its_line():
+    assert page(Facts("t", "s", {}), ROWS).endswith("\n")
