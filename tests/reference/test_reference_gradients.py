@@ -94,7 +94,6 @@ PRIMITIVES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PRIMITIVES)
 def test_primitives(name):
     f, *args = PRIMITIVES[name]

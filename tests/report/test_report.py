@@ -441,3 +441,10 @@ def test_each_dot_of_a_cell_has_its_place():
 
 def test_a_page_ends_with_its_line():
     assert page(Facts("t", "s", {}), ROWS).endswith("\n")
+
+
+def test_marks_may_be_the_ends_of_an_axis():
+    assert log_ticks(1.0, 10.0) == [1.0, 2.0, 3.0, 5.0, 10.0]
+    assert log_ticks(2.0, 50.0) == [2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0]
+    assert log_ticks(1e-6, 1e6) == [1e-6, 1e-3, 1.0, 1e3, 1e6]
+    assert ticks(0.0, 5.0) == [0, 1, 2, 3, 4, 5] and ticks(0.0, 5.1) == [0, 2, 4]
