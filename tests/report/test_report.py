@@ -387,9 +387,11 @@ def test_trackio(tmp_path, trackio, monkeypatch, capsys):
     ("loss", ["training, smoothed"]), ("eval_loss", ["held-out"]), ("learning_rate", []),
 ])  # fmt: skip
 def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
-    drawn, legends = [], []
+    drawn, legends, lines = [], [], []
     axes = SimpleNamespace(
-        plot=lambda *given, label=None, **how: drawn.append(label) if label else None,
+        plot=lambda *given, label=None, **how: lines.append(given[:2]) or (
+            drawn.append(label) if label else None
+        ),
         set_xlabel=print, set_ylabel=print, grid=lambda **how: None,
         legend=lambda: legends.append(list(drawn)),
     )  # fmt: skip
@@ -401,6 +403,9 @@ def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
     assert write_png(tmp_path / "loss.png", [{"step": n, name: 2.0} for n in (1, 2)])
     assert drawn == label and legends == ([label] if label else [])
+    # A loss is drawn as it is, and smoothed.
+    assert len(lines) == {"loss": 2, "eval_loss": 1, "learning_rate": 0}[name]
+    assert all(line == ((1, 2), (2.0, 2.0)) for line in lines)
     assert (tmp_path / "loss.png").read_bytes() == b"P"
 
 
@@ -437,6 +442,8 @@ def test_each_dot_of_a_cell_has_its_place():
     assert level == [chr(0x2800 + 0x04 + 0x20) * 2]
     falling, axis = dots([(0, 100.0), (1, 1.0)], [], 1, 1)
     assert axis.is_log and falling == ["\u28a3"]
+    high, _ = dots([(0, 0.0), (0, 9.0)], [], 1, 5, may_be_log=False)
+    assert high == [chr(0x2800 + bits) for bits in (0x46, 0x47, 0x47, 0x47, 0x07)]
 
 
 def test_a_page_ends_with_its_line():

@@ -148,6 +148,7 @@ def offloaded(monkeypatch, first, other, *, layers=99, least=None):
         ((10,), (9,), 6400, 0, 704),
         ((12,), (9,), 6400, 0, 576),  # it is too far off to be tried
         ((10,), (1,), 10_240, 0, 1024),
+        ((11,), (10,), 6400, 0, 640),  # to the last byte
     ],
 )
 @pytest.mark.cover("all")

@@ -8,6 +8,7 @@ import pytest
 
 from qlora_wgpu.data import Example
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.runs.images import ImagesOfPrompt, images_with_own_device
 from qlora_wgpu.training import images
 from qlora_wgpu.training.images import BatchImages, images_of, planned_tower, prompt_images
 
@@ -67,3 +68,13 @@ def test_the_largest_kinds_of_a_towers_memory_are_told():
 
 def test_without_images_there_is_nothing_to_encode():
     assert images.encoded_images(None, None, {}, None, "float32", None, None) is None
+
+
+def test_images_of_a_prompt_are_read_by_their_keys():
+    shown = ImagesOfPrompt({"a": 1, "b": 2, "c": 3}, ("c", "a", "b"))
+    assert (len(shown), shown[0], shown[-1], shown[1:]) == (3, 3, 2, [1, 2]) and [*shown] == [
+        3,
+        1,
+        2,
+    ]
+    assert images_with_own_device(None, None, {}, None) is None
