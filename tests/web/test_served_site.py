@@ -32,11 +32,11 @@ def ask(site, path, host=None):
     client.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
     answer = client.getresponse()
     answer.read()
+    assert answer.getheader("Cache-Control") == "no-cache"
     client.close()
     return answer.status
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [(f"/{MANIFEST}", 200), ("/%00", 404), ("/a%00b/", 404), ("/link", 404), ("/../secret", 404),
