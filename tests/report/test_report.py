@@ -19,13 +19,16 @@ from qlora_wgpu.report import (
     write_samples,
 )
 from qlora_wgpu.report.page import (
+    _DOTS,
     _MAX_POINTS,
     Axis,
     Line,
     chart,
+    dots,
     log_ticks,
     page,
     smoothed,
+    smoothing_length,
     thinned,
     ticks,
 )
@@ -384,9 +387,11 @@ def test_trackio(tmp_path, trackio, monkeypatch, capsys):
     ("loss", ["training, smoothed"]), ("eval_loss", ["held-out"]), ("learning_rate", []),
 ])  # fmt: skip
 def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
-    drawn, legends = [], []
+    drawn, legends, lines = [], [], []
     axes = SimpleNamespace(
-        plot=lambda *given, label=None, **how: drawn.append(label) if label else None,
+        plot=lambda *given, label=None, **how: lines.append(given[:2]) or (
+            drawn.append(label) if label else None
+        ),
         set_xlabel=print, set_ylabel=print, grid=lambda **how: None,
         legend=lambda: legends.append(list(drawn)),
     )  # fmt: skip
@@ -398,4 +403,55 @@ def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
     assert write_png(tmp_path / "loss.png", [{"step": n, name: 2.0} for n in (1, 2)])
     assert drawn == label and legends == ([label] if label else [])
+    # A loss is drawn as it is, and smoothed.
+    assert len(lines) == {"loss": 2, "eval_loss": 1, "learning_rate": 0}[name]
+    assert all(line == ((1, 2), (2.0, 2.0)) for line in lines)
     assert (tmp_path / "loss.png").read_bytes() == b"P"
+
+
+def test_points_are_dots_where_there_is_no_line():
+    two = [(1, 2.0), (2, 3.0)]
+    assert chart("x", [Line("", "main", two)]).count('class="dot') == 0
+    for points in (two, two[:1]):
+        drawn = chart("x", [Line("", "dots", points)])
+        assert drawn.count('class="dot dots"') == len(points)
+        assert drawn.count('<polyline class="dots"') == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "is_log"), [((1.0, 5.0), True), ((1.0, 4.99), False), ((0.0, 5.0), False)]
+)
+def test_an_axis_is_logarithmic_from_a_ratio_of_five(values, is_log):
+    axis = Axis.of_values(values, may_be_log=True)
+    assert axis.is_log == is_log and not Axis.of_values(values).is_log
+    assert 0 < axis.share(values[0]) < 0.05 < 0.95 < axis.share(values[1]) < 1
+
+
+@pytest.mark.parametrize(
+    ("count", "over"), [(1, 1), (10, 1), (16, 2), (100, 10), (199, 20), (204, 20), (999, 20)]
+)
+def test_a_tenth_of_the_points_is_smoothed_over_up_to_twenty(count, over):
+    assert smoothing_length(count) == over
+
+
+def test_each_dot_of_a_cell_has_its_place():
+    """As Unicode numbers the dots of Braille: by column, from the top."""
+    numbered = ((1, 2, 3, 7), (4, 5, 6, 8))
+    assert tuple(tuple(1 << (n - 1) for n in column) for column in numbered) == _DOTS
+    level, _ = dots([(0, 1.0), (3, 1.0)], [], 2, 1)
+    assert level == [chr(0x2800 + 0x04 + 0x20) * 2]
+    falling, axis = dots([(0, 100.0), (1, 1.0)], [], 1, 1)
+    assert axis.is_log and falling == ["\u28a3"]
+    high, _ = dots([(0, 0.0), (0, 9.0)], [], 1, 5, may_be_log=False)
+    assert high == [chr(0x2800 + bits) for bits in (0x46, 0x47, 0x47, 0x47, 0x07)]
+
+
+def test_a_page_ends_with_its_line():
+    assert page(Facts("t", "s", {}), ROWS).endswith("\n")
+
+
+def test_marks_may_be_the_ends_of_an_axis():
+    assert log_ticks(1.0, 10.0) == [1.0, 2.0, 3.0, 5.0, 10.0]
+    assert log_ticks(2.0, 50.0) == [2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0]
+    assert log_ticks(1e-6, 1e6) == [1e-6, 1e-3, 1.0, 1e3, 1e6]
+    assert ticks(0.0, 5.0) == [0, 1, 2, 3, 4, 5] and ticks(0.0, 5.1) == [0, 2, 4]

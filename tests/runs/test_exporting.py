@@ -116,3 +116,107 @@ def test_what_an_export_is_compared_on(monkeypatch, settings, lost, told):
     source = SimpleNamespace(for_adapter=lambda adapter: SimpleNamespace(architecture=architecture))
     expected = [[7, 8]] if "sample" in told else [[number, 1, 2] for number in (0, 2, 4, 6)]
     assert exporting._texts(source, "adapter", Unwatched()) == (expected, told)
+
+
+PHI3 = ["</s>", "<unk>", "<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "a"]
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "kind", "tokens", "name"),
+    [
+        ("org/tiny", None, "gpt2", ["a"], "tiny"),
+        ("org/tiny", "my run", "gpt2", ["a"], "tiny my run"),
+        ("folder/tiny.gguf", None, "gpt2", ["a"], "tiny"),
+        (".gguf", None, "gpt2", ["a"], ".gguf"),
+        ("org/Phi-3-mini", None, "gpt2", PHI3, "Phi 3-mini"),
+        ("org/phi3", "of phi-3", "llama", PHI3[1:], "Phi 3 of Phi 3"),
+        ("org/phi3", None, "llama", PHI3, "phi3"),
+        ("org/tiny", None, "llama", PHI3, "Phi-3 tiny"),
+    ],
+)
+def test_a_file_is_named_by_its_base_and_run_as_llama_cpp_reads_it(
+    monkeypatch, model, run, kind, tokens, name
+):
+    found = None if run is None else SimpleNamespace(name=run)
+    monkeypatch.setattr(exporting, "find_run", lambda adapter: found)
+    keys = {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": tokens}
+    assert exporting._name(model, "adapter", keys) == name
+
+
+@pytest.mark.parametrize(
+    ("model", "base", "has_tokenizer"),
+    [("folder/tiny.gguf", "folder/tiny.gguf", True), ("org/tiny", "./base.gguf", True),
+     ("org/tiny", None, False)],
+)  # fmt: skip
+@pytest.mark.cover("all")
+def test_an_adapter_of_llama_cpp_names_its_base(monkeypatch, tmp_path, model, base, has_tokenizer):
+    if has_tokenizer:
+        (tmp_path / "tokenizer.json").touch()
+    asked = []
+    folder = SimpleNamespace(without_weights=lambda path: path)
+    for name, value in {
+        "ModelFolder": folder, "_text_folder": lambda *given: nullcontext(tmp_path),
+        "export_gguf": lambda model, adapter, path: path.write_bytes(b"GGUF"),
+        "_modelfile": lambda path, texts, base: asked.append(base) or f"FROM {base}\n",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(exporting, name, value)
+    assert exporting.export_adapter(model, "adapter", tmp_path / "new.gguf") == 4
+    assert asked == ([] if base is None else [base])
+    written = tmp_path / "new.Modelfile"
+    assert (written.read_text() if written.exists() else None) == (base and f"FROM {base}\n")
+
+
+@pytest.mark.parametrize("before", [None, "FROM a\n"])
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.cover("all")
+def test_a_modelfile_goes_with_a_file_that_failed_unless_it_was_there(tmp_path, before, fails):
+    path, target = tmp_path / "new.gguf", tmp_path / "new.Modelfile"
+    if before is not None:
+        target.write_text(before)
+    ends = pytest.raises(KeyError) if fails else nullcontext()
+    with ends, exporting._with_modelfile(path, "FROM a\n"):
+        assert target.read_text() == "FROM a\n"
+        if fails:
+            raise KeyError
+    assert target.exists() == (before is not None or not fails)
+
+
+def test_prompts_of_a_chat_are_compared_if_it_has_a_template():
+    encode = lambda text, add_special_tokens: [len(text), add_special_tokens]  # noqa: E731
+    refused = exporting.PROBES[0]
+
+    def render(messages, add_generation_prompt):
+        if messages == refused:
+            raise DataError("no")
+        return SimpleNamespace(text="a" * len(messages) + "b" * add_generation_prompt)
+
+    template = SimpleNamespace(render=render)
+    tokenizer = SimpleNamespace(encode=encode)
+    made = SimpleNamespace(kind="chat", template=template, tokenizer=tokenizer)
+    found = [(text, ids) for text, ids in exporting._rendered(made)]
+    rest = [messages for messages in exporting.PROBES if messages != refused]
+    assert found == [("a" * len(m) + "b", [len(m) + 1, False]) for m in rest] and found
+    for kind, own in (("text", template), ("chat", None)):
+        made.kind, made.template = kind, own
+        assert list(exporting._rendered(made)) == []
+
+
+def test_rows_of_the_run_are_compared_if_they_are_there(monkeypatch):
+    config = Config.model_validate({"model": {"path": "m"}, "data": {"train": "a"}})
+    rows = [SimpleNamespace(text=None if n == 1 else str(n), ids=[n]) for n in range(9)]
+    asked = []
+    for name, value in {
+        "find_run": lambda adapter: adapter if adapter == "of a run" else None,
+        "config_of_run": lambda run: config,
+        "encoded_examples": lambda path, *given: asked.append(path) or iter(rows),
+    }.items():
+        monkeypatch.setattr(exporting, name, value)
+    found = list(exporting._trained_rows("of a run", None))
+    assert [text for text, _ in found] == ["0", "2", "3"] and asked == ["a"]
+    assert list(exporting._trained_rows("of none", None)) == []
+
+    def moved(*given):
+        raise DataError("moved")
+
+    monkeypatch.setattr(exporting, "encoded_examples", moved)
+    assert list(exporting._trained_rows("of a run", None)) == []

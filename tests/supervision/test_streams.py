@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from e2e.tiny import write_chats, write_model
@@ -140,6 +141,123 @@ def test_nothing_is_tried_again_once_nobody_reads():
         stream.write("text")
         stream.flush()
     assert (raw.times, raw.getvalue()) == (1, "text")
+
+
+def test_what_is_written_to_stderr_for_its_own_sake_never_fails(monkeypatch):
+    raw = Full()
+    stream = streams.best_effort(raw)
+    for text in ("a" * 40, "b", "c"):
+        assert stream.write(text) == len(text)
+    stream.flush()
+    assert raw.getvalue() == "a" * 40
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    assert streams.best_effort(streams.best_effort(Closed())).write("a") == 1
+
+
+def test_a_full_disk_is_told_once_where_a_run_goes_on(monkeypatch):
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    output = Output(Full(), ignore_errors=True)
+    for _ in range(3):
+        output.write("a" * 41)
+    text = f"warning: no more output ({os.strerror(errno.ENOSPC)}); the run continues\n"
+    assert told.getvalue() == text
+    monkeypatch.setattr(sys, "stderr", full := Full())
+    Output(full, ignore_errors=True).write("a" * 41)  # there is nowhere to tell it
+    assert full.getvalue() == ""
+
+
+@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.parametrize("ignores", [True, False])
+@pytest.mark.cover("all")
+def test_a_pipe_that_nobody_reads_ends_a_command_unless_it_goes_on(broken, ignores):
+    class Faulty(io.StringIO):
+        def flush(self):
+            raise OSError(errno.EPIPE if broken else errno.EIO, "no")
+
+    stream = Output(Faulty(), ignore_broken_pipe=ignores)
+    if broken and ignores:
+        stream.flush()
+        return
+    with pytest.raises(SystemExit if broken else QLoRAError) as end:
+        stream.flush()
+    assert not broken or end.value.code == 0
+
+
+@pytest.mark.parametrize("closed", [(), (0,), (1, 2)])
+def test_closed_streams_are_replaced_by_the_null_device(monkeypatch, closed):
+    done, free = [], sorted({*closed, 7})
+
+    def fstat(number):
+        if number in closed:
+            raise OSError(errno.EBADF, "closed")
+
+    own = SimpleNamespace(
+        fstat=fstat, open=lambda *how: free.pop(0) if len(closed) < 2 else 7, devnull=os.devnull,
+        O_RDWR=os.O_RDWR, dup2=lambda *what: done.append(("dup2", *what)),
+        close=lambda number: done.append(("close", number)),
+        set_inheritable=lambda *what: done.append(("inherited", *what)),
+    )  # fmt: skip
+    monkeypatch.setattr(streams, "os", own)
+    given = {name: None if number in closed else io.StringIO()
+             for number, name in enumerate(("stdin", "stdout", "stderr"))}  # fmt: skip
+    namespace = SimpleNamespace(**given)
+    monkeypatch.setattr(streams, "sys", namespace)
+    streams.replace_closed()
+    expected = [("inherited", 0, True)] if closed == (0,) else []  # it took the free number
+    if len(closed) == 2:
+        expected = [each for n in closed
+                    for each in (("dup2", 7, n), ("close", 7), ("inherited", n, True))]  # fmt: skip
+    assert done == expected
+    for number, name in enumerate(given):
+        stream = getattr(namespace, name)
+        if number not in closed:
+            assert stream is given[name]
+        elif number == 0:
+            assert stream.read() == ""
+        else:
+            assert stream.write("text") == 4
+            stream.close()
+
+
+def test_streams_escape_what_they_cannot_write(monkeypatch):
+    made = {name: io.TextIOWrapper(io.BytesIO(), "ascii") for name in ("stdin", "stdout", "stderr")}
+    namespace = SimpleNamespace(**made)
+    monkeypatch.setattr(streams, "sys", namespace)
+    streams.guard_streams()
+    assert (made["stdout"].errors, made["stdin"].errors) == ("backslashreplace", "strict")
+    for name in ("stdout", "stderr"):
+        getattr(namespace, name).write("\xe9")
+        getattr(namespace, name).flush()
+        assert made[name].buffer.getvalue() == b"\\xe9"
+    monkeypatch.setattr(streams, "sys", SimpleNamespace(**dict.fromkeys(made)))
+    streams.guard_streams()
+
+
+def test_what_cannot_be_written_at_the_end_is_dropped(monkeypatch):
+    dropped, flushed = [], []
+
+    class Stream:
+        def __init__(self, error):
+            self.error = error
+
+        def flush(self):
+            flushed.append(self.error)
+            if self.error:
+                raise self.error
+
+    monkeypatch.setattr(streams, "redirect_to_devnull", dropped.append)
+    full = Stream(OSError("full"))
+    for first in (full, Stream(ValueError("closed")), Stream(None)):
+        monkeypatch.setattr(
+            streams, "sys", SimpleNamespace(stdout=Output(first), stderr=Stream(None))
+        )
+        streams.drop_unwritable()
+    assert dropped == [full] and len(flushed) == 6
 
 
 # ---- a disk that is full: it is said, and the exit code is 2 -------------------------------------

@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from qlora_wgpu.errors import LOST
-from qlora_wgpu.supervision import parent, processes
+from qlora_wgpu.supervision import child, parent, processes
 from qlora_wgpu.supervision.child import Journal
 from qlora_wgpu.supervision.processes import HUNG, RESTART, crash_name
 
@@ -399,3 +400,139 @@ def test_a_journal_is_handed_to_the_next_process_alone(monkeypatch, tmp_path):
 def test_windows_tells_a_crash_by_its_code(code, name):
     assert crash_name(code, windows=True) == name
     assert crash_name(code, windows=False) is None
+
+
+# ---- the supervised process ----------------------------------------------------------------------
+
+
+@posix
+def test_native_output_goes_to_a_file_and_pythons_stays(monkeypatch, tmp_path):
+    journal, done = Journal(7, tmp_path), []
+    journal.driver_log.write_text("of the process before")
+    opened, own_stderr = os.open, tmp_path / "stderr"
+    own = SimpleNamespace(
+        dup=lambda number: done.append(("dup", number)) or opened(own_stderr, flags, 0o600),
+        dup2=lambda log, number: done.append((os.path.samestat(os.fstat(log), kept()), number)),
+        open=opened, close=os.close, fdopen=os.fdopen, O_WRONLY=os.O_WRONLY, O_CREAT=os.O_CREAT,
+        O_TRUNC=os.O_TRUNC,
+    )  # fmt: skip
+    flags, kept = os.O_WRONLY | os.O_CREAT, journal.driver_log.stat
+    streams = SimpleNamespace(stderr=io.TextIOWrapper(io.BytesIO(), "ascii", "backslashreplace"))
+    monkeypatch.setattr(child, "os", own)
+    monkeypatch.setattr(child, "sys", streams)
+    child._redirect_native_stderr(journal)
+    assert done == [("dup", 2), (True, 2)]
+    assert journal.driver_log.read_text() == ""
+    streams.stderr.write("\xe9\n")  # a line at a time
+    assert (tmp_path / "stderr").read_text() == "\\xe9\n"
+    streams.stderr.close()
+
+
+@posix
+def test_a_log_of_native_output_is_created_for_its_user_alone(monkeypatch, tmp_path):
+    journal = Journal(7, tmp_path)
+    own = SimpleNamespace(**{name: getattr(os, name) for name in
+                             ("open", "close", "O_WRONLY", "O_CREAT", "O_TRUNC")})  # fmt: skip
+    own.dup = own.fdopen = lambda *given, **how: None
+    own.dup2 = lambda log, number: os.write(log, b"panicked at x\nno room\n")
+    monkeypatch.setattr(child, "os", own)
+    monkeypatch.setattr(
+        child, "sys", SimpleNamespace(stderr=SimpleNamespace(flush=print, encoding="", errors=""))
+    )
+    child._redirect_native_stderr(journal)
+    assert journal.driver_log.stat().st_mode & 0o777 == 0o600
+    assert journal.panic_message() == "no room"
+
+
+@posix
+def test_a_process_ends_with_its_supervisor(monkeypatch):
+    parents, done = iter((7, 7, 1)), []
+    monkeypatch.setattr(child, "os", SimpleNamespace(getppid=lambda: next(parents)))
+    monkeypatch.setattr(child, "time", SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(
+        child, "signal",
+        SimpleNamespace(SIGTERM="term", pthread_kill=lambda *what: done.append(what)),
+    )  # fmt: skip
+    child._end_with(7)
+    assert done == [0.5, 0.5, (threading.main_thread().ident, "term")]
+
+
+def test_a_process_ends_with_its_supervisor_on_windows(monkeypatch):
+    done = []
+    kernel = SimpleNamespace(
+        OpenProcess=lambda *what: done.append(what) or "handle",
+        WaitForSingleObject=lambda *what: done.append(what),
+    )
+    windows = SimpleNamespace(windll=SimpleNamespace(kernel32=kernel))
+    raised = SimpleNamespace(SIGTERM="term", raise_signal=done.append)
+    for name, own in (("ctypes", windows), ("signal", raised),
+                      ("sys", SimpleNamespace(platform="win32"))):  # fmt: skip
+        monkeypatch.setattr(child, name, own)
+    child._end_with(7)
+    assert done == [(0x100000, False, 7), ("handle", 0xFFFFFFFF), "term"]
+
+
+def test_a_process_ends_when_its_driver_hangs(monkeypatch):
+    said, done = iter((None, None, "no response")), []
+    monkeypatch.setattr(child, "time", SimpleNamespace(sleep=done.append))
+    own = SimpleNamespace(
+        write=lambda *what: done.append(what), _exit=lambda code: done.append(code)
+    )
+    monkeypatch.setattr(child, "os", own)
+    child._end_when(lambda: next(said))
+    assert done == [0.5, 0.5, (2, b"panicked at\nno response\n"), HUNG]
+
+
+def test_what_watches_a_process_does_not_keep_it(monkeypatch, tmp_path):
+    begun = []
+
+    class Thread:
+        def __init__(self, *, target, args, daemon):
+            begun.append((target, args, daemon))
+
+        def start(self):
+            begun.append("started")
+
+    monkeypatch.setattr(child, "threading", SimpleNamespace(Thread=Thread))
+    monkeypatch.setattr(child, "_redirect_native_stderr", begun.append)
+    journal = Journal(7, tmp_path)
+    child.begin(journal)
+    child.end_if_hung(print)
+    assert begun == [
+        journal, (child._end_with, (7,), True), "started", (child._end_when, (print,), True),
+        "started",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("", ""),
+        ("all is well", ""),
+        ("thread panicked at a.rs:1\n", ""),
+        ("panicked at a.rs:1\nfirst\n\nnote: x\npanicked at b.rs\nsecond\n\n", "second"),
+        ("panicked at a.rs:1\n one\n two \nnote: x\nstack backtrace:\n 1: f\n", "two"),
+    ],
+)
+def test_a_panic_is_its_last_line(tmp_path, said, message):
+    journal = Journal(7, tmp_path)
+    assert journal.panic_message() == ""
+    journal.driver_log.write_text(said)
+    assert journal.panic_message() == message
+
+
+def test_what_a_process_notes_is_told_by_kind(tmp_path):
+    journal = Journal(7, tmp_path)
+    assert (journal.is_done, journal.has_opened, journal.under_way()) == (False, False, "")
+    assert journal.checkpoints() == [] and journal.truncated_files() == []
+    for name in ("one", "two"):
+        journal.note_checkpoint(tmp_path / name)
+        journal.note_under_way(name)
+    journal.note_done()
+    journal.note_opened()
+    assert journal.is_done and journal.has_opened and journal.under_way() == "two"
+    assert journal.checkpoints() == [str(tmp_path / "one"), str(tmp_path / "two")]
+    journal.forget_process()
+    journal.forget_process()
+    assert (journal.is_done, journal.has_opened, journal.under_way()) == (False, True, "")
+    assert len(journal.checkpoints()) == 2

@@ -9,7 +9,12 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import IGNORE_INDEX, Example
 from qlora_wgpu.data.batches import pack
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.training.batching import BatchSampler, padded_batch, sorted_by_length
+from qlora_wgpu.training.batching import (
+    BatchSampler,
+    padded_batch,
+    sorted_by_length,
+    weight_unit,
+)
 
 
 def plan(rows, batch, accumulation, **changes):
@@ -163,3 +168,14 @@ def test_packing(seed):
 def test_packing_puts_what_fits_exactly_together():
     assert pack(np.array([5, 3, 8, 2, 6]), 8) == [(0, 1), (2,), (3, 4)]
     assert pack(np.array([8, 8]), 8) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "unit"),
+    [([], 1.0), ([0.0], 1.0), ([0.3], 0.25), ([0.5], 0.5), ([0.99, 0.1], 0.5), ([1.0], 1.0),
+     ([1.5, 3.9], 2.0), ([4.0], 4.0), ([1e30], 2.0**99)],
+)  # fmt: skip
+def test_weights_are_counted_in_a_power_of_two(weights, unit):
+    ids, unlabelled = np.ones(2, np.int32), np.full(2, IGNORE_INDEX, np.int32)
+    rows = [Example(ids, ids, weight=weight) for weight in weights]
+    assert weight_unit([*rows, Example(ids, unlabelled, weight=64.0)]) == unit

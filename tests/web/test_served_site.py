@@ -2,10 +2,12 @@
 
 import http.client
 import socket
+import socketserver
 import threading
 
 import pytest
 
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.web import SiteServer
 from qlora_wgpu.web import MANIFEST
 
@@ -30,6 +32,7 @@ def ask(site, path, host=None):
     client.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
     answer = client.getresponse()
     answer.read()
+    assert answer.getheader("Cache-Control") == "no-cache"
     client.close()
     return answer.status
 
@@ -61,3 +64,40 @@ def test_no_more_connections_than_it_has_places_for_are_at_work(site):
         for each in waiting:
             each.close()
     assert ask(site, f"/{MANIFEST}") == 200
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_connection_gives_its_place_back_when_it_ends(monkeypatch, fails):
+    begun = []
+
+    def begin(self, request, address):
+        begun.append(request)
+        if fails:
+            raise RuntimeError("no more threads")
+
+    def work(self, request, address):
+        raise OSError("has gone")
+
+    monkeypatch.setattr(socketserver.ThreadingTCPServer, "process_request", begin)
+    monkeypatch.setattr(socketserver.ThreadingTCPServer, "process_request_thread", work)
+    server = SiteServer.__new__(SiteServer)
+    server._free = threading.BoundedSemaphore(1)
+    if fails:
+        with pytest.raises(RuntimeError, match="no more threads"):
+            server.process_request("a", None)
+    else:
+        server.process_request("a", None)
+        assert not server._free.acquire(blocking=False)
+        with pytest.raises(OSError, match="has gone"):
+            server.process_request_thread("a", None)
+    assert server._free.acquire(blocking=False) and begun == ["a"]
+
+
+def test_a_folder_without_a_site_and_a_port_beyond_all_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a site"):
+        SiteServer(tmp_path)
+    (tmp_path / MANIFEST).write_text("{}")
+    with pytest.raises(ConfigError, match="cannot use port 99999"):
+        SiteServer(tmp_path, 99_999)
+    with SiteServer(tmp_path) as server:
+        assert server.url == f"http://127.0.0.1:{server.server_address[1]}/"

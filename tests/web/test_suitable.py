@@ -30,6 +30,8 @@ def test_what_a_page_trains_is_taken():
     ({"data": {"apply_chat_template": True}}, "apply_chat_template = true"),
     ({"data": {"truncation": "windows"}}, "truncation = windows"),
     ({"optim": {"lr_scheduler_type": "polynomial"}}, "lr_scheduler_type"),
+    ({"optim": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}}},
+     "lr_scheduler_kwargs = .* is not supported in a browser: remove it"),
 ])  # fmt: skip
 def test_what_it_does_not_train_is_refused_by_name(sections, told):
     with pytest.raises(ConfigError, match=told):

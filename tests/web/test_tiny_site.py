@@ -13,10 +13,13 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes
+from qlora_wgpu.graph.submission import parts_needed
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.runs.web import write_page
+from qlora_wgpu.training.optimizer import STEP_NUMBERS
 from qlora_wgpu.web import SiteOptions, variant
-from qlora_wgpu.web.site import _buckets, _training, check_model, page_folder
-from qlora_wgpu.web.variant import Shaders, plan_json, window_json
+from qlora_wgpu.web.site import _buckets, _training, check_model, page_folder, put_prompts
+from qlora_wgpu.web.variant import FilledBuffers, Shaders, SiteFiles, plan_json, window_json
 
 RANKS, LENGTHS, VENDORS = (2, 3), (48, 16), ((), ("apple", "intel"))
 
@@ -138,6 +141,8 @@ def test_plans_stay_within_their_memory_and_name_their_shaders(site, manifest):
                     room = sizes[memory] if memory >= 0 else plan["slots"][-1 - memory]
                     assert first % 256 == 0 and 0 < nbytes <= room - first
         assert made["shaders"] == sorted(used)
+        few = [i for i in used if "FEW_REGISTERS=True" in shaders[i]["label"]]
+        assert bool(few) == bool(each["vendors"])
 
 
 def test_an_adapter_begins_as_training_begins_one(site, manifest):
@@ -145,6 +150,7 @@ def test_an_adapter_begins_as_training_begins_one(site, manifest):
     for each in manifest["variants"]:
         made, rank = unpacked(site, each["file"]), each["rank"]
         adapter = made["adapter"]
+        assert adapter["config"]["base_model_name_or_path"] is None  # paths are private
         assert adapter["config"]["r"] == rank and adapter["config"]["lora_alpha"] == 1.5 * rank
         ((number, floats),) = adapter["parameters"]
         content = bytearray(made["buffers"][number][2])
@@ -173,7 +179,9 @@ def test_inputs_of_micro_batches_lie_apart(site, manifest):
     for each in manifest["variants"]:
         made = unpacked(site, each["file"])
         steps = {n: unpacked(site, name) for n, name in made["steps"].items()}
-        assert set(steps) == {"16", "48"}
+        assert list(steps) == ["48", "16"]  # the largest have made all buffers
+        number, _, nbytes = made["step_info"]
+        assert nbytes == 4 * STEP_NUMBERS and nbytes <= made["buffers"][number][2] < nbytes + 16
         for length, found in steps.items():
             for kind in ("train", "loss"):
                 batch = found[kind]["batch"]
@@ -247,7 +255,7 @@ def test_models_that_a_page_cannot_compute_are_refused(embedding, angles, embedd
     )
     if told is None:
         check_model(layout)
-        assert asked[0].kind == "loss"
+        assert asked == [StepOptions("loss", 1, 32)]
     else:
         with pytest.raises(ConfigError, match=told):
             check_model(layout)
@@ -294,6 +302,8 @@ def test_rows_are_as_long_as_asked_or_as_the_runs():
     })  # fmt: skip
     assert _buckets(config, SiteOptions()) == [32, 40]
     assert _buckets(config, SiteOptions(buckets=(9, 7, 9))) == [7, 9]
+    data = config.data.model_copy(update={"max_seq_length": 2})
+    assert _buckets(config.model_copy(update={"data": data}), SiteOptions()) == [2]
 
 
 # ---- plans ---------------------------------------------------------------------------------------
@@ -345,27 +355,58 @@ def test_shaders_are_numbered_once_and_without_their_comments():
     assert shaders.as_json() == [{"label": label, "code": "a\nc"} for label in "abc"]
 
 
-@pytest.mark.parametrize(("has_parts", "times"), [(True, 1), (True, 3), (False, 3)])
-def test_launches_that_would_take_too_long_are_cut(monkeypatch, has_parts, times):
+@pytest.mark.parametrize(("has_parts", "seconds"), [(True, 0.45), (True, 2.2), (False, 2.2)])
+@pytest.mark.cover("all")
+def test_launches_that_would_take_too_long_are_cut(monkeypatch, has_parts, seconds):
     slow = CostModel.of_kind("IntegratedGPU", 0.5)
-    second = 1 << 30
-    while slow.seconds(None, 0, second) < 0.45 * times:
-        second = second * 9 // 8
+    nbytes = int(seconds * slow.bytes_per_second)
     boxes = [((0, 0, 0), (2, 1, 1)), ((2, 0, 0), (6, 1, 1))]
     asked = []
     monkeypatch.setattr(variant, "split_grid", lambda *how: asked.append(how) or boxes)
     passing = Tensor(8)
-    made = launch("a", [passing], nbytes=second, has_parts=has_parts)
+    made = launch("a", [passing], nbytes=nbytes, has_parts=has_parts)
     plan = SimpleNamespace(storages=(), slots=[8], launches=[made], slot_of={passing: 0})
     found = plan_json(plan, Shaders(), None)
     assert found["slots"] == [8]
-    whole = [0, [8, 1, 1], [[10, -1, 0, 8]], [7, 9], round(1e6 * slow.seconds(None, 0, second))]
-    if has_parts and times > 1:
+    whole = [0, [8, 1, 1], [[10, -1, 0, 8]], [7, 9], round(1e6 * slow.seconds(None, 0, nbytes))]
+    if has_parts and seconds > 0.5:
         ((grid, count),) = asked
-        assert grid == (8, 1, 1) and count > 1
+        assert grid == (8, 1, 1) and count == parts_needed(2.2, 0.5) > parts_needed(2.2, 0.625)
         assert [each[1] for each in found["launches"]] == [[2, 1, 1], [6, 1, 1]]
     else:
         assert not asked and found["launches"] == [whole]
+
+
+def test_contents_of_buffers_follow_one_another():
+    places = [[0, 8, 24], [1, 0, 16]]
+    filled = FilledBuffers(SimpleNamespace(put=lambda data: places))
+    filled.fill(SimpleNamespace(number=7), 100, np.zeros(40, np.uint8))
+    assert filled.pieces == []
+    filled.fill(SimpleNamespace(number=7), 100, np.ones(40, np.uint8))
+    assert filled.pieces == [[7, 100, 0, 8, 24], [7, 124, 1, 0, 16]]
+
+
+def test_a_model_that_a_page_cannot_train_is_refused(place, tmp_path):
+    lora = {"r": 2, "target_modules": ["embed_tokens"]}
+    config = settings(place)
+    config = Config.model_validate({**config.model_dump(), "lora": lora})
+    with pytest.raises(ConfigError, match=r"LoRA on model\.embed_tokens is not supported"):
+        write_page(config, tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_template_for_tools_is_kept_beside_the_other(place, tmp_path):
+    write_model(tmp_path / "model", num_hidden_layers=1)
+    assert put_prompts(SiteFiles(tmp_path), tmp_path / "model", settings(place), 32)[
+        "tool_template"
+    ] is None  # fmt: skip
+    (tmp_path / "model" / "chat_template.jinja").write_text("default")
+    (tmp_path / "model" / "additional_chat_templates").mkdir()
+    more = tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja"
+    more.write_text("with tools")
+    texts = put_prompts(SiteFiles(tmp_path), tmp_path / "model", settings(place), 32)
+    assert (texts["template"], texts["tool_template"]) == ("default", "with tools")
+    assert texts["rows"]["refuses_images"] is False
 
 
 def test_files_of_weights_are_as_large_as_hosts_take():
