@@ -214,8 +214,13 @@ def test_answers_are_written_a_line_each(has_adapter):
 
 def test_rows_by_their_length():
     lengths = np.array([1, 2, 3, 21, 21, 0, 0] + [11] * 200)
-    shown = rows_of(data._histogram(lengths, 2048, "#."))
-    assert shown[:1] == ["tokens per row"] and shown[-1] == "longest 21, max_seq_length 2,048"
+    table = data._histogram(lengths, 2048, "#.")
+    shown = rows_of(table)
+    assert (
+        not table.show_header
+        and shown[:1] == ["tokens per row"]
+        and shown[-1] == "longest 21, max_seq_length 2,048"
+    )
     assert shown[1:-1] == [
         "1–3 3 #", "4–6 0", "7–9 0", f"10–12 200 {'#' * 40}", "13–15 0", "16–18 0",
         "19–21 2 .",
