@@ -167,8 +167,9 @@ def test_partial_writes_are_continued(most):
     atomic._write_all(SimpleNamespace(write=write), b"0123456789")
     assert written == b"0123456789"
     for nothing in (0, None):
+        answers = iter([nothing])
         with pytest.raises(OSError, match="No space left"):
-            atomic._write_all(SimpleNamespace(write=lambda data, n=nothing: n), b"0")
+            atomic._write_all(SimpleNamespace(write=lambda data, a=answers: next(a)), b"0")
 
 
 @pytest.mark.parametrize(("content", "end"), [

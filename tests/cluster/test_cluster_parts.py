@@ -20,6 +20,7 @@ from qlora_wgpu.cluster.blocks import (
     _Failed,
     _packed,
     check_completions,
+    check_text,
     pickled_actor,
     unpacked,
 )
@@ -306,6 +307,33 @@ def test_completions_that_are_taken():
 def test_completions_that_are_not_taken(ids, lengths, changes, says):
     with pytest.raises(WrongAnswerError, match=says):
         completions(ids, lengths, **changes)
+
+
+@pytest.mark.parametrize(("ids", "good"), [
+    ([], True), ([0, 8], True), ([1, 2, 3], True), ([1, 2, 3, 4], False), ([9], False),
+    ([-1], False), ([1.0], False), ((1,), False), (None, False),
+])  # fmt: skip
+def test_a_text_of_a_worker(ids, good):
+    if good:
+        assert check_text(ids, 3, 9) == ids
+        return
+    with pytest.raises(WrongAnswerError, match="it generated "):
+        check_text(ids, 3, 9)
+
+
+def test_a_worker_that_was_too_slow_is_assumed_to_be_faster_by_now():
+    """Workers that were too slow for a step's blocks are tried again as a part of the fastest."""
+    scheduler = Scheduler()
+    for name in "abc":
+        scheduler.add(name)
+    paces = {"a": 1.0, "b": 9.0, "c": 5.0}
+    for name, pace in paces.items():
+        scheduler._workers[name].paces["gradient"] = pace
+    scheduler.begin([10], "gradient")
+    scheduler._workers["c"].last_step = scheduler._step.number
+    scheduler._recover()
+    found = {name: worker.paces["gradient"] for name, worker in scheduler._workers.items()}
+    assert found["a"] == 1.0 and found["c"] <= 5.0 and 1.0 < found["b"] < 9.0
 
 
 # ---- the scheduler -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from qlora_wgpu.config import Config, loading
 from qlora_wgpu.config.dialects import policies, preferences
 from qlora_wgpu.config.dialects.draft import Source
 from qlora_wgpu.config.section import summary, type_name
+from qlora_wgpu.config.sections.data import DataConfig
 from qlora_wgpu.config.sections.train import TrainConfig
 from qlora_wgpu.config.yaml import (
     Setting,
@@ -239,3 +240,14 @@ def test_what_trl_trains_on(place, changes, train_on, noted):
     assert config.data.train_on == (train_on or default)
     assert any("TRL takes the loss on all tokens" in note for note in conversion.notes) == noted
     assert not any("only_loss" in key for key in reasons_of(conversion))
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda: DataConfig(sources=[{"path": "a", "pathh": "b"}]), "pathh"),
+    (lambda: TrainConfig(max_step=3), "did you mean 'max_steps'"),
+    (lambda: TrainConfig(zzzz=3), "zzzz"),
+])  # fmt: skip
+def test_unknown_keys_of_a_section(make, says):
+    with pytest.raises(ConfigError, match=says) as told:
+        make()
+    assert "None" not in str(told.value)
