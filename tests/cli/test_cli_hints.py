@@ -91,6 +91,7 @@ def test_the_gpus_of_all_backends(monkeypatch, found, capsys):
         raise DeviceError("opened")
 
     monkeypatch.setattr(doctor, "Device", device)
+    monkeypatch.setattr(doctor, "no_gpu", lambda: DeviceError("there is none"))
     with pytest.raises(DeviceError) as told:
         doctor._list_gpus(doctor.Console(), "auto", "auto", quick=True)
     assert (str(told.value) == "opened") == any(found) == bool(opened)
