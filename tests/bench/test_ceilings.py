@@ -1,6 +1,7 @@
 """How peak rates are measured, on a device that only notes what it is asked for."""
 
 import math
+import zlib
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,11 +11,13 @@ import pytest
 from bench.fakes import fake_device
 
 from qlora_wgpu.bench import report, roofline, timing
-from qlora_wgpu.bench.workload import RandomWeight
+from qlora_wgpu.bench.workload import RandomFolder, RandomWeight
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.wgsl import load_shader
+from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.quant.nf4 import nf4_format
 
 MIB = 1 << 20
 
@@ -178,3 +181,21 @@ def test_versions_of_packages():
     assert report._version("numpy") == np.__version__ and report._version("no-such-thing") is None
     assert report._mib(3 << 19) == "1.5 MiB" and report._percent(1.0, 8.0) == "12.5%"
     assert report._spread(timing.Spread(2.0, 1.0, 3.0)) == {"median": 2.0, "min": 1.0, "max": 3.0}
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_blocks_of_random_weights_begin_where_the_name_says(double):
+    form = nf4_format(64, double)
+    own = SimpleNamespace(_shapes={"a": (4, 64), "b": (4, 64)})
+    blocks = 31_249
+    weights = np.random.default_rng(0).standard_normal((1, blocks * 64), dtype=np.float32)
+    own._sample = quantize_nf4(weights, 64, double)
+    made = {name: RandomFolder._blocks(own, name) for name in "ab"}
+    for name, weight in made.items():
+        first = zlib.crc32(name.encode()) % blocks
+        assert weight.shape == (4, 64) and len(weight.codes) == form.code_bytes(4, 64)
+        each = [(first + number) % blocks for number in range(4)]
+        assert weight.absmax.ravel().tolist() == own._sample.absmax.ravel()[each].tolist()
+        codes = own._sample.codes.reshape(blocks, 32)[each].ravel()
+        assert (weight.codes.ravel() == codes).all()
+    assert (made["a"].codes != made["b"].codes).any()

@@ -99,6 +99,7 @@ class Model:
         return NONE if self.broken else following(tokens, self.parameters_version)
 
     def tokens(self, rows, length, cache, seen, *, samples, keep_logits, with_images):
+        self.asked.append(("program", rows, length > 1, samples))
         return Program(self, rows, length, samples, keep_logits)
 
     def copies(self, cache):
@@ -161,6 +162,7 @@ def test_requests_with_one_prompt_are_prefilled_once(made):
     added = [engine.add([4, 5, 6], max_new_tokens=3) for _ in range(4)]
     finish(engine)
     assert model.count("prefill") == [([3],)] and model.count("copy") == [(3, 3)]
+    assert model.count("program")[0] == (1, True, 4)  # whose tokens are sampled at once
     assert all(text.ids == expected([4, 5, 6], 3) for text in added)
 
 
@@ -169,6 +171,7 @@ def test_prompts_of_about_one_length_are_prefilled_together(made):
     added = [engine.add([number, 1], max_new_tokens=2) for number in range(1, 5)]
     finish(engine)
     assert model.count("prefill") == [([2, 2, 2, 2],)] and not model.count("copy")
+    assert model.count("program") == [(4, True, 0), (4, False, 0)]
     assert [text.ids for text in added] == [expected([n, 1], 2) for n in range(1, 5)]
 
 
@@ -270,7 +273,7 @@ def test_a_long_prefill_is_interrupted_by_tokens_of_others(made, monkeypatch):
     engine.step()
     second = engine.add([5] * 30, max_new_tokens=4)
     engine.step()
-    assert len(first.ids) == 2 and not second.ids
+    assert len(first.ids) == 2 and not second.ids and model.now < 1.5
     finish(engine)
     assert first.ids == expected([3], 12) and second.ids == expected([5] * 30, 4)
     assert model.count("prefill") == [([1],), ([30],)]
