@@ -1,5 +1,7 @@
 """Parts of exported files, each by itself: bytes of tensors, keys, heads of classifiers."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -7,8 +9,10 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.bfloat16 import to_bfloat16
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.checkpoint.safetensors_file import Entry
+from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.exporting import gguf_tensors, scored
+from qlora_wgpu.exporting.folders import refuse_existing, write_folder
 from qlora_wgpu.exporting.gguf import _add, _pad
 from qlora_wgpu.exporting.gguf_tensors import BF16, F16, F32, Q8_0, as_bytes
 from qlora_wgpu.exporting.model_card import _usage_of_scores
@@ -152,3 +156,42 @@ def test_how_a_classifier_is_used(kind):
     assert ('labels = ["é", "b"]' in text) == (kind == "adapter")
     assert ('\n    "o/n", id2label=dict(enumerate(labels)),' in text) == (kind == "adapter")
     assert ('from_pretrained("o/n")\n```' in text) == (kind == "merged")
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("files", "indexed"), [
+    ({"model.safetensors": ["a", "b"]}, False), ({"weights.safetensors": ["a", "b"]}, True),
+    ({"model-1.safetensors": ["a"], "model-2.safetensors": ["b"]}, True),
+    ({"model.safetensors": ["a", "b"], "more.safetensors": []}, False),
+])  # fmt: skip
+def test_a_folder_has_an_index_where_one_file_of_the_usual_name_is_not_all(
+    tmp_path, files, indexed
+):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/tokenizer.json").write_text("{}")
+    source = SimpleNamespace(files=lambda: files, text_folder=tmp_path / "base")
+    array, told = np.arange(6, dtype=np.float32).reshape(2, 3), []
+
+    def tensors_of(name):
+        return {name: (Entry("F32", (2, 3)), lambda: array)}
+
+    target = tmp_path / "new"
+    write_folder(source, target, {"model_type": "llama"}, tensors_of, told.append)
+    assert told == ["a", "b"]
+    made = {path.name for path in target.iterdir()}
+    assert made >= {*files, "config.json", "tokenizer.json"}
+    assert ("model.safetensors.index.json" in made) == indexed
+    if indexed:
+        index = json.loads((target / "model.safetensors.index.json").read_text())
+        assert index["metadata"] == {"total_size": 48}
+        assert index["weight_map"] == {name: file for file, own in files.items() for name in own}
+    with pytest.raises(ConfigError, match="already exists: choose another folder"):
+        write_folder(source, target, {}, tensors_of, told.append)
+
+
+@pytest.mark.parametrize("path", ["", "/"])
+def test_a_folder_has_a_name(path):
+    with pytest.raises(ConfigError, match="is not a name for a new folder"):
+        refuse_existing(Path(path))
