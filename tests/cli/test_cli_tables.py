@@ -524,3 +524,19 @@ def test_images_and_completions_of_a_data_set(monkeypatch):
     assert "images 3, of at most 102 tokens" in shown
     assert "a: 300 of 2,000 (30.0 %)" in shown and shown[-1].endswith("of 2 x 8 completions")
     assert not any("packed" in line for line in shown)
+
+
+def test_marks_of_a_curve_are_at_the_height_of_their_values(monkeypatch):
+    monkeypatch.setattr(watch, "_PLOT_HEIGHT", 5)
+    up = SimpleNamespace(share=lambda value: value / 8, ticks=lambda: [0.0, 2.0, 8.0])
+    rows = ["ab", f"c{watch.MARK}d", "", watch.MARK, "e"]
+    monkeypatch.setattr(watch, "dots", lambda *given: (rows, up))
+    (text,) = watch._plot("loss", [], [1], 80)
+    title, *lines = text.plain.strip("\n").split("\n")
+    assert title == f"loss  {watch.MARK} held-out"
+    assert lines == [
+        "       8  ab", f"          c{watch.MARK}d", "          ", f"       2  {watch.MARK}",
+        "       0  e",
+    ]  # fmt: skip
+    (text,) = watch._plot("loss", [], [], 80)
+    assert text.plain.startswith("\nloss\n")

@@ -1,6 +1,7 @@
 """Parts of exported files, each by itself: bytes of tensors, keys, heads of classifiers."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,15 +11,17 @@ import pytest
 
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint.safetensors_file import Entry
-from qlora_wgpu.errors import ConfigError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.exporting import gguf_tensors, scored
 from qlora_wgpu.exporting.folders import refuse_existing, write_folder
 from qlora_wgpu.exporting.gguf import _add, _pad
 from qlora_wgpu.exporting.gguf_tensors import BF16, F16, F32, Q8_0, as_bytes
+from qlora_wgpu.exporting.merge import MergedWeights
 from qlora_wgpu.exporting.model_card import _usage_of_scores
 from qlora_wgpu.exporting.scored import ScoredHead
 from qlora_wgpu.ops.score import Scoring
 
+merge = import_module("qlora_wgpu.exporting.merge")  # the package names a function so
 NUMBERS = np.linspace(-3, 3, 7 * 64, dtype=np.float32).reshape(7, 64)
 
 
@@ -195,3 +198,71 @@ def test_a_folder_has_an_index_where_one_file_of_the_usual_name_is_not_all(
 def test_a_folder_has_a_name(path):
     with pytest.raises(ConfigError, match="is not a name for a new folder"):
         refuse_existing(Path(path))
+
+
+# ---- merged weights ------------------------------------------------------------------------------
+
+
+def merged(weight, magnitude, **more):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 4)).astype(np.float32), np.ones((3, 2), np.float32)
+    stored = SimpleNamespace(read=lambda: weight.copy(), shape=weight.shape)
+    own = {
+        "folder": {"w": stored}, "_quant": None, "_biases": {}, "_wholes": {}, "_rows": {},
+        "_linears": {}, "_quantizes": False, "_pairs": {"w": (a, b, 0.5, magnitude)},
+        "source_of": lambda name: name, **more,
+    }  # fmt: skip
+    return SimpleNamespace(**own), a, b
+
+
+@pytest.mark.parametrize("has_magnitude", [False, True])
+def test_what_an_adapter_adds(has_magnitude):
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    magnitude = np.array([1.0, 2.0, 3.0], np.float32) if has_magnitude else None
+    own, a, b = merged(weight, magnitude)
+    expected = weight + 0.5 * (b @ a)
+    if has_magnitude:
+        expected *= (magnitude / np.linalg.norm(expected, axis=1))[:, None]
+    np.testing.assert_allclose(MergedWeights.float32(own, "w"), expected, rtol=1e-6)
+    own._pairs = {}
+    assert (MergedWeights.float32(own, "w") == weight).all()
+    own._biases, own._wholes = {"w": "a bias"}, {"x": "a whole"}
+    assert MergedWeights.float32(own, "w") == "a bias"
+    assert MergedWeights.float32(own, "x") == "a whole"
+
+
+@pytest.mark.parametrize(("stored", "fits"), [
+    ({"m.bias": np.zeros(3)}, True), ({"m.bias": np.zeros(4)}, False), ({}, False),
+    ({"other.bias": np.zeros(3)}, False),
+])  # fmt: skip
+def test_a_trained_bias_is_one_of_the_base(monkeypatch, stored, fits):
+    class Folder(dict):
+        path = "base"
+
+    trained = {"m": np.ones(3, np.float32)}
+    monkeypatch.setattr(merge, "split_biases", lambda tensors: ({}, trained))
+    own = SimpleNamespace(folder=Folder(stored), stored_name=lambda name: name)
+    if fits:
+        (found,) = MergedWeights._trained_biases(own, {}, "adapter").items()
+        assert found[0] == "m.bias" and found[1] is trained["m"]
+        return
+    with pytest.raises(CheckpointError, match=r"adapter has a trained m\.bias of 3 numbers, which"):
+        MergedWeights._trained_biases(own, {}, "adapter")
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 8, 9])
+def test_tables_are_written_some_rows_at_a_time(monkeypatch, rows):
+    monkeypatch.setattr(gguf_tensors, "_ROWS_AT_ONCE", 4)
+    own = SimpleNamespace(
+        _architecture=SimpleNamespace(tables={"a": (rows, 7)}, vocab_size=rows),
+        _table_reader=lambda name, part: part, _named=lambda name: f"named {name}",
+        _matrix=lambda name, shape, reads: (name, shape, reads),
+    )  # fmt: skip
+    kind = next(
+        each for each in vars(gguf_tensors).values()
+        if isinstance(each, type) and hasattr(each, "tables")
+    )  # fmt: skip
+    ((name, shape, reads),) = kind.tables(own)
+    assert name == "named a" and shape == (rows, 7)
+    found = [number for part in reads for number in range(part.start, part.stop)]
+    assert found == list(range(rows)) and all(part.stop - part.start <= 4 for part in reads)
