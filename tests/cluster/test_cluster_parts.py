@@ -1,5 +1,6 @@
 """Parts of a cluster, each by itself: refusals, groups of micro-batches, sums, answers."""
 
+import asyncio
 import math
 import pickle
 import queue
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qlora_wgpu.cluster import connection, owner
+from qlora_wgpu.cluster import connection, owner, serving
 from qlora_wgpu.cluster.blocks import (
     BlockRequest,
     BlockResult,
@@ -334,6 +335,17 @@ def test_a_worker_that_was_too_slow_is_assumed_to_be_faster_by_now():
     scheduler._recover()
     found = {name: worker.paces["gradient"] for name, worker in scheduler._workers.items()}
     assert found["a"] == 1.0 and found["c"] <= 5.0 and 1.0 < found["b"] < 9.0
+
+
+@pytest.mark.parametrize("limit", [3 << 20, 4 << 20])
+def test_a_worker_may_use_all_of_its_memory_and_no_more(monkeypatch, limit):
+    used = iter([1 << 20, limit, limit + (1 << 20), 99 << 20])
+    own = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(used)))
+    monkeypatch.setattr(serving, "psutil", SimpleNamespace(Process=lambda: own))
+    monkeypatch.setattr(serving, "_POLL", 0.0)
+    most = limit >> 20
+    said = f"it used {most + 1} MiB of memory, the limit is {most}"
+    assert asyncio.run(serving.memory_exceeded(limit)) == said
 
 
 # ---- the scheduler -------------------------------------------------------------------------------

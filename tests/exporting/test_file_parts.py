@@ -168,6 +168,7 @@ def test_how_a_classifier_is_used(kind):
     ({"model.safetensors": ["a", "b"]}, False), ({"weights.safetensors": ["a", "b"]}, True),
     ({"model-1.safetensors": ["a"], "model-2.safetensors": ["b"]}, True),
     ({"model.safetensors": ["a", "b"], "more.safetensors": []}, False),
+    ({"model.safetensors": ["a"], "more.safetensors": ["b"]}, True),
 ])  # fmt: skip
 def test_a_folder_has_an_index_where_one_file_of_the_usual_name_is_not_all(
     tmp_path, files, indexed

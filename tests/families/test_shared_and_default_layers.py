@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from families.small_configs import read
+from families.small_configs import NEEDED, read
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import zamba2
@@ -36,3 +36,14 @@ def test_a_window_that_is_not_used(types):
     with pytest.raises(UnsupportedModelError, match="use_sliding_window is not true"):
         read("qwen2_moe", layer_types=types)
     read("qwen2_moe", layer_types=["full_attention"] * 4)
+
+
+@pytest.mark.parametrize(("per_token", "fits"), [(4, True), (5, False)])
+def test_a_token_has_no_more_experts_than_there_are(per_token, fits):
+    config = {**NEEDED.get("deepseek_v2", {}), "n_routed_experts": 4, "n_group": None,
+              "topk_group": None, "num_experts_per_tok": per_token}  # fmt: skip
+    if fits:
+        read("deepseek_v2", **config)
+        return
+    with pytest.raises(UnsupportedModelError, match="num_experts_per_tok"):
+        read("deepseek_v2", **config)
