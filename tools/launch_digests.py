@@ -5,7 +5,8 @@ usage: PYTHONPATH=tests python -m tools.launch_digests [FAMILY ...]    compares
 
 A launch is its shader's code without comments, parameters, grid, and what is bound where. No device
 is needed. A change that means to launch something else records anew, and its message says what is
-other now.
+other now. With them are recorded digests of the forward passes alone, and of what is read of each
+family's config.json, which are compared by the cheap tests.
 """
 
 from __future__ import annotations

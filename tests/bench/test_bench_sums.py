@@ -107,6 +107,13 @@ def test_kernels_add_up_by_label():
         sum_up(launches, [1.0, 1.0])
 
 
+def test_a_kernel_is_on_matrix_units_if_a_launch_of_it_is():
+    x = matrix("x", 1, 8, "float32")
+    launches = [launch("a", y=x, code="subgroup_matrix_left"), launch("a", y=x), launch("b", y=x)]
+    both, plain = sum_up(launches, [1.0, 1.0, 1.0])
+    assert (both.on_matrix_units, plain.on_matrix_units) == (True, False)
+
+
 def test_a_clock_that_stands_still_divides_by_nothing():
     y = matrix("y", 1, 8, "float32")
     (row,) = sum_up([launch("gemm", y=y, flops=7)], [0.0])

@@ -38,6 +38,16 @@ def test_the_clock_is_raised_in_bounded_time_by_bounded_submits(gpu):
     assert 0.5 < gpu.now < 1.5 and max(gpu.submits) < 0.03
 
 
+@pytest.mark.parametrize("limit", [0.02, 1.0])
+def test_busy_work_is_as_short_as_the_driver_wants_it(gpu, limit):
+    """A tenth of what a submit may take, and 5 ms at most."""
+    gpu.pace.limit = limit
+    load = Load(gpu)
+    for _ in range(200):
+        load.run()
+    assert max(gpu.submits[-4:]) == pytest.approx(min(limit / 10, 0.005), rel=0.2)
+
+
 def test_a_clock_that_is_up_is_known_at_once(gpu):
     Load(gpu).raise_clock()
     before = gpu.now
@@ -157,6 +167,7 @@ def test_steps_that_count_run_at_the_full_clock(gpu):
     times = time_steps(Model(gpu), optimizer, 1, 8, 5, progress=lambda: done.append(1))
     assert numbers == list(range(1, total_steps(5) + 1)) and len(done) == len(numbers)
     assert times.first_step_seconds > 3 * STEP  # as a user sees it
+    assert times.loss == 1.0 / 7  # of each of the 7 tokens that have a next one
     seconds = times.step_seconds
     assert (seconds.least, seconds.most) == pytest.approx((STEP, STEP), rel=0.05)
 

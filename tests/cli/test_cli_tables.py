@@ -11,10 +11,12 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.cli import data, doctor, estimate, eval, exporting, serve, train, watch
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.data.dataset import Subset
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.model.offload_plan import RESIDENT
 from qlora_wgpu.runs.estimation import MOST_TOKENS, Fits
 from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss, Prediction
+from qlora_wgpu.training.batching import BatchSampler
 
 
 def rows_of(*shown):
@@ -212,8 +214,13 @@ def test_answers_are_written_a_line_each(has_adapter):
 
 def test_rows_by_their_length():
     lengths = np.array([1, 2, 3, 21, 21, 0, 0] + [11] * 200)
-    shown = rows_of(data._histogram(lengths, 2048, "#."))
-    assert shown[:1] == ["tokens per row"] and shown[-1] == "longest 21, max_seq_length 2,048"
+    table = data._histogram(lengths, 2048, "#.")
+    shown = rows_of(table)
+    assert (
+        not table.show_header
+        and shown[:1] == ["tokens per row"]
+        and shown[-1] == "longest 21, max_seq_length 2,048"
+    )
     assert shown[1:-1] == [
         "1–3 3 #", "4–6 0", "7–9 0", f"10–12 200 {'#' * 40}", "13–15 0", "16–18 0",
         "19–21 2 .",
@@ -366,3 +373,170 @@ def test_a_curve_leaves_room_for_its_marks(monkeypatch, width, used):
     monkeypatch.setattr(watch, "dots", lambda *args: given.append(args))
     assert watch._plot("loss", [], [], width) == []
     assert given == [([], [], used, watch._PLOT_HEIGHT)]
+
+
+@pytest.mark.parametrize(("step", "total", "filled"), [
+    (0, 8, 0), (1, 8, 1), (4, 8, 4), (7, 8, 7), (8, 8, 8), (9, 8, 8), (3, 0, None),
+    (3, None, None),
+])  # fmt: skip
+def test_a_bar_of_a_run_s_steps(monkeypatch, step, total, filled):
+    monkeypatch.setattr(watch, "_BAR_WIDTH", 8)
+    view = SimpleNamespace(path="runs/a", step=step, total_steps=total, state="running")
+    head = watch._head(view)
+    if filled is None:
+        assert head.plain == f"runs/a  step {step}  running"
+        return
+    line, bar = head.renderables
+    assert line.plain == f"runs/a  step {step} of {total}  running"
+    assert bar.plain == "━" * 8 and bar.style == watch._STYLES[0]
+    assert sum(span.end - span.start for span in bar.spans) == 8 - filled  # which are dim
+
+
+@pytest.mark.parametrize("rewards", [False, True])
+def test_what_is_drawn_of_a_run(monkeypatch, rewards):
+    drawn = []
+    monkeypatch.setattr(watch, "_plot", lambda title, *given: drawn.append((title, *given)) or [])
+    monkeypatch.setattr(watch, "smoothed", lambda found: found)
+    monkeypatch.setattr(
+        watch, "points", lambda rows, key: [key] if rewards or "r" not in key else []
+    )
+    view = SimpleNamespace(
+        path="a", step=1, total_steps=None, state="", steps=[], evaluations=[], latest_samples=[]
+    )
+    watch.shown(view, 80)
+    titles = [each[0] for each in drawn]
+    assert titles == ["reward" if rewards else "loss", "token accuracy"]
+    assert {each[-1] for each in drawn} == {80}
+
+
+@pytest.mark.parametrize(("row", "evaluation", "shown"), [
+    ({"loss": 1.23456, "learning_rate": 1e-4, "tokens_per_second": 1234.5}, None,
+     "loss 1.2346  lr 1.00e-04  1,234 tok/s"),
+    ({"loss": 0.5}, {"step": 1200, "eval_loss": 2.0, "eval_mean_token_accuracy": 0.25},
+     "loss 0.5000\nheld-out loss 2.0000  acc 25.0%  after step 1,200"),
+    ({"loss": 0.5}, {"step": 3, "eval_loss": 2.0, "eval_reward": 0.75},
+     "loss 0.5000\nheld-out reward 0.7500    after step 3"),
+    (None, None, ""),
+])  # fmt: skip
+def test_the_latest_numbers_of_a_run(row, evaluation, shown):
+    view = SimpleNamespace(
+        steps=[{"loss": 9.0}, row] if row else [],
+        evaluations=[{"step": 0}, evaluation] if evaluation else [],
+    )
+    assert watch._latest(view).plain == shown
+
+
+def test_samples_of_a_run(monkeypatch):
+    monkeypatch.setattr(watch, "_PROMPT_WIDTH", 5)
+    monkeypatch.setattr(watch, "_TEXT_WIDTH", 6)
+    rows = [
+        {"step": 1200, "prompt": "a  long\nprompt", "text": "a\nlong  text"},
+        {"step": 1200, "prompt": "b", "text": ""},
+    ]
+    (text,) = watch._samples(SimpleNamespace(latest_samples=rows))
+    assert text.plain == ("\nsamples after step 1,200\n  rompt\n    a long\n  b\n    (empty)")
+    assert watch._samples(SimpleNamespace(latest_samples=[])) == []
+
+
+def test_a_sample_of_tokens_says_how_many_are_left(monkeypatch):
+    monkeypatch.setattr(data, "_SHOWN_TOKENS", 4)
+    tokenizer = SimpleNamespace(decode=lambda ids, **how: "".join(map(chr, ids)))
+    ids = np.array([97, 98, 99, 100])
+
+    def shown(*more, images=()):
+        every = np.concatenate([ids, np.array(more, np.int64)])
+        labels = np.where(every == 98, every, -100)
+        example = SimpleNamespace(input_ids=every, labels=labels, images=images)
+        return data.colored(example, tokenizer)
+
+    text = shown()
+    assert text.plain == "abcd" and [text.plain[s.start : s.end] for s in text.spans] == [
+        "a", "b", "cd",
+    ]  # fmt: skip
+    assert [s.style == data._TRAINED_ON for s in text.spans] == [False, True, False]
+    assert shown(101).plain == "abcd … and 1 more tokens"
+    assert shown(101, 101).plain == "abcd … and 2 more tokens"
+    run = [101] * (data._RUN + 1)
+    monkeypatch.setattr(data, "_SHOWN_TOKENS", 9)
+    assert shown(*run[:-1], images=["a"]).plain == "abcd" + "e" * 5 + " … and 3 more tokens"
+    assert shown(*run, 102, images=["a"]).plain == f"abcde×{len(run)}f"
+    assert "×" not in shown(*run).plain
+
+
+class Plan(BatchSampler):
+    """What is told of a plan of batches, without one."""
+
+    longest, steps_per_epoch, total_steps = 5, 1000, 3000
+    batch_size, sides, accumulation = 4, 2, 8
+    rows = ()
+
+    def __init__(self, rows, **values):
+        self.__class__ = type("Planned", (Plan,), {"rows": [0] * rows, **values})
+
+
+def statistics(plan, *, packing=False, split=None, num_others=0, held_out=False, images=0):
+    counts = SimpleNamespace(rows=1234, truncated=1, dropped=2, without_labels=3, empty=4)
+    dataset = object.__new__(type("Split", (Subset,), {
+        "counts": counts, "num_tokens": 4000, "num_label_tokens": 1000, "num_rows": 1000,
+        "num_others": num_others, "image_sources": {i: i for i in range(images)},
+    }))  # fmt: skip
+    settings = SimpleNamespace(
+        data=SimpleNamespace(eval_split=split, packing=packing, max_seq_length=8)
+    )
+    files = SimpleNamespace(tokens=SimpleNamespace(count=lambda image: 100 + image))
+    prepared = SimpleNamespace(dataset=dataset, plan=plan, images=files)
+    return rows_of(data._statistics(settings, prepared, held_out=held_out))
+
+
+@pytest.mark.parametrize(("how", "held"), [
+    ({}, ""), ({"split": 0.1, "num_others": 7}, ", 7 held out"), ({"num_others": 7}, ""),
+    ({"split": 0.1, "num_others": 7, "held_out": True}, ""), ({"split": 0.1}, ""),
+])  # fmt: skip
+def test_numbers_of_a_data_set(monkeypatch, how, held):
+    monkeypatch.setattr(data, "source_shares", lambda dataset: ())
+    assert statistics(Plan(3), **how) == [
+        f"rows 1,234 read, 1,000 used{held}",
+        "length 1 truncated; dropped: 2 too long, 3 without labels, 4 empty",
+        "tokens 4,000 per epoch, loss on 1,000 (25.0 %), the rest masked",
+        "steps 1,000 per epoch, 3,000 in total, of 2 x 8 rows",
+    ]
+
+
+@pytest.mark.parametrize(("plan", "said"), [
+    (Plan(1000), "packed into 1,000 rows of 8 tokens, 50.0 % full"),
+    (Plan(1000, longest=16), "packed into 1,000 rows of 16 tokens, 25.0 % full"),
+    (Plan(1, longest=4000), "packed into 1 row of 4,000 tokens, 100.0 % full"),
+])  # fmt: skip
+def test_how_full_packed_rows_are(monkeypatch, plan, said):
+    monkeypatch.setattr(data, "source_shares", lambda dataset: ())
+    assert said in statistics(plan, packing=True)
+    assert said not in statistics(plan)
+
+
+def test_images_and_completions_of_a_data_set(monkeypatch):
+    share = SimpleNamespace(name="a", rows=300, of=2000)
+    monkeypatch.setattr(data, "source_shares", lambda dataset: [share])
+    monkeypatch.setattr(Subset, "__len__", lambda self: 1000)
+    shown = statistics(SimpleNamespace(**{
+        name: getattr(Plan, name)
+        for name in ("steps_per_epoch", "total_steps", "batch_size", "sides", "accumulation")
+    }), packing=True, images=3)  # fmt: skip
+    assert "images 3, of at most 102 tokens" in shown
+    assert "a: 300 of 2,000 (30.0 %)" in shown and shown[-1].endswith("of 2 x 8 completions")
+    assert not any("packed" in line for line in shown)
+
+
+def test_marks_of_a_curve_are_at_the_height_of_their_values(monkeypatch):
+    monkeypatch.setattr(watch, "_PLOT_HEIGHT", 5)
+    up = SimpleNamespace(share=lambda value: value / 8, ticks=lambda: [0.0, 2.0, 8.0])
+    rows = ["ab", f"c{watch.MARK}d", "", watch.MARK, "e"]
+    monkeypatch.setattr(watch, "dots", lambda *given: (rows, up))
+    (text,) = watch._plot("loss", [], [1], 80)
+    title, *lines = text.plain.strip("\n").split("\n")
+    assert title == f"loss  {watch.MARK} held-out"
+    assert lines == [
+        "       8  ab", f"          c{watch.MARK}d", "          ", f"       2  {watch.MARK}",
+        "       0  e",
+    ]  # fmt: skip
+    (text,) = watch._plot("loss", [], [], 80)
+    assert text.plain.startswith("\nloss\n")

@@ -151,7 +151,19 @@ def test_who_cannot_be_reached_is_asked_again(monkeypatch):
 
 def test_who_leaves_while_it_cannot_be_reached_is_not_asked_again():
     registry = listed({"x": "a"}, {}, answers={"a": [OSError("no route")]})
-    assert not registry._members and not registry.opening
+    assert not registry._members and registry.opening == []
+
+
+def test_workers_that_open_the_model_are_no_others():
+    registry = Registry()
+    registry._members = {name: WorkerHandle(name, name, 0) for name in "abcd"}
+    registry._members["a"].identity = info()
+    registry._members["b"].is_reachable = False
+    registry._members["c"].is_excluded = True
+    assert [member.name for member in registry.opening] == ["d"]
+    assert [member.name for member in registry.ready] == ["a"] and not registry.is_empty
+    del registry._members["d"], registry._members["a"]
+    assert registry.is_empty and not registry.all_excluded
 
 
 @pytest.mark.parametrize(("other", "differ"), [

@@ -185,3 +185,8 @@ def test_what_was_downloaded_is_found_offline(tmp_path, monkeypatch):
     (place / "snapshots/abc/data/rows.jsonl").write_text("")
     assert hub_datasets._names("o/n", "main") == ["data/rows.jsonl"]
     assert hub_datasets._folder_with("o/n", [], "main") == place / "snapshots/abc"
+
+
+def test_hidden_files_are_no_data():
+    files = [".cache/train.jsonl", "a/.b/train.jsonl", "a/train.jsonl", ".train.jsonl", "README.md"]
+    assert choose("n", files, "train") == ["a/train.jsonl"]

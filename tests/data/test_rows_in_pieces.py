@@ -134,14 +134,15 @@ def test_reasoning_has_both_of_its_names(message, thinking):
 
 
 def test_a_column_is_looked_for_among_the_first_of_a_row(monkeypatch):
-    monkeypatch.setattr(columns, "_COMPARED_KEYS", 2)
-    row = {"a": 1, "b": 2, "text_of_row": 3}
+    monkeypatch.setattr(columns, "_COMPARED_KEYS", 12)
+    many = {**{str(number): 0 for number in range(12)}, "text_of_row": 3}
     with pytest.raises(DataError) as told:
-        columns.with_columns(row, {"text": "text_of_rows"})
+        columns.with_columns(many, {"text": "text_of_rows"})
     assert "did you mean" not in str(told.value)
-    monkeypatch.setattr(columns, "_COMPARED_KEYS", 20)
+    del many["3"]
     with pytest.raises(DataError, match="did you mean 'text_of_row'"):
-        columns.with_columns(row, {"text": "text_of_rows"})
+        columns.with_columns(many, {"text": "text_of_rows"})
+    row = {"a": 1, "b": 2, "text_of_row": 3}
     with pytest.raises(DataError, match=r"did you mean \{prompt: a\}"):
         columns.with_columns(row, {"a": "prompt"})
     with pytest.raises(DataError, match="unknown key 'promt': did you mean 'prompt'"):

@@ -91,6 +91,13 @@ def test_names_of_labels(labels, names):
     assert label_names(rows, {}, "single_label_classification") == names
 
 
+def test_rows_without_labels_have_no_names_and_those_after_them_do():
+    rows = [("row 1", {"text": "a", "label": None}), ("row 2", {"text": "a", "label": "b"})]
+    assert label_names(rows, {}, "single_label_classification") == ["b"]
+    vectors = [(f"row {n}", {"text": "a", "label": [0.0] * n}) for n in (1, 2)]
+    assert label_names(vectors, {}, "multi_label_classification") == ["0", "1"]
+
+
 def test_vectors_of_labels_name_as_many_as_they_have():
     rows = [("row 1", {"text": "a", "label": [0.0, 1.0, 0.0]})]
     assert label_names(rows, {}, "multi_label_classification") == ["0", "1", "2"]

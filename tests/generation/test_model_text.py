@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation import model as module
-from qlora_wgpu.generation.generate import Prompt, generate
+from qlora_wgpu.generation.generate import Prompt, generate, token_ids
 from qlora_wgpu.generation.model import QLoRAModel
 from qlora_wgpu.generation.plans import batch_sizes
 
@@ -69,3 +69,54 @@ def test_texts_grow_in_batches_of_few_sizes():
     assert {n: batch_sizes(n) for n in (1, 2, 3, 4, 5, 9)} == {
         1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 4], 5: [1, 2, 4, 5], 9: [1, 2, 4, 8, 9]
     }  # fmt: skip
+
+
+def generating(monkeypatch):
+    """A model that notes what is generated of."""
+    made = []
+
+    def complete(prompts, max_new_tokens, batch, sampling):
+        made.append((prompts, max_new_tokens, batch, sampling.temperature))
+        return ["a text"] * len(prompts)
+
+    monkeypatch.setattr(module, "generate", lambda model, ids, **how: iter([7, 8]))
+    model = SimpleNamespace(
+        _prompt=lambda prompt, template, stop: SimpleNamespace(
+            ids=prompt, stop_ids=stop, images=(), has_text=isinstance(prompt, str)
+        ),
+        _complete=complete, _text=lambda tokens, prompt: (f"<{token}>" for token in tokens),
+        max_length=9,
+    )  # fmt: skip
+    return model, made
+
+
+@pytest.mark.parametrize(("prompt", "stream", "answer"), [
+    ("text", False, "<7><8>"), ("text", True, ["<7>", "<8>"]), ([1, 2], False, [7, 8]),
+    ([1, 2], True, [7, 8]), ([{"role": "user"}], False, [7, 8]),
+    (["a", "b"], False, ["a text"] * 2),
+    ([[1], [2]], False, ["a text"] * 2), ([], False, [7, 8]), (["a", 1], False, [7, 8]),
+])  # fmt: skip
+def test_one_prompt_is_told_from_several(monkeypatch, prompt, stream, answer):
+    model, made = generating(monkeypatch)
+    found = QLoRAModel.generate(model, prompt, stream=stream, temperature=0.5)
+    assert (found if isinstance(found, str) else list(found)) == answer
+    assert [len(prompts) for prompts, *_ in made] == [2] * (answer == ["a text"] * 2)
+    assert all(temperature == 0.5 for *_, temperature in made)
+
+
+@pytest.mark.parametrize(("prompt", "how", "says"), [
+    (b"a", {}, "got bytes"), ({"a": 1}, {}, "got dict"), (3, {}, "got int"),
+    (["a", "b"], {"stream": True}, "stream=True takes one prompt, got a list"),
+    ("a", {"stop_ids": "ab"}, "stop_ids must be"),
+    ("a", {"max_tokens": 3}, "unknown option max_tok"),
+])  # fmt: skip
+def test_what_is_no_prompt(monkeypatch, prompt, how, says):
+    with pytest.raises(ConfigError, match=says):
+        QLoRAModel.generate(generating(monkeypatch)[0], prompt, **how)
+
+
+def test_token_ids_are_integers():
+    assert token_ids(iter([1, True])) == [1, 1]
+    for ids in ([1.0], ["a"], [None]):
+        with pytest.raises(ConfigError, match="prompt_ids must be token ids"):
+            token_ids(ids)

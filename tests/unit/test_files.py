@@ -248,3 +248,13 @@ def test_no_text_depends_on_the_locale() -> None:
 def test_the_rule_sees_what_the_locale_says(code: str, leaves: bool) -> None:
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call) and _leaves_to_the_locale(call) == leaves
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such files")
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(OSError, match="not a regular file"):
+            file_bytes(path, 100)
+    with pytest.raises(IsADirectoryError):
+        file_bytes(tmp_path, 100)
