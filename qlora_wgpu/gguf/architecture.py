@@ -91,7 +91,7 @@ class Keys:
         value = self._value(key, default)
         if value is default:
             return value
-        if type(value) not in (int, float) or not np.isfinite(np.float32(value)):
+        if type(value) not in (int, float) or not abs(value) <= float(np.finfo(np.float32).max):
             raise self._invalid(key, value, "a number")
         return shortest(value)
 
