@@ -77,7 +77,6 @@ def test_a_setting_taken_for_an_option(place, option, setting):
     assert setting is None or f"It is a setting: {setting}=VALUE\n" in told
 
 
-@pytest.mark.quick
 def test_data_as_json(place):
     shown = run_here("data", "run.yaml", "--json", "data.packing=true", cwd=place)
     assert shown.returncode == 0, shown.stderr
@@ -253,7 +252,6 @@ def test_merge(place):
     assert not (place / "no").exists()
 
 
-@pytest.mark.quick
 def test_a_merge_asks_first_whether_the_disk_has_room(place, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20}))
     named = "--model", "model", "--adapter", "out/adapter"
@@ -292,7 +290,6 @@ def load_any(folder):
     return ModelFolder.open(folder).names()
 
 
-@pytest.mark.quick
 def test_export_to_gguf(place):
     import gguf
 

@@ -124,7 +124,6 @@ def test_it_stands_beside_other_adapters(place, whole):
     check_beside_others(place)
 
 
-@pytest.mark.quick
 def test_ranks_alphas_and_patterns(device, place):
     lora = LoraConfig(
         r=4, lora_alpha=8, use_rslora=True, rank_pattern={"embed_tokens": 9},
@@ -136,7 +135,6 @@ def test_ranks_alphas_and_patterns(device, place):
     assert layout.adapter.peft.target_modules == r".*\.(q_proj|embed_tokens)"
 
 
-@pytest.mark.quick
 def test_all_linear_and_some_layers_leave_the_embedding_out(device, place):
     for lora in (LoraConfig(), LoraConfig(target_modules=TARGETS, layers_to_transform=[0])):
         layout = device_layout(Pretrained.open(place / "model"), lora, PLAIN, "float32", device)
@@ -169,7 +167,6 @@ def test_what_others_cannot_apply_is_a_sentence(device, place, whole, tmp_path):
         check_model(layout)
 
 
-@pytest.mark.quick
 def test_one_pair_for_both_is_not_merged(place, whole, tmp_path):
     tensors, config = load_adapter(place / "whole/adapter")
     save_adapter(tmp_path / "tied", tensors, replace(config, ensure_weight_tying=True))

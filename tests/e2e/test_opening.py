@@ -114,13 +114,11 @@ def test_from_python(place):
     assert other.quant == QuantConfig(**QUANT) and other.compute_dtype == "bfloat16"
 
 
-@pytest.mark.quick
 def test_a_folder_of_checkpoints_names_the_run(place):
     with pytest.raises(ConfigError, match=r"model in .*checkpoints: did you mean .*/out\?"):
         qlora_wgpu.open_adapter(place / "out" / "checkpoints")
 
 
-@pytest.mark.quick
 def test_other_quantization_than_trained_is_told(place, device):
     path, lora = place / "model", LoraConfig(r=4, lora_alpha=8)
     model = QLoRAModel.from_pretrained(path, lora, device=device)
@@ -132,7 +130,6 @@ def test_other_quantization_than_trained_is_told(place, device):
         model.load_adapter(place / "out/adapter")
 
 
-@pytest.mark.quick
 def test_the_run_of_an_adapter(place, tmp_path):
     run = place / "out"
     checkpoint = next((run / "checkpoints").iterdir())
@@ -196,7 +193,6 @@ def test_every_command(place, tmp_path, opened, command, monkeypatch):
     assert run == by_run and "note" not in printed
 
 
-@pytest.mark.quick
 def test_eval_and_its_overrides(place, tmp_path, opened):
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(settings(place)))
@@ -209,7 +205,6 @@ def test_eval_and_its_overrides(place, tmp_path, opened):
     assert asked.device.gpu == "1"
 
 
-@pytest.mark.quick
 def test_a_damaged_config_of_a_run(place, tmp_path):
     shutil.copytree(place / "out", tmp_path / "out")
     (tmp_path / "out/config.yaml").write_text("quant: {blocksize: 63}\n")

@@ -148,7 +148,6 @@ class Plans(Observer):
         self.host.append((memory, mapped))
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("keep", [False, True])
 def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_path, keep):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -133,7 +133,6 @@ def test_weights_of_rows_count(device, place):
     assert np.linalg.norm(weighted[HEAD]) < np.linalg.norm(plain[HEAD])
 
 
-@pytest.mark.quick
 def test_the_head_does_not_wait_in_host_memory(device, place):
     base = Pretrained.open(place / "untied")
     plain, whole = (
@@ -151,7 +150,6 @@ def test_no_room_is_a_sentence_with_figures(place):
         trained(place, "room", device={"memory": "200 KiB"})
 
 
-@pytest.mark.quick
 def test_no_other_adapter_stands_beside_it(place, whole):
     with (
         QLoRAModel.from_pretrained(place / "model", LoraConfig(r=2), PLAIN) as model,
@@ -160,7 +158,6 @@ def test_no_other_adapter_stands_beside_it(place, whole):
         model.load_adapter(place / "whole/adapter", "other")
 
 
-@pytest.mark.quick
 def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     with pytest.raises(UnsupportedModelError, match="has a whole embed_tokens"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
@@ -188,7 +185,6 @@ def test_what_does_not_go_together_is_a_sentence(place, changes, message):
         trained(place, "wrong", **changes)
 
 
-@pytest.mark.quick
 def test_files_that_contradict_themselves_are_a_sentence(place, both, tmp_path):
     tensors, config = load_adapter(place / "both/adapter")
     without = {n: a for n, a in tensors.items() if n not in (EMBEDDING, HEAD)}

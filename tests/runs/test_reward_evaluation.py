@@ -45,6 +45,7 @@ def test_the_metrics_are_those_of_the_runs_own_evaluations(run):
     assert result.base.metrics != result.adapter.metrics
 
 
+@pytest.mark.slow
 def test_answers_are_not_compared(run):
     with pytest.raises(ConfigError, match=r"is not supported with train\.objective: grpo"):
         evaluate(run, generate=True)

@@ -264,6 +264,7 @@ def known():
     return json.loads(results.cache_file().read_text())["sound"]
 
 
+@pytest.mark.slow
 def test_only_what_is_new_is_checked(device, sound, traced_once, monkeypatch):
     """A run with one more shader runs the checks of that alone, and one with fewer none."""
     ran, check = [], results._result
