@@ -88,7 +88,6 @@ def test_merge(place, tmp_path):
         qlora_wgpu.merge(place / "model")
 
 
-@pytest.mark.quick
 def test_export_of_an_adapter(place, tmp_path):
     written = qlora_wgpu.export(place / "run", gguf=tmp_path / "a.gguf", adapter_only=True)
     assert written.path == tmp_path / "a.gguf" and written.nbytes == written.path.stat().st_size

@@ -105,7 +105,6 @@ def test_no_other_adapter_stands_beside_it(place, whole):
         model.load_adapter(place / "whole/adapter", "other")
 
 
-@pytest.mark.quick
 def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     with pytest.raises(UnsupportedModelError, match="trained rows of the embedding"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")

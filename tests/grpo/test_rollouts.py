@@ -77,6 +77,7 @@ def test_a_completion_depends_on_its_own_seed_alone(device, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(dtype=["bfloat16"], sequence_level=[True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sequence_level", [False, True])
 def test_the_first_ratio_is_one_to_the_bit(device, tmp_path, dtype, sequence_level):

@@ -51,6 +51,7 @@ def settings(folder, out, train, **sections):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_is_rewarded_by_a_model(folder, judge, tmp_path):
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("what is 1?", "and 2?")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
