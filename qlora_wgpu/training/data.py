@@ -333,7 +333,7 @@ def _as_example(item: Any, where: str) -> Example:
 
 def _integers(value: Any, where: str) -> Any:
     array = np.asarray(value)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DataError(f"{where} must be a list of integers")
     numbers = np.iinfo(np.int32)
     if array.size and not (numbers.min <= array.min() and array.max() <= numbers.max):

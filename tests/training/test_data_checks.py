@@ -56,6 +56,7 @@ def test_rows_of_token_ids_become_examples():
         ([], "rows is empty"),
         (Dataset([]), "rows is empty"),
         ([{"input_ids": np.zeros(0, int)}], r"rows\[0\] has no tokens"),
+        ([{"input_ids": []}], r"rows\[0\] has no tokens"),
         ([example(1), {"input_ids": [1, 6]}], r"rows\[1\] contains the token id 6, but the"),
         ([{"input_ids": [0, 5]}, {"input_ids": [-1]}], r"rows\[1\] contains the token id -1"),
         ([{"input_ids": [-1, 6]}], r"rows\[0\] contains the token id -1"),
