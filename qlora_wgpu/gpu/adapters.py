@@ -289,7 +289,7 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
 
 
 def _usable_apis() -> tuple[str, ...]:
-    """This system's APIs, preferred first, or the one that the user wants."""
+    """This system's APIs, preferred first, or the one that the user set."""
     every = _APIS.get(sys.platform, ("Vulkan",))
     wanted = os.environ.get(API_VARIABLE)
     if not wanted:
