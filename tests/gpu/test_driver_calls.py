@@ -89,3 +89,13 @@ def test_little_is_under_way_on_metal_where_a_wait_may_never_end(
     for _ in range(250):
         own.submit()
     assert (own._usual_timeout(), len(waited), own.memory.total) == (seconds, waits, total)
+
+
+@pytest.mark.parametrize(
+    ("features", "own", "size"),
+    [((), 16, 0), (("subgroup-size-control",), 16, 16), (("subgroup-size-control",), 0, 8)],
+)
+def test_a_subgroup_size_is_requested_where_it_can_be(features, own, size):
+    device = Device.__new__(Device)
+    device.features, device._broadcasting = frozenset(features), 8
+    assert device._pinned_size(SimpleNamespace(subgroup_size=own)) == size
