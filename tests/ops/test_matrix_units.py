@@ -91,6 +91,7 @@ def profile_of(device, shape, *, deep=False):
     return dataclasses.replace(profile, matrix_deep=deep, **tile)
 
 
+@pytest.mark.slow
 @pytest.mark.cover("values", check=["linear"], units=["f16", "f32"])
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix", "experts"])
