@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 
 import pytest
 
@@ -59,12 +60,12 @@ def test_signals_wait_until_they_may_come():
     try:
         with block_signals():
             assert not is_pending(signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
             assert is_pending(signal.SIGINT) and not is_pending(signal.SIGTERM) and not came
         assert came == [signal.SIGINT]
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
         with block_signals():
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
             unblock_signals()
             assert came == [signal.SIGINT] * 2
     finally:
