@@ -51,8 +51,8 @@ export PYTHONDONTWRITEBYTECODE =  # so that modules are compiled once for all pr
 PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
 BUDGET = 1700
 
-quick: setup
-	$(PYTEST) tests --tier quick $(if $(K),-k "$(K)")
+quick: setup  # its tests often wait for others' processes: a third worker computes meanwhile
+	$(PYTEST) -n 3 tests --tier quick $(if $(K),-k "$(K)")
 
 test: setup
 	$(PYTEST) tests --tier test --budget $(BUDGET)
