@@ -51,7 +51,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Python's collector does not visit modules and tests again each time: an eighth of quick."""
+    """Python's collector does not visit modules and tests again each time: a tenth of quick."""
     gc.freeze()
     gc.enable()
 

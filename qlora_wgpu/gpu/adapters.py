@@ -295,8 +295,7 @@ def _usable_apis() -> tuple[str, ...]:
     if not wanted:
         return every
     if wanted not in every:
-        known = " or ".join(every)
-        raise DeviceError(f"{API_VARIABLE} must be {known} on this system, got {wanted!r}")
+        raise DeviceError(f"{API_VARIABLE} must be {' or '.join(every)} here, got {wanted!r}")
     return (wanted,)
 
 

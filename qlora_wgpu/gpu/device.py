@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -285,17 +286,18 @@ class Device(Transfers):
         return bool(self.gpu.info["backend_type"] == "Metal")
 
     def _usual_timeout(self) -> float:
-        if self.is_cpu:
-            return math.inf
-        return _METAL_TIMEOUT if self._is_metal else _TIMEOUT
+        return math.inf if self.is_cpu else _METAL_TIMEOUT if self._is_metal else _TIMEOUT
 
     def submit(self, *commands: Any) -> None:
         """Submits command buffers; waits for all of them now and then on Metal."""
         super().submit(*commands)
         self._submits += 1
         if self._is_metal and self._submits % _SUBMITS_AT_ONCE == 0:
-            with self.memory.uncounted():  # wgpu-py 0.32 has no other way to wait that works
-                self.read(self.buffer(4, "wait"), 4)
+            self.read(self._marker, 4)  # wgpu-py 0.32 has no other way to wait that works
+
+    @cached_property
+    def _marker(self) -> Any:  # which is in no budget
+        return self.raw.create_buffer(size=4, usage=self.backend.module.BufferUsage.COPY_SRC)
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:

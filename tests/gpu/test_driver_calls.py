@@ -81,6 +81,7 @@ def test_little_is_under_way_on_metal_where_a_wait_may_never_end(
     monkeypatch, api, kind, seconds, waits
 ):
     own, read, waited = Device(), Device.read, []
+    own.budget = own.memory.total  # of which waiting takes nothing
     monkeypatch.setattr(Device, "read", lambda *args: waited.append(args) or read(*args))
     info = {**own.gpu.info, "adapter_type": kind, "backend_type": api}
     monkeypatch.setattr(own, "gpu", SimpleNamespace(info=info))
