@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-# Shaders of tests are compiled with all checks; devices read this when they are opened.
-os.environ.setdefault("QLORA_WGPU_CHECKS", "1")
 # Kernels are held to their references by tests of their own, not by every run that a test begins.
 os.environ.setdefault("QLORA_WGPU_VERIFY_DRIVER", "0")
 # References are small: a second thread, of each of pytest's processes, only waits for them.

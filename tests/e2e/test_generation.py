@@ -34,6 +34,8 @@ WRONG = (
     {"repetition_penalty": 1e-300},
 )
 BY_LENGTH = {"llama-dynamic", "phi3-longrope", "phi3-shortrope"}
+# The plain case of a family, or the first of its others.
+OF_EACH_FAMILY = {case.partition("-")[0]: case for case in sorted(FORWARDS, reverse=True)}
 
 
 def opened(case, path, device, dtype="float32", scheme="none"):
@@ -48,6 +50,7 @@ def opened(case, path, device, dtype="float32", scheme="none"):
     return model
 
 
+@pytest.mark.cover(case=[*OF_EACH_FAMILY.values(), *sorted(BY_LENGTH)])
 @pytest.mark.parametrize("case", [*FORWARDS, "llama-yarn", *sorted(BY_LENGTH)])
 def test_every_family(device, tmp_path, case):
     model = opened(case, tmp_path, device)

@@ -18,6 +18,7 @@ from qlora_wgpu.families.family import find_family, known_families
 
 RECORDED = np.load(Path(__file__).with_name("config_keys.npz"))
 TRIALS = json.loads(str(RECORDED["trials"]))
+SHARES = 8
 
 
 def last_logits(config, ids):
@@ -28,13 +29,13 @@ def last_logits(config, ids):
 
 @pytest.mark.slow
 @pytest.mark.cover("values")
-@pytest.mark.parametrize("share", range(4))
+@pytest.mark.parametrize("share", range(SHARES))
 @pytest.mark.parametrize("model_type", known_families())
 def test_keys_mean_what_they_do_in_transformers(model_type, share):
     ids = samples((20,))[0]
     trials = [(i, changes) for i, (kind, changes) in enumerate(TRIALS) if kind == model_type]
     assert len(trials) > 20
-    for index, changes in trials[share::4]:
+    for index, changes in trials[share::SHARES]:
         expected = RECORDED["logits"][index]
         got = last_logits(changed(model_type, changes), ids)
         scale = np.abs(expected).max()  # of a dozen of the logits that agree to 1e-5 in all

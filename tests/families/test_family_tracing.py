@@ -22,7 +22,7 @@ PROFILES = {
 
 
 @pytest.mark.slow
-@pytest.mark.cover("values")
+@pytest.mark.cover("values", family=list(CONFIGS)[1::2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("family", CONFIGS)

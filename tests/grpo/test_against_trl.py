@@ -73,6 +73,7 @@ def test_the_product_of_losses(opened, loss_type, beta, num_iterations, scale_re
     check(opened, named(loss_type, beta, num_iterations, scale_rewards))
 
 
+@pytest.mark.cover(case=list(DRAWN)[::2])
 @pytest.mark.parametrize("case", DRAWN)
 def test_pairs_of_other_settings(opened, case):
     check(opened, case)

@@ -33,6 +33,7 @@ def test_a_forward_pass_launches_what_is_recorded(family):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(family=list(CONFIGS)[::2])
 @pytest.mark.parametrize(("family", "profile"), list(zip(CONFIGS, cycle(PROFILES), strict=False)))
 def test_a_checkpointed_step_and_its_texts_launch_what_is_recorded(family, profile):
     own = combined(digests_of(family, profile, [SHORT]))

@@ -41,12 +41,14 @@ def compare(device, chunk, groups, profile="gpu"):
     assert_formula(bench, op, formula, inputs, a_log, d, exact=False, sums=2e-5)
 
 
+@pytest.mark.cover(chunk=[32], profile=["texture"])
 @pytest.mark.parametrize("profile", ["gpu", "texture"])
 @pytest.mark.parametrize("chunk", [16, 32])
 def test_packed_samples_in_smaller_chunks(device, chunk, profile):
     compare(device, chunk, groups=2, profile=profile)
 
 
+@pytest.mark.cover(together=[2, 4])
 @pytest.mark.parametrize("profile", ["gpu", "texture"])
 @pytest.mark.parametrize(("together", "groups"), [(1, 2), (2, 2), (4, 1)])
 def test_heads_in_blocks(device, monkeypatch, together, groups, profile):

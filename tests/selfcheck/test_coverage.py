@@ -67,7 +67,7 @@ def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
 
 @pytest.mark.parametrize("share", range(4))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.cover("values", name=KINDS)
+@pytest.mark.cover("values", name=["own", "matrix units"], share=[1, 2])
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_is_checked(device, name, dtype, share, traced):
     profile = PROFILES[name] or device.profile
