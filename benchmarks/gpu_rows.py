@@ -20,12 +20,12 @@ class Rows:
 
     A row is noted before it is measured. One that never ends, since it hangs or takes its process
     along, is tried once more and then left. A process whose row hangs is ended, and its stack told,
-    where the environment says after how long.
+    where the environment says after how long; not where a script minds that itself.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, minded: bool = False) -> None:
         self._path = path
-        self._seconds = float(os.environ.get(SECONDS) or 0)
+        self._seconds = 0.0 if minded else float(os.environ.get(SECONDS) or 0)
         self._begun: Counter[str] = Counter()
         self._done: set[str] = set()
         for row in read_rows(path, begun=True):
@@ -33,6 +33,10 @@ class Rows:
                 self._begun[row["key"]] += 1
             else:
                 self._done.add(row["key"])
+
+    def lack(self, key: str) -> bool:
+        """Whether a row is still to be measured."""
+        return key not in self._done
 
     def measure(self, key: str, function: Callable[[], dict[str, Any]]) -> None:
         """Adds what a function returns, or why it does not."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import rival_tables
 from gpu_rows import read_rows
 
 _WARM_UP = 2
@@ -35,6 +36,8 @@ def summary(folder: Path) -> Figures:
         "others": {n: _others(folder, n, ceilings) for n in _named(state, "others-")},
         "steps": {n: _step(folder, n, state) for n in _named(state, "bench-")},
         "peers": {n: _peer(folder, n, state) for n in _named(state, "peft-")},
+        "rivals": {n: _rivals(folder, n) for n in _named(state, "rivals-")},
+        "generation": _generation(folder, state),
         "losses": {n: _json(folder / f"{n}.json").get("losses") for n in _named(state, "losses-")},
         "tests": {n: _tests(folder / f"{n}.log") for n in _named(state, "tests-")},
     }
@@ -193,6 +196,32 @@ def _peer(folder: Path, name: str, state: Figures) -> Figures:
         "loss": found["losses"][-1],
         "versions": found["versions"],
     }
+
+
+def _rivals(folder: Path, name: str) -> Figures:
+    return rival_tables.tables(read_rows(folder / f"{name}.jsonl"))
+
+
+def _generation(folder: Path, state: Figures) -> Figures:
+    """New tokens a second by shape and number of texts, ours and transformers'."""
+    table: dict[str, dict[str, Figures]] = {}
+    for name in _named(state, "others-"):
+        shape, _, rest = name.removeprefix("others-").partition("-texts")
+        for row in read_rows(folder / f"{name}.jsonl") if rest else ():
+            if row["key"].startswith("texts ") and "failed" not in row:
+                texts = row["key"].removeprefix("texts ")
+                own = table.setdefault(shape, {}).setdefault(texts, {})
+                own[f"ours {rest.rsplit('-', 1)[1]}"] = row["tokens_per_second"]
+    for name in _named(state, "generation-"):
+        shape = name.removeprefix("generation-")
+        for texts, row in _json(folder / f"{name}.json").items():
+            own = table.setdefault(shape, {}).setdefault(texts, {})
+            own["transformers"] = row["tokens_per_second"]
+    for own in (own for texts in table.values() for own in texts.values()):
+        ours = max((rate for who, rate in own.items() if who != "transformers"), default=None)
+        if ours and own.get("transformers"):
+            own["ratio"] = ours / own["transformers"]
+    return table
 
 
 def _tests(log: Path) -> Figures:

@@ -1,4 +1,4 @@
-"""What the driver says of a card while something runs: clocks, power, memory."""
+"""What the driver says of a card while something runs: clocks, power, memory; and of a process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "memory.used")
 _PATIENCE = 5.0  # seconds
+_PAUSE = 0.02  # between two looks at a process's memory
 
 
 class Watch:
@@ -69,3 +72,47 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:  # [N/A]
         return None
+
+
+@contextmanager
+def watch_process(pid: int) -> Iterator[dict[str, Any]]:
+    """Yields what gets the most memory that the driver gave a process, and all together.
+
+    It stays empty without NVML (the package nvidia-ml-py), and without the process's part where
+    the driver does not know processes by this system's ids.
+    """
+    found: dict[str, Any] = {}
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    except Exception:
+        yield found
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_PAUSE):
+            try:
+                own = [
+                    p.usedGpuMemory or 0
+                    for each in (pynvml.nvmlDeviceGetComputeRunningProcesses,
+                                 pynvml.nvmlDeviceGetGraphicsRunningProcesses)
+                    for p in each(card) if p.pid == pid
+                ]  # fmt: skip
+                used = {"card_mib": pynvml.nvmlDeviceGetMemoryInfo(card).used}
+            except pynvml.NVMLError:
+                return
+            if own:
+                used["driver_mib"] = max(own)
+            for name, value in used.items():
+                found[name] = max(found.get(name, 0.0), value / 2**20)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join(_PATIENCE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import rival_tables
 from gpu_summary import Figures, summary
 
 _FULL_CLOCK = 0.95  # of the highest that was seen
@@ -19,7 +20,7 @@ _MOST_LOSS, _FAR_LOSS = 20.0, 0.01  # of random weights; between bfloat16 and fl
 def written(figures: Figures) -> str:
     lines: list[str] = []
     for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
-                 _step_lines, _other_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
+                 _step_lines, _rival_lines, _generation_lines, _other_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
         lines += part(figures)
     return "\n".join(lines) + "\n"
 
@@ -123,6 +124,24 @@ def _step_lines(figures: Figures) -> list[str]:
     return lines
 
 
+def _rival_lines(figures: Figures) -> list[str]:
+    return [
+        line for name, works in figures["rivals"].items() if works
+        for line in rival_tables.lines(name, works)
+    ]  # fmt: skip
+
+
+def _generation_lines(figures: Figures) -> list[str]:
+    """Beside rows of the same in full, which have bytes, too."""
+    lines = ["== new tokens/s"] if figures["generation"] else []
+    for shape, table in figures["generation"].items():
+        for texts, own in table.items():
+            shown = [f"{who} {rate:,.0f}" for who, rate in own.items() if who != "ratio"]
+            ratio = [f"ours / transformers {own['ratio']:.2f}"] if "ratio" in own else []
+            lines.append(f"{shape}, {texts} at a time: {', '.join([*shown, *ratio])}")
+    return lines
+
+
 def _gap(milliseconds: float | None) -> str:
     if milliseconds is None:
         return "no kernel timed"
@@ -201,12 +220,15 @@ def _wrong(figures: Figures) -> list[str]:
     for name, step in {**figures["steps"], **figures["peers"]}.items():
         if step and not step["loss"] < _MOST_LOSS:  # NaN, too
             lines.append(f"WRONG {name}: its loss is {step['loss']}")
+    lines += [line for name, works in figures["rivals"].items()
+              for line in rival_tables.apart(name, works)]  # fmt: skip
     return [*lines, *_apart(figures["losses"])] or ["nothing failed"]
 
 
 def _failed_rows(figures: Figures) -> dict[str, list[tuple[str, str]]]:
     """What failed within parts that went on, by part: keys and why."""
     found = {name: list(layer["failed"].items()) for name, layer in figures["layers"].items()}
+    found |= {name: rival_tables.failed(works) for name, works in figures["rivals"].items()}
     rows = {name: list(others.values()) for name, others in figures["others"].items()}
     for name, own in {**rows, **figures["attention"]}.items():
         found[name] = [(row["key"], row["failed"]) for row in own if "failed" in row]
@@ -247,7 +269,9 @@ def _results(figures: Figures) -> list[str]:
             )
     for name, pair in figures["ratios"].items():
         lines.append(f"ours / PEFT, {name}: {pair}")
-    return lines
+    for name, works in figures["rivals"].items():
+        lines += rival_tables.short(name, works)
+    return [*lines, *_generation_lines(figures)[1:]]
 
 
 def _left(figures: Figures) -> list[str]:

@@ -57,7 +57,9 @@ def write_random_model(folder: Path, config: dict[str, Any], quant: QuantConfig 
 
     folder.mkdir(parents=True, exist_ok=True)
     if quant is not None:
-        config = {**config, "quantization_config": quantization_config(quant.double_quant, [])}
+        # Named, or transformers takes a tied head for a quantized layer, too.
+        skipped = quantization_config(quant.double_quant, ["lm_head"])
+        config = {**config, "quantization_config": skipped}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     write_stream(folder / "model.safetensors", entries, data)
 
