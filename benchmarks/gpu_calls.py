@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from shapes import config_of
 HERE = Path(__file__).parent
 _SHARDS = 4  # processes that check a backend's kernels at once
 _OWN = ("--variant", "own", "--dtype", "bfloat16", "--fewest")  # what a run's kernels execute
+_AT_ONCE = ("peft", "peft-graphs", "unsloth")  # rivals that begin without compiling for a minute
+_TURNS_SECONDS = 275  # of a part whose turns go on where the last call ended them
 BACKENDS = ("dawn", "wgpu")  # the faster one first
 
 
@@ -42,6 +44,9 @@ class Sizes:
             end; they are not begun with fewer left. Of the large shape it is twice that.
         software: Whether processors and software GPUs are measured, too.
         row_seconds: After how many a measurement counts as hung; 0 for never.
+        works: Rows and tokens of steps beside rivals', as gpu_rivals.py takes them.
+        compiled: The same of those whose rivals compile first, which takes a minute each.
+        turns: Rounds of them, the steps of a turn, and seconds that those before them take.
     """
 
     small: str = "llama-3.2-1b"
@@ -59,10 +64,13 @@ class Sizes:
     checks: tuple[str, ...] = ()
     steps: int = 20
     states: tuple[int, ...] = (1024, 3584, 24, 8, 2, 248_320, 256, 128, 16)
-    texts: tuple[int, ...] = (1, 4, 16)
+    texts: tuple[int, ...] = (1, 8, 64)
     least: float = 40.0
     software: bool = False
     row_seconds: float = 60.0
+    works: tuple[str, ...] = ("1x1024", "4x1024", "2x2048p")
+    compiled: tuple[str, ...] = ("1x1024", "4x1024", "2x2048p")
+    turns: tuple[int, int, float] = (3, 10, 1.0)
 
 
 SMALL = Sizes(
@@ -82,6 +90,9 @@ SMALL = Sizes(
     15.0,
     True,
     0.0,
+    ("1x64", "2x64p"),
+    ("1x64",),
+    (2, 3, 0.0),
 )
 
 
@@ -129,7 +140,7 @@ class Calls:
         self._backends = [name for name in self._backends if name in backends]
 
     def _first(self) -> Iterator[Part]:
-        """Whether it runs right and how fast beside PEFT; then what could be mended."""
+        """Whether it runs right and how fast beside rivals; then what could be mended."""
         sizes, (best, *others) = self._sizes, self._backends
         yield Part("doctor", [sys.executable, "-m", "qlora_wgpu", "doctor"], 60, 5, together="own")
         for backend in self._backends:
@@ -137,7 +148,7 @@ class Calls:
         yield self._torch()
         for shape in (sizes.small, sizes.large):
             yield self._bench(shape, sizes.seq, best)
-            yield self._peer(shape, sizes.seq)
+            yield self._rivals(shape, best)
             yield self._layers(shape, sizes.seq, best)
         yield self._attention(best)
         yield self._losses("peft", self._peft_step)
@@ -155,13 +166,17 @@ class Calls:
         sizes, best = self._sizes, self._backends[0]
         yield self._bench(sizes.small, sizes.seq, best, "--tune")
         yield self._bench(sizes.large, sizes.seq, best, "--tune", seconds=240)
-        yield self._peer(sizes.small, sizes.seq, "--batch", "4")
+        yield self._others(sizes.small, best, "texts")
+        yield self._generation(sizes.small)
+        yield self._rivals(sizes.small, best, compiled=True)
         yield self._bench(sizes.small, sizes.seq, best, "--batch", "4")
         yield self._peer(sizes.large, sizes.long, "--checkpointing")
         yield self._bench(sizes.large, sizes.long, best, "--checkpointing", seconds=240)
-        for kinds in (("texts", "dpo"), ("budget",)):
-            yield self._others(sizes.small, best, *kinds)
+        for kind in ("dpo", "budget"):
+            yield self._others(sizes.small, best, kind)
         yield self._others(sizes.large, best, "texts")
+        yield self._generation(sizes.large)
+        yield self._rivals(sizes.large, best, compiled=True)
         yield self._with_states(best)
         yield self._peer(sizes.beside, sizes.seq)
         yield self._bench(sizes.beside, sizes.seq, best)
@@ -259,15 +274,40 @@ class Calls:
         least = self._least(shape)
         return Part(name, command, seconds, least, environment, needs=f"device-{backend}")
 
+    def _config(self, shape: str) -> str:
+        """A config.json, of which peers make random weights."""
+        file = self._models / f"{shape}.json"
+        file.write_text(json.dumps(config_of(shape)), encoding="utf-8")
+        return str(file.resolve())
+
     def _peer(self, shape: str, seq: int, *options: str) -> Part:
         own = "".join(option.replace("--", "-") for option in options)
-        config = self._models / f"{shape}.json"
-        config.write_text(json.dumps(config_of(shape)), encoding="utf-8")
-        command = [*self._peft_step, str(config.resolve())]
+        command = [*self._peft_step, self._config(shape)]
         command += ["--seq", str(seq), "--compute", "bfloat16", "--json", "{out}.json"]
         command += ["--steps", str(self._sizes.steps + 2), *options]
         least = self._least(shape)
         return Part(f"peft-{shape}-{seq}{own}", command, 180, least, needs="torch")
+
+    def _rivals(self, shape: str, backend: str, *, compiled: bool = False) -> Part:
+        """Steps in turns; torch.compile's are a part of their own, since they begin late."""
+        sizes, (rounds, steps, busy) = self._sizes, self._sizes.turns
+        name = f"rivals-{shape}{'-compiled' if compiled else ''}-{backend}"
+        rivals = ("peft-compile", "peft-compile-graphs") if compiled else _AT_ONCE
+        folder = str((self._models / f"{shape}-nf4").resolve())
+        options = ["--peft", self._peft, "--folder", folder, "--only", *rivals]
+        options += ["--works", *(sizes.compiled if compiled else sizes.works)]
+        options += ["--rounds", str(rounds), "--steps", str(steps), "--busy", str(busy)]
+        part = self._script("rivals", name, backend, shape, *options, seconds=_TURNS_SECONDS)
+        return replace(part, least=self._least(shape))
+
+    def _generation(self, shape: str) -> Part:
+        """New tokens of transformers, beside those of gpu_others.py."""
+        script = str(HERE / "peers" / "transformers_generate.py")
+        command = [self._peft, script, self._config(shape)]
+        command += ["--batch", *map(str, self._sizes.texts), "--compute", "bfloat16"]
+        command += ["--device", "cpu" if self._sizes.software else "cuda"]
+        command += ["--repeats", "3", "--json", "{out}.json"]
+        return Part(f"generation-{shape}", command, 150, self._least(shape), needs="torch")
 
     def _losses(self, name: str, step: list[str]) -> Part:
         """First losses on the weights that all others read, too; the peer's are exact ones."""

@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--texts", type=int, nargs="*", default=[1, 4, 16])
+    parser.add_argument("--texts", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     args = parser.parse_args()
     shape, rows = find_shape(args.shape), Rows(Path(f"{args.out}.jsonl"))

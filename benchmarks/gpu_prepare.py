@@ -1,14 +1,17 @@
 """Gathers what a GPU machine without a network needs for benchmarks/gpu.py, in one folder.
 
 usage: python benchmarks/gpu_prepare.py FOLDER [--python 3.12] [--cuda 130] [--there FILE]
-           [--debs] [--mib 64]
+           [--debs] [--unsloth] [--mib 64]
 
 Run it in the repository's root, with a network, and pip and build in this Python. FOLDER gets
 wheels: this project, built now; wgpu and wgpudawn; peft; bitsandbytes with the library of one CUDA
 version (130: what torch 2.11 is built for) alone, which takes 4 MiB instead of 60; and what they
 need that the machine lacks. FILE lists what it has, a package a line, as pip freeze does; torch,
 transformers and NumPy are taken to be there in any case. With --debs the Vulkan loader comes along,
-by apt-get. What to run there is printed, and kept in FOLDER/RUN.txt.
+by apt-get. With --unsloth Unsloth does, too, without its application (2 of 27 MiB), and what
+training imports of what it needs: not xformers, torchao, cut-cross-entropy or diffusers, without
+which it takes torch's attention and its own loss. What to run there is printed, and kept in
+FOLDER/RUN.txt.
 """
 
 from __future__ import annotations
@@ -22,11 +25,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("wgpu", "wgpudawn", "pytest", "pytest-xdist", "psutil")
 BESIDE_TORCH = ("peft", "bitsandbytes", "accelerate")  # what they need is with torch
+UNSLOTH = ("unsloth", "unsloth_zoo")
+# What they import at once, by who names the versions.
+UNSLOTH_NEEDS = {"unsloth_zoo": ("trl", "datasets"), "datasets": ("dill", "multiprocess")}
 # Packages of the machine's own, however it names their versions.
 THERE = ("torch", "transformers", "numpy")
 DEBS = ("libvulkan1", "libegl1", "libglvnd0", "libopengl0", "libgl1", "libglx0", "libgles2")
@@ -105,21 +112,55 @@ def lacking(own: Path, python: str, there: set[str]) -> list[str]:
     return [each for each in pinned if not each.startswith("qlora-wgpu==")] + beside
 
 
-def keep_one_cuda(wheel: Path, cuda: str) -> Path:
-    """Leaves a wheel of bitsandbytes the CUDA library of one version, and its record right."""
-    slim = wheel.with_name(wheel.name + ".slim")
+def requirements(wheel: Path, names: tuple[str, ...]) -> list[str]:
+    """What a wheel asks of some packages, with versions."""
+    with zipfile.ZipFile(wheel) as packed:
+        file = next(name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = packed.read(file).decode().splitlines()
+    asked = []
+    for line in (line for line in lines if line.startswith("Requires-Dist:")):
+        text, _, condition = line.removeprefix("Requires-Dist:").partition(";")
+        if "extra" not in condition and normal(re.split(r"[^\w.-]", text.strip())[0]) in names:
+            asked.append("".join(text.split()))
+    return asked
+
+
+def gather_unsloth(folder: Path, python: str, there: set[str]) -> None:
+    """Unsloth and what the machine lacks for it, in the versions that it takes."""
+
+    def download(wanted: list[str]) -> None:
+        if wanted:
+            pip("download", "-q", "--no-deps", "-d", str(folder), *target(python), *wanted)
+
+    download(list(UNSLOTH))
+    for name, needs in UNSLOTH_NEEDS.items():
+        for wheel in folder.glob(f"{name}-*.whl"):
+            download(requirements(wheel, tuple(need for need in needs if need not in there)))
+    for wheel in folder.glob("unsloth-*.whl"):
+        thin(wheel, lambda name: name.startswith(("unsloth/", "unsloth-")))
+
+
+def keep_one_cuda(wheel: Path, cuda: str) -> None:
+    """Leaves a wheel of bitsandbytes the CUDA library of one version."""
     library = f"libbitsandbytes_cuda{cuda}.so"
+    names = zipfile.ZipFile(wheel).namelist()
+    if not any(name.endswith(library) for name in names):
+        has = sorted(re.findall(r"_cuda(\d+)\.so", " ".join(names)))
+        raise SystemExit(f"{wheel.name} has no CUDA {cuda}, only {', '.join(has)}: give --cuda")
+    left = (library, "_cpu.so")
+    thin(wheel, lambda name: not name.endswith((".so", ".dll")) or name.endswith(left))
+
+
+def thin(wheel: Path, keep: Callable[[str], bool]) -> None:
+    """Leaves a wheel some of its files, and its record right."""
+    slim = wheel.with_name(wheel.name + ".slim")
     record, lines = "", []
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as new:
-        names = old.namelist()
-        if not any(name.endswith(library) for name in names):
-            has = sorted(re.findall(r"_cuda(\d+)\.so", " ".join(names)))
-            raise SystemExit(f"{wheel.name} has no CUDA {cuda}, only {', '.join(has)}: give --cuda")
-        for name in names:
+        for name in old.namelist():
             if name.endswith(".dist-info/RECORD"):
                 record = name
                 continue
-            if name.endswith((".so", ".dll")) and not name.endswith((library, "_cpu.so")):
+            if not keep(name):
                 continue
             data = old.read(name)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -127,7 +168,6 @@ def keep_one_cuda(wheel: Path, cuda: str) -> Path:
             new.writestr(old.getinfo(name), data, zipfile.ZIP_DEFLATED)
         new.writestr(record, "\n".join([*lines, f"{record},,", ""]))
     slim.replace(wheel)
-    return wheel
 
 
 def main() -> None:
@@ -137,6 +177,7 @@ def main() -> None:
     parser.add_argument("--cuda", default="130")
     parser.add_argument("--there", type=Path)
     parser.add_argument("--debs", action="store_true")
+    parser.add_argument("--unsloth", action="store_true")
     parser.add_argument("--mib", type=float, default=64.0, help="the most that may be carried")
     args = parser.parse_args()
     folder = args.folder
@@ -144,10 +185,13 @@ def main() -> None:
     for old in (*folder.glob("*.whl"), *folder.glob("*.deb")):
         old.unlink()
     own = build_own(folder)
-    wanted = lacking(own, args.python, present(args.there))
+    there = present(args.there)
+    wanted = lacking(own, args.python, there)
     pip("download", "-q", "--no-deps", "-d", str(folder), *target(args.python), *wanted)
     for wheel in folder.glob("bitsandbytes-*.whl"):
         keep_one_cuda(wheel, args.cuda)
+    if args.unsloth:
+        gather_unsloth(folder, args.python, there)
     if args.debs:
         subprocess.run(["apt-get", "download", *DEBS], cwd=folder, check=True)
     (folder / "setup.sh").write_text(SETUP.format(folder=folder), encoding="utf-8")

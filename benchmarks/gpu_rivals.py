@@ -31,7 +31,7 @@ from qlora_wgpu.bench.workload import SHAPES, config_of
 from qlora_wgpu.config import QuantConfig
 
 sys.path.append(str(PEERS))
-from turns import Work  # noqa: E402
+from turns import Work
 
 OURS = "ours"
 RIVALS = {
@@ -71,22 +71,23 @@ def measured(
     rows: Rows, works: Sequence[Work], rounds: int, commands: Mapping[str, Sequence[str]],
     asked: Mapping[str, Any], patience: float,
 ) -> None:  # fmt: skip
-    """All turns that are still to come; the first to move changes with every round."""
-    names = list(commands)
+    """All turns that are still to come, of one adapter's rank after the other."""
     for rank in dict.fromkeys(work.rank for work in works):
         team = Team(commands, {**asked, "rank": rank}, patience, watch_process)
         for work in (each for each in works if each.rank == rank):
-            left = [(t, n) for t in range(rounds) for n in _rotated(names, t)
-                    if rows.lack(key_of(work, t, n))]  # fmt: skip
-            about = team.load(list(dict.fromkeys(name for _, name in left)))
-            for name, values in about.items():
-                rows.measure(f"about, {rank}, {name}", lambda values=values: values)
-            for turn, name in left:
-                rows.measure(
-                    key_of(work, turn, name),
-                    lambda name=name, work=work: team.turn(name, asdict(work)),
-                )
+            _measure(rows, work, rounds, list(commands), team)
         team.end()
+
+
+def _measure(rows: Rows, work: Work, rounds: int, names: Sequence[str], team: Team) -> None:
+    """One work; who begins changes with every round."""
+    order = [(turn, name) for turn in range(rounds) for name in _rotated(names, turn)]
+    left = [(turn, name) for turn, name in order if rows.lack(key_of(work, turn, name))]
+    about = team.load(list(dict.fromkeys(name for _, name in left)))
+    for name, values in about.items():
+        rows.measure(f"about, {work.rank}, {name}", lambda values=values: values)
+    for turn, name in left:
+        rows.measure(key_of(work, turn, name), lambda name=name: team.turn(name, asdict(work)))
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:

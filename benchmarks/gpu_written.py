@@ -20,7 +20,8 @@ _MOST_LOSS, _FAR_LOSS = 20.0, 0.01  # of random weights; between bfloat16 and fl
 def written(figures: Figures) -> str:
     lines: list[str] = []
     for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
-                 _step_lines, _rival_lines, _generation_lines, _other_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
+                 _step_lines, _rival_lines, _generation_lines, _other_lines, _loss_lines,
+                 _test_lines, _part_lines):  # fmt: skip
         lines += part(figures)
     return "\n".join(lines) + "\n"
 

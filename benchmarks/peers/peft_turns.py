@@ -34,6 +34,7 @@ def main() -> None:
             compute="bfloat16", device=device, checkpointing=False,
         )  # fmt: skip
         model = load(args)
+        model.config.use_cache = False  # with a cache, transformers tells no packed samples apart
         register_causal()
         if options.compile:
             model.compile(dynamic=False)

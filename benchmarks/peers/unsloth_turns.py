@@ -45,6 +45,7 @@ def loaded(asked: Answer) -> tuple[Answer, Turn]:
         model, r=asked["rank"], lora_alpha=2 * asked["rank"], target_modules=MODULES,
         lora_dropout=0.0, bias="none", use_gradient_checkpointing=False, random_state=1,
     )  # fmt: skip
+    model.config.use_cache = False
     FastLanguageModel.for_training(model, use_gradient_checkpointing=False)
     from torch_turns import TorchTurns
 

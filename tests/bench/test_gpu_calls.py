@@ -105,17 +105,23 @@ def test_a_software_gpu_is_not_measured_as_a_card(scripts, tmp_path):
     assert set(to_try.opened(session)) == {"dawn", "wgpu"}
 
 
-def test_speed_beside_peft_comes_right_after_the_check_of_own_kernels(scripts, tmp_path):
+def test_speed_beside_rivals_comes_right_after_the_check_of_own_kernels(scripts, tmp_path):
     session = SimpleNamespace(folder=tmp_path)
     calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
     names = [part.name for part in calls.parts(1)]
     assert names[:11] == [
         "doctor", "own-dawn", "own-wgpu", "torch", "bench-llama-3.2-1b-1024-dawn",
-        "peft-llama-3.2-1b-1024", "layers-llama-3.2-1b-1024-dawn", "bench-llama-3.1-8b-1024-dawn",
-        "peft-llama-3.1-8b-1024", "layers-llama-3.1-8b-1024-dawn", "attention-dawn",
+        "rivals-llama-3.2-1b-dawn", "layers-llama-3.2-1b-1024-dawn", "bench-llama-3.1-8b-1024-dawn",
+        "rivals-llama-3.1-8b-dawn", "layers-llama-3.1-8b-1024-dawn", "attention-dawn",
     ]  # fmt: skip
-    peers = [p for call in (1, 2, 3) for p in calls.parts(call) if "peft" in p.name]
-    assert {part.needs for part in peers} == {"torch"}
+    parts = [part for call in (1, 2, 3) for part in calls.parts(call)]
+    peers = [part for part in parts if part.name.startswith(("peft", "generation"))]
+    assert {part.needs for part in peers} == {"torch"} and len(peers) == 4
+    for shape in ("llama-3.2-1b", "llama-3.1-8b"):
+        last = [part for part in parts if part.name == f"rivals-{shape}-compiled-dawn"]
+        assert len(last) == 1 and "peft-compile-graphs" in last[0].command and last[0].rows
+    texts = [part.command for part in parts if part.name.endswith("-texts-dawn")]
+    assert [c[c.index("--texts") + 1 :][:3] for c in texts] == [["1", "8", "64"]] * 2
 
 
 @pytest.mark.full
