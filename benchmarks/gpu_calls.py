@@ -305,8 +305,9 @@ class Calls:
         script = str(HERE / "peers" / "transformers_generate.py")
         command = [self._peft, script, self._config(shape)]
         command += ["--batch", *map(str, self._sizes.texts), "--compute", "bfloat16"]
-        command += ["--device", "cpu" if self._sizes.software else "cuda"]
-        command += ["--repeats", "3", "--json", "{out}.json"]
+        software = ["--device", "cpu", "--tokens", "4"]
+        command += software if self._sizes.software else ["--device", "cuda"]
+        command += ["--repeats", str(self._sizes.turns[0]), "--json", "{out}.json"]
         return Part(f"generation-{shape}", command, 150, self._least(shape), needs="torch")
 
     def _losses(self, name: str, step: list[str]) -> Part:
