@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 _SHARDS = 4  # processes that check a backend's kernels at once
 _OWN = ("--variant", "own", "--dtype", "bfloat16", "--fewest")  # what a run's kernels execute
 _AT_ONCE = ("peft", "peft-graphs", "unsloth")  # rivals that begin without compiling for a minute
+_PATIENCE, _COMPILING = 150, 260  # seconds in which a participant has its turn, or is ended
 _TURNS_SECONDS = 275  # of a part whose turns go on where the last call ended them
 BACKENDS = ("dawn", "wgpu")  # the faster one first
 
@@ -296,6 +297,7 @@ class Calls:
         folder = str((self._models / f"{shape}-nf4").resolve())
         options = ["--peft", self._peft, "--folder", folder, "--only", *rivals]
         options += ["--works", *(sizes.compiled if compiled else sizes.works)]
+        options += ["--patience", str(_COMPILING if compiled else _PATIENCE)]
         options += ["--rounds", str(rounds), "--steps", str(steps), "--busy", str(busy)]
         part = self._script("rivals", name, backend, shape, *options, seconds=_TURNS_SECONDS)
         return replace(part, least=self._least(shape))

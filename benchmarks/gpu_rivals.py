@@ -19,6 +19,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ def _measure(rows: Rows, work: Work, rounds: int, names: Sequence[str], team: Te
     left = [(turn, name) for turn, name in order if rows.lack(key_of(work, turn, name))]
     about = team.load(list(dict.fromkeys(name for _, name in left)))
     for name, values in about.items():
-        rows.measure(f"about, {work.rank}, {name}", lambda values=values: values)
+        rows.measure(f"about, {work.rank}, {name}", partial(dict, values))
     for turn, name in left:
-        rows.measure(key_of(work, turn, name), lambda name=name: team.turn(name, asdict(work)))
+        rows.measure(key_of(work, turn, name), partial(team.turn, name, asdict(work)))
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:

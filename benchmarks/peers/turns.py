@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,5 +140,4 @@ def serve(load: Callable[[Answer], tuple[Answer, Turn]]) -> None:
 
     if answer(loaded):
         for line in sys.stdin:
-            work = Work(**json.loads(line))
-            answer(lambda work=work: turns[0](work))  # type: ignore[misc]
+            answer(partial(turns[0], Work(**json.loads(line))))
