@@ -307,7 +307,8 @@ class Calls:
         script = str(HERE / "peers" / "transformers_generate.py")
         command = [self._peft, script, self._config(shape)]
         command += ["--batch", *map(str, self._sizes.texts), "--compute", "bfloat16"]
-        software = ["--device", "cpu", "--tokens", "4"]
+        # In NF4 bitsandbytes takes not every size on a processor.
+        software = ["--device", "cpu", "--tokens", "4", "--quant", "none"]
         command += software if self._sizes.software else ["--device", "cuda"]
         command += ["--repeats", str(self._sizes.turns[0]), "--json", "{out}.json"]
         return Part(f"generation-{shape}", command, 150, self._least(shape), needs="torch")
