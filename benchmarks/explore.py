@@ -1,6 +1,7 @@
 """Times products on matrix units in every way that their kernel can be written.
 
 usage: python benchmarks/explore.py OUT [--minutes 8] [--rows 1024 4096] [--small] [--count N]
+           [--registers FILE]
 
 y[m, n] = Σ_k x[m, k] · w[n, k] of f16, added up in float32, at the shapes of 1B and 8B. Ways are
 drawn in an order that any beginning of covers well, compiled in parallel, compared to the bit with
@@ -11,34 +12,28 @@ With --small, shapes are so small that a software GPU with matrix units (Mesa 26
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_rows import Rows, read_rows
+from exploring import Bench, Candidate, Explorer, arguments, explored
 
-from qlora_wgpu.bench.timing import clock_of
+from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.limits import most_invocations
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 
-SHAPES = ((2048, 2048), (8192, 2048), (2048, 8192), (4096, 4096), (14336, 4096))
-"""Columns and depth: 1B's attention, gate or up and down; 8B's attention and gate or up."""
+SHAPES = ((4096, 4096), (14336, 4096), (2048, 2048), (8192, 2048), (2048, 8192))
+"""Columns and depth: 8B's attention and gate or up; 1B's attention, gate or up and down."""
 SMALL_SHAPES = ((256, 256), (512, 512))
 BLOCK = 64  # weights of a scale
 _CODES = np.array([-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7], np.float32)
 _MOST_SUMS, _MOST_STAGED = 128, 64  # 4-byte registers of an invocation
 _FEW_WORKGROUPS = 264  # two for each core of the largest card: with fewer, sums are cut
-_BATCH = 16  # ways that are compiled at once
-_ROUNDS = 5
 
 
 # ---- Ways to write the kernel --------------------------------------------------------------------
@@ -391,165 +386,110 @@ fn main(@builtin(global_invocation_id) at: vec3<u32>) {
 # ---- Running it ----------------------------------------------------------------------------------
 
 
-class Problem:
-    """One product's operands, small integers whose sums are exact, and what it must be."""
+class Weights:
+    """w of one shape, small integers times powers of two, in all its forms."""
 
-    def __init__(self, explorer: Explorer, rows: int, columns: int, depth: int) -> None:
-        self.explorer, self.rows, self.columns, self.depth = explorer, rows, columns, depth
-        rng = np.random.default_rng(rows + columns + depth)
-        x = rng.integers(-2, 3, (rows, depth)).astype(np.float16)
-        codes = rng.integers(0, 16, (columns, depth)).astype(np.uint8)
+    def __init__(self, bench: Bench, columns: int, depth: int) -> None:
+        rng = np.random.default_rng(columns + depth)
+        codes = rng.integers(0, 16, (columns, depth), np.uint8)
         scales = 2.0 ** rng.integers(-1, 2, (columns, depth // BLOCK)).astype(np.float32)
-        w = (_CODES[codes] * np.repeat(scales, BLOCK, 1)).astype(np.float16)
-        pairs = codes[:, 0::2] | codes[:, 1::2] << 4
-        make = explorer.buffer
-        self.x, self.w, self.turned = make(x), make(w), make(np.ascontiguousarray(w.T))
-        self.codes, self.scales = make(pairs), make(scales)
-        self.expected = make(np.zeros((rows, columns), np.float32))
+        w = (_CODES[codes].reshape(columns, -1, BLOCK) * scales[..., None]).astype(np.float16)
+        w = w.reshape(columns, depth)
+        self.rows, self.turned = bench.buffer(w), bench.buffer(np.ascontiguousarray(w.T))
+        self.codes, self.scales = (
+            bench.buffer(codes[:, 0::2] | codes[:, 1::2] << 4),
+            bench.buffer(scales),
+        )
+
+
+class Product:
+    """One product's operands, and what it must be: sums that are exact."""
+
+    def __init__(
+        self, bench: Bench, unit: MatrixShape, w: Weights, rows: int, columns: int, depth: int
+    ) -> None:
+        self.bench, self.unit, self.w = bench, unit, w
+        self.rows, self.columns, self.depth = rows, columns, depth
+        self.flops = 2.0 * rows * columns * depth
+        x = np.random.default_rng(rows).integers(-2, 3, (rows, depth), np.int8).astype(np.float16)
+        make = bench.buffer
+        self.x, self.expected = make(x), make(np.zeros((rows, columns), np.float32))
         few = rows * columns <= 2048 * 4096
         self.y = make(np.full((4 if few else 1, rows, columns), np.nan, np.float32))
         self.params = make(np.array([rows, columns // 4, depth // 8, 1 << 20], np.uint32))
-        plain = explorer.bound(
-            explorer.plain, {0: self.params, 1: self.x, 2: self.w, 3: self.expected}
-        )
-        explorer.device.dispatch(explorer.plain, plain, (columns // 8, rows // 8, 1))
+        plain, self.compare = bench.compiled(PLAIN), bench.compiled(COMPARE)
+        own = {0: self.params, 1: self.x, 2: w.rows, 3: self.expected}
+        bench.device.dispatch(plain, bench.bound(plain, own), (columns // 8, rows // 8, 1))
 
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}"
-
-    def dispatch(self, way: Way, pipeline: Any) -> tuple[Any, Any, tuple[int, int, int]]:
-        own = {0: self.params, 1: self.x, 2: self.turned if way.turned else self.w, 3: self.y}
+    def dispatch(self, way: Way, pipeline: Any, *, verifies: bool) -> Dispatch:
+        own = {
+            0: self.params,
+            1: self.x,
+            2: self.w.turned if way.turned else self.w.rows,
+            3: self.y,
+        }
         if way.decodes:
-            own |= {2: self.codes, 5: self.scales}
+            own |= {2: self.w.codes, 5: self.w.scales}
         if way.adds:
             own[4] = self.expected
-        rows, columns, _ = way.tile(self.explorer.unit)
+        rows, columns, _ = way.tile(self.unit)
         tiles = (self.rows // rows) * (self.columns // columns)
-        return pipeline, self.explorer.bound(pipeline, own), (tiles, way.parts, 1)
+        return pipeline, self.bench.bound(pipeline, own), (tiles, way.parts, 1)
 
-    def wrong(self, way: Way) -> int:
-        """How many results of the last dispatch are wrong; they are NaN afterwards."""
-        device, count = self.explorer.device, self.rows * self.columns
+    def errors(self, way: Way) -> dict[str, Any]:
+        """How many results are wrong; they are NaN afterwards."""
+        device, count = self.bench.device, self.rows * self.columns
         width = 64 * min(-(-count // 64), 1024)
         values = np.array([count, way.parts, way.adds, width], np.uint32)
-        params, found = self.explorer.buffer(values), self.explorer.buffer(np.zeros(1, np.uint32))
+        params, found = self.bench.buffer(values), self.bench.buffer(np.zeros(1, np.uint32))
         own = {0: params, 1: self.y, 2: self.expected, 3: found}
-        group = self.explorer.bound(self.explorer.compare, own)
-        device.dispatch(self.explorer.compare, group, (width // 64, -(-count // width), 1))
-        return int(np.frombuffer(device.read(found, 4), np.uint32)[0])
+        group = self.bench.bound(self.compare, own)
+        device.dispatch(self.compare, group, (width // 64, -(-count // width), 1))
+        return {"wrong": int(np.frombuffer(device.read(found, 4), np.uint32)[0])}
 
 
-class Explorer:
-    """A device, and the kernels that all ways share."""
+def name_of(way: Way) -> str:
+    return f"product {' '.join(map(str, asdict(way).values()))}"
 
-    def __init__(self, device: Device) -> None:
-        shapes = device.backend.matrix_shapes(device.gpu)
-        units = [shape for shape in shapes if shape.element == "f16"]
-        if not units:
-            raise SystemExit(f"{device.name} has no matrix units for f16 through this backend")
-        self.device, self.unit = device, units[0]
-        self.limits = Limits(
-            most_invocations(device.raw.limits),
-            int(device.raw.limits["max-compute-workgroup-storage-size"]),
-        )
-        self.plain, self.compare = (self.compiled(code, 0) for code in (PLAIN, COMPARE))
 
-    def compiled(self, code: str, size: int) -> Any:
-        device = self.device
-        sized = size if "subgroup-size-control" in device.features else 0
-        module = device.backend.compile(device.raw, device.backend.dialect(code, sized), "explore")
-        return device.raw.create_compute_pipeline(
-            layout="auto", compute={"module": module, "entry_point": "main"}
-        )
+def kind_of(way: Way) -> str:
+    return "w of 4 bits" if way.decodes else "w turned" if way.turned else "w"
 
-    def of_way(self, way: Way) -> Any:
-        """Its pipeline, or why there is none."""
-        try:
-            return self.compiled(kernel(way, self.unit), self.unit.threads)
-        except Exception as err:
-            return str(err)[:300] or type(err).__name__
 
-    def buffer(self, array: np.ndarray) -> Any:
-        buffer = self.device.buffer(max(array.nbytes, 16), "explore", bound=False)
-        self.device.write(buffer, array)
-        return buffer
-
-    def bound(self, pipeline: Any, own: dict[int, Any]) -> Any:
-        entries = [
-            {"binding": index, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
-            for index, buffer in own.items()
+def candidates(
+    explorer: Explorer,
+    found: Sequence[Way],
+    heights: Sequence[int],
+    shapes: Sequence[tuple[int, int]],
+) -> list[Candidate]:
+    """All ways that fit any of the sizes; the first shape decides for each number of rows."""
+    unit = explorer.unit
+    weights = cache(partial(Weights, explorer))
+    made = cache(lambda rows, *shape: Product(explorer, unit, weights(*shape), rows, *shape))
+    every = []
+    for way in found:
+        groups = [
+            [
+                (f"{rows}x{shape[0]}x{shape[1]}", partial(made, rows, *shape))
+                for shape in shapes
+                if way.fits(unit, rows, *shape)
+            ]
+            for rows in heights
         ]
-        layout = pipeline.get_bind_group_layout(0)
-        return self.device.raw.create_bind_group(layout=layout, entries=entries)
-
-
-def measured(problem: Problem, way: Way, pipeline: Any, seconds_of: Any) -> dict[str, Any]:
-    """Whether it is right, and its least time; why not, where it cannot be compiled."""
-    about = {"shape": problem.name, "way": asdict(way)}
-    if isinstance(pipeline, str):
-        return {"failed": pipeline, **about}
-    dispatch = problem.dispatch(way, pipeline)
-    problem.explorer.device.dispatch(*dispatch)
-    wrong = problem.wrong(way)
-    best = min(seconds_of(dispatch) for _ in range(_ROUNDS))
-    flops = 2 * problem.rows * problem.columns * problem.depth
-    return {"wrong": wrong, "seconds": best, "tflops": flops / best / 1e12, **about}
-
-
-def key_of(problem: Problem, way: Way) -> str:
-    return f"{problem.name} {' '.join(map(str, asdict(way).values()))}"
-
-
-def batches(found: Sequence[Way]) -> Iterator[Sequence[Way]]:
-    for first in range(0, len(found), _BATCH):
-        yield found[first : first + _BATCH]
-
-
-def summary(path: Path) -> Iterator[str]:
-    """The ten best ways and the worst of each shape, and what is wrong."""
-    rows = [row for row in read_rows(path) if "tflops" in row]
-    for shape in dict.fromkeys(row["shape"] for row in rows):
-        own = sorted((r for r in rows if r["shape"] == shape), key=lambda r: -r["tflops"])
-        right = [row for row in own if not row["wrong"]]
-        yield f"{shape}: {len(own)} ways, {len(own) - len(right)} wrong"
-        for row in [*right[:10], *right[10:][-1:]]:
-            changed = {n: v for n, v in row["way"].items() if v != getattr(Way(), n)}
-            yield f"  {row['tflops']:8.3f} TFLOP/s  {changed or 'as today'}"
+        source = partial(kernel, way, unit)
+        every.append(Candidate(name_of(way), kind_of(way), way, source, groups))
+    return [candidate for candidate in every if any(candidate.sizes)]
 
 
 def main() -> None:
-    """Explores until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--minutes", type=float, default=8.0)
+    begin = time.monotonic()
+    parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096])
-    parser.add_argument("--small", action="store_true", help="tiny shapes, for a software GPU")
-    parser.add_argument("--count", type=int, help="try this many ways at most")
-    parser.add_argument("--backend", default="dawn")
     args = parser.parse_args()
-    end = time.monotonic() + 60 * args.minutes
     explorer = Explorer(Device(backend=args.backend))
-    path = args.out.with_suffix(".jsonl")
     shapes, heights = (SMALL_SHAPES, [256]) if args.small else (SHAPES, args.rows)
-    problems = [Problem(explorer, rows, *shape) for shape in shapes for rows in heights]
-    seconds_of = clock_of(explorer.device, problems[0].params)
-    found = ways(explorer.unit, explorer.limits)[: args.count]
-    print(f"{explorer.device.name}, {explorer.unit}: {len(found)} ways, {len(problems)} shapes")
-    rows, tried = Rows(path), 0
-    with ThreadPoolExecutor() as pool:
-        for batch in batches(found):
-            if time.monotonic() > end:
-                break
-            for way, pipeline in zip(batch, pool.map(explorer.of_way, batch), strict=True):
-                tried += 1
-                for problem in problems:
-                    if not way.fits(explorer.unit, problem.rows, problem.columns, problem.depth):
-                        continue
-                    rows.measure(
-                        key_of(problem, way), partial(measured, problem, way, pipeline, seconds_of)
-                    )
-    print("\n".join([*summary(path), f"{tried} of {len(found)} ways tried"]))
+    found = ways(explorer.unit, explorer.limits)
+    explored(args, Way(), begin, explorer, candidates(explorer, found, heights, shapes))
 
 
 if __name__ == "__main__":
