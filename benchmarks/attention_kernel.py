@@ -9,6 +9,7 @@ from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 
 HEADS, KV_HEADS = 32, 8
 HIDDEN = "-1e30"  # the score of a key that is not seen
+_LOWEST = "-1e20"  # reference of a row that has seen no key; above what is hidden
 _MOST_ROWS = 256  # of a workgroup
 _MOST_REGISTERS = 224 * 32  # of a subgroup, for matrices and loads
 _MOST_MATRICES = 256  # loads and products of a turn that are written out
@@ -229,8 +230,8 @@ def kernel(way: Way, unit: MatrixShape, head: int) -> str:
             lines.append(f"""
             let octet_{o} = lane + {o * lanes}u;
             let at_{o} = row_{i} * {score_stride}u + 2u * octet_{o};
-            var lower_{o} = SCALE * bitcast<vec4<f32>>(scores[at_{o}]);
-            var upper_{o} = SCALE * bitcast<vec4<f32>>(scores[at_{o} + 1u]);
+            var lower_{o} = bitcast<vec4<f32>>(scores[at_{o}]);
+            var upper_{o} = bitcast<vec4<f32>>(scores[at_{o} + 1u]);
             if (!is_whole) {{
                 let key = k0 + 8u * octet_{o} + vec4<u32>(0u, 1u, 2u, 3u);
                 let query = vec4<u32>(first + row_{i});
@@ -238,7 +239,7 @@ def kernel(way: Way, unit: MatrixShape, head: int) -> str:
                 upper_{o} = select(vec4<f32>({HIDDEN}), upper_{o}, key + 4u <= query);
             }}""")
         lines.append(f"let both = {highest};")
-        lines.append("var most = max(max(both.x, both.y), max(both.z, both.w));")
+        lines.append("var most = SCALE * max(max(both.x, both.y), max(both.z, both.w));")
         if first_round:
             lines.append(f"""most = max(most, reference_{i});
             sum_{i} *= exp2(reference_{i} - most);
@@ -252,8 +253,8 @@ def kernel(way: Way, unit: MatrixShape, head: int) -> str:
                 sum_{i} *= factor_{i};
                 atomicStore(&grew[turn % 2u], 1u);
             }}""")
-        unit_of = f"reference_{i}" + ("" if first_round else f" - {bits}.0")
-        lines += [f"{vector} = exp2({vector} - vec4<f32>({unit_of}));" for vector in vectors]
+        lines.append(f"let unit = vec4<f32>({0 if first_round else bits}.0 - reference_{i});")
+        lines += [f"{name} = exp2(fma({name}, vec4<f32>(SCALE), unit));" for name in vectors]
         if first_round or online:
             lines.append(f"sum_{i} += dot({' + '.join(vectors)}, vec4<f32>(1.0));")
         for o in () if first_round else octets:
@@ -452,7 +453,7 @@ var<workgroup> grew: array<atomic<u32>, 2>;"""
     begin = "if (index < 2u) { atomicStore(&grew[index], 0u); }\n" if online else ""
     begin += all_of(
         f"let row_$i = index / {lanes}u + $iu * {threads // lanes}u; "
-        f"var reference_$i = {HIDDEN}; var sum_$i = 0.0; var factor_$i = 1.0;",
+        f"var reference_$i = {_LOWEST}; var sum_$i = 0.0; var factor_$i = 1.0;",
         len(pieces),
     )
     begin += all_of(

@@ -135,7 +135,7 @@ def ways(unit: MatrixShape, limits: Limits, seed: int = 0) -> list[Way]:
         "adds": (False, True), "turned": (False, True), "decodes": (False, True),
     }  # fmt: skip
     sizes = (1, 2, 4, 8)
-    tiles = [
+    tiles: list[dict[str, Any]] = [
         dict(zip(("groups_m", "groups_n", "fragments_m", "fragments_n"), each, strict=True))
         for each in product(sizes, repeat=4)
     ]

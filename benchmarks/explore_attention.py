@@ -37,9 +37,12 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 
 HEAD_DIMS = (64, 128)
-ONLINE = Way(groups=4, shared=False, keys=64, growth=8, q_kept=True)
+ONLINE = (
+    Way(groups=4, shared=False, growth=8),
+    Way(groups=4, shared=False, growth=8, keys=64, tiles=1),
+)
 _CHOICES: dict[str, Sequence[Any]] = {
-    "groups": (2, 4, 8, 16), "fragments": (1, 2, 4), "shared": (False, True),
+    "groups": (2, 4, 8), "fragments": (1, 2, 4), "shared": (False, True),
     "keys": (16, 32, 64, 128), "growth": (-1, 0, 4, 8), "q_kept": (False, True),
     "prefetch": (False, True), "tiles": (0, 1, 2), "padding": (0, 1), "piece": (8, 16, 32),
     "order": ("last", "plain", "heads"),
@@ -52,13 +55,13 @@ def ways(unit: MatrixShape, limits: Limits, head: int, seed: int = 0) -> list[Wa
         replace(first, **{name: value})
         for name, own in _CHOICES.items()
         for value in own
-        for first in (Way(), ONLINE)
+        for first in (Way(), *ONLINE)
     ]
     rng = random.Random(seed)
     drawn = [
         Way(**{name: rng.choice(own) for name, own in _CHOICES.items()}) for _ in range(20_000)
     ]
-    found = dict.fromkeys([Way(), ONLINE, *alone, *drawn])
+    found = dict.fromkeys([Way(), *ONLINE, *alone, *drawn])
     return [way for way in found if not way.problem(unit, limits, head)]
 
 
@@ -225,8 +228,8 @@ def name_of(way: Way, head: int) -> str:
     return f"attention {head} {' '.join(map(str, asdict(way).values()))}"
 
 
-def candidates(explorer: Explorer, seqs: Sequence[int]) -> list[Candidate]:
-    """All ways for both heads, in turns."""
+def candidates(explorer: Explorer, heads: Sequence[int], seqs: Sequence[int]) -> list[Candidate]:
+    """All ways for each size of a head, in turns."""
     unit = explorer.unit
     made = cache(partial(Attention, explorer, unit))
     per_head = [
@@ -240,7 +243,7 @@ def candidates(explorer: Explorer, seqs: Sequence[int]) -> list[Candidate]:
             )
             for way in ways(unit, explorer.limits, head)
         ]
-        for head in HEAD_DIMS
+        for head in heads
     ]  # fmt: skip
     turns = [each for turn in zip_longest(*per_head) for each in turn if each]
     return [candidate for candidate in turns if candidate.sizes]
@@ -252,8 +255,8 @@ def main() -> None:
     parser.add_argument("--seq", type=int, nargs="+", default=[4096, 1024])
     args = parser.parse_args()
     explorer = Explorer(Device(backend=args.backend))
-    seqs = [128] if args.small else args.seq
-    explored(args, Way(), begin, explorer, candidates(explorer, seqs))
+    heads, seqs = ((32,), [128]) if args.small else (HEAD_DIMS, args.seq)
+    explored(args, Way(), begin, explorer, candidates(explorer, heads, seqs))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """What explorers of kernels share: compiling ahead, verifying, timing, resuming, and the summary.
 
-A candidate is timed at its first problem, and at the others only while it is within 1.5 times the
-best of its kind. Pipelines are compiled on all cores while the GPU measures. A candidate costs the
-main thread about 1 ms for verification and, on a card, 25 ms of warm-up before 2 timed dispatches
-(twice that if it is near the best), so compile times decide how many fit into a call.
+A candidate is timed at the first size of each group, and at the others only if it is within 1.5
+times the best of its kind. Pipelines are compiled on all cores while the GPU measures.
+
+Dawn takes 6 to 16 ms of a core for a kernel, and a card's driver about 1 s, as nvcc does: 0.1 s on
+16 cores. A size costs 25 ms of warm-up before 2 timed dispatches of at most 1.6 ms (at 300
+TFLOP/s), and twice that near the best: 0.2 s for a product, 0.1 s for attention. So 8 minutes
+suffice for 2,000 kernels, and still for 300 if the driver compiles one at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All that a GPU machine can tell, in three calls that may be cut off and gone on with.
+"""All that a GPU machine can tell, in calls that may be cut off and gone on with.
 
-usage: python benchmarks/gpu.py FOLDER --call 1|2|3 [--archive FILE] [--peft PYTHON]
+usage: python benchmarks/gpu.py FOLDER --call 1|2|3|4 [--archive FILE] [--peft PYTHON]
            [--minutes N] [--again NAME ...] [--small]
 
 FOLDER keeps the state, whole logs and results; FILE (FOLDER.tar.gz unless named) is an archive of
@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu_calls import BACKENDS, HERE, SMALL, Calls, Sizes
+from gpu_calls import ALONE, BACKENDS, HERE, SMALL, Calls, Sizes
 from gpu_driver import find_driver
 from gpu_rows import SECONDS
 from gpu_session import Session
@@ -34,7 +34,7 @@ _LIBRARIES = ("vulkan", "nvidia", "libEGL", "libX11", "libXext")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--call", type=int, required=True, choices=[1, 2, 3])
+    parser.add_argument("--call", type=int, required=True, choices=[1, 2, 3, 4])
     parser.add_argument("--archive", type=Path)
     parser.add_argument("--peft", help="Python with torch, PEFT and bitsandbytes")
     parser.add_argument("--minutes", type=float, default=4.75, help="when to end, at the latest")
@@ -107,8 +107,9 @@ def opened(calls: Calls, session: Session) -> dict[str, str]:
 
 
 def run(calls: Calls, session: Session, call: int) -> None:
-    """What earlier calls left comes first, and last what failed in them."""
-    parts = [part for number in range(1, call + 1) for part in calls.parts(number)]
+    """What earlier calls left comes first, and last what failed in them; call 4 is alone."""
+    numbers = [call] if call == ALONE else range(1, call + 1)
+    parts = [part for number in numbers for part in calls.parts(number)]
     session.run(parts, failed=False)
     session.run(parts)
 

@@ -15,11 +15,14 @@ from gpu_session import Part, Session
 from shapes import config_of
 
 HERE = Path(__file__).parent
+ALONE = 4  # the call that measures only its own parts
 _SHARDS = 4  # processes that check a backend's kernels at once
 _OWN = ("--variant", "own", "--dtype", "bfloat16", "--fewest")  # what a run's kernels execute
 _AT_ONCE = ("peft", "peft-graphs", "unsloth")  # rivals that begin without compiling for a minute
 _PATIENCE, _COMPILING = 150, 260  # seconds in which a participant has its turn, or is ended
 _TURNS_SECONDS = 275  # of a part whose turns go on where the last call ended them
+_EXPLORING = 240.0  # seconds of each explorer
+REGISTERS = HERE / "results" / "explored-sm_90.json"
 BACKENDS = ("dawn", "wgpu")  # the faster one first
 
 
@@ -114,7 +117,7 @@ class Calls:
         return [sys.executable, str(HERE / "peers" / "ours_step.py")]
 
     def parts(self, call: int) -> list[Part]:
-        calls = {1: self._first, 2: self._second, 3: self._third}
+        calls = {1: self._first, 2: self._second, 3: self._third, ALONE: self._explorers}
         return list(calls[call]())
 
     def devices(self) -> list[Part]:
@@ -204,6 +207,16 @@ class Calls:
         for backend in self._backends:
             yield self._layers(sizes.small, sizes.long, backend)
             yield self._layers(sizes.large, sizes.long, backend)
+
+    def _explorers(self) -> Iterator[Part]:
+        """Every way to write the kernels on matrix units, which Dawn alone has."""
+        minutes = _EXPLORING / 60 - 0.25
+        for script in ("explore", "explore_attention") if "dawn" in self._backends else ():
+            command = [sys.executable, str(HERE / f"{script}.py"), "{out}"]
+            command += ["--minutes", str(minutes), "--registers", str(REGISTERS)]
+            command += ["--small"] if self._sizes.software else []
+            name = script.replace("_", "-")
+            yield Part(name, command, _EXPLORING, 60, rows=True, needs="device-dawn")
 
     def _checks(self, name: str, backend: str, together: str, *options: str) -> Part:
         chosen = ["--check", *self._sizes.checks] if self._sizes.checks else []

@@ -7,6 +7,7 @@ first, so that a stranger's function can stand before ``vkCreateShaderModule``.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -118,13 +119,21 @@ class Capture:
         Raises:
             DeviceError: If the shader cannot be compiled.
         """
+        return self.caught(partial(device.pipeline, shader), shader.label)
+
+    def caught(self, compiles: Callable[[], object], label: str) -> bytes:
+        """What an implementation makes of a shader that a function compiles for the first time.
+
+        Raises:
+            DeviceError: If none was seen.
+        """
         self._caught, self._catches = None, True
         try:
-            device.pipeline(shader)
+            compiles()
         finally:
             self._catches = False
         if self._caught is None:
-            raise DeviceError(f"{shader.label}: no SPIR-V was seen on its way to the driver")
+            raise DeviceError(f"{label}: no SPIR-V was seen on its way to the driver")
         return self._caught
 
     def _symbol(self, handle: int | None, name: bytes) -> int | None:

@@ -35,6 +35,7 @@ MatC scaled(MatC a, MatC b) {
     MatC m; for (int i = 0; i < 8; i++) m.v[i] = a.v[i] * b.v[i]; return m;
 }
 """
+_SHUFFLE = "float shuffledXor(float x, uint mask) { return x + float(mask); }\n"
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,12 @@ class Units:
     Attributes:
         accesses: Loads and stores, with the bytes of the array's elements and where it lies.
         products: Layouts of both factors of its products.
+        shuffles: Whether it reads float32 values of other lanes, which Slang drops, too.
     """
 
     accesses: dict[str, tuple[Access, int, str]] = field(default_factory=dict)
     products: set[tuple[str, str]] = field(default_factory=set)
+    shuffles: bool = False
 
     def as_functions(self, code: str) -> str:
         """GLSL without cooperative matrices.
@@ -87,6 +90,8 @@ class Units:
         types = {name: kind for kind, name in re.findall(r"\b(Mat[ABC]) (_\w+)\s*[;=]", code)}
         layouts = {found[1]: _layout(found[5]) for found in re.finditer(_LOAD, code)}
         seen: dict[str, Access] = {}
+        self.shuffles = "subgroupShuffleXor(" in code
+        code = code.replace("subgroupShuffleXor(", "shuffledXor(")
 
         def product(found: re.Match[str]) -> str:
             pair = layouts[found[1]], layouts[found[2]]
@@ -109,6 +114,7 @@ class Units:
         code = re.sub(_STORE, store, re.sub(_LOAD, load, code))
         bodies = [self._declared(access, code) for access in seen.values()]
         bodies += [_product(*pair) for pair in sorted(self.products)]
+        bodies += [_SHUFFLE] * self.shuffles
         head = code.index("\n", code.index("layout(local_size_x")) + 1
         last = max(found.end() for found in re.finditer(r"^shared .*;\n", code, re.MULTILINE))
         return code[:head] + _TYPES + code[head:last] + "\n".join(bodies) + "\n" + code[last:]
@@ -151,6 +157,8 @@ class Units:
             code = _with_body(code, access.name, made)
         for left, right in self.products:
             code = _with_body(code, f"product{left}{right}", partial(_multiply, left, right))
+        if self.shuffles:
+            code = _with_body(code, "shuffledXor", _shuffle)
         return code
 
 
@@ -215,6 +223,11 @@ def _access(access: Access, nbytes: int, space: str, args: list[str], body: str)
         f'"l"(p), "r"({stride}));\n'
         f"return {name};\n"
     )
+
+
+def _shuffle(args: list[str], body: str) -> str:
+    value, mask = args
+    return f"return __shfl_xor_sync(0xffffffffU, {value}, {mask});\n"
 
 
 def _multiply(left: str, right: str, args: list[str], body: str) -> str:

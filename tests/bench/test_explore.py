@@ -1,10 +1,8 @@
 """Which ways to write a product are explored, in which order, and what is told of them."""
 
-import json
 import re
-from dataclasses import asdict, fields
-from pathlib import Path
-from types import ModuleType
+from dataclasses import fields
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from bench.parts import BENCHMARKS
@@ -51,24 +49,14 @@ def test_sums_are_cut_only_where_cores_would_be_idle(own: ModuleType) -> None:
     assert own.Way().fits(CARD, 4096, 8192, 2048) and not own.Way().fits(CARD, 100, 8192, 2048)
 
 
-def test_wrong_ways_are_counted_and_never_the_best(own: ModuleType, tmp_path: Path) -> None:
-    rows = [
-        {
-            "key": str(i),
-            "shape": "a",
-            "way": asdict(own.Way(steps=steps)),
-            "wrong": wrong,
-            "tflops": t,
-        }
-        for i, (steps, wrong, t) in enumerate([(4, 0, 1.0), (2, 9, 3.0), (8, 0, 2.0)])
-    ]
-    path = tmp_path / "out.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [line.split() for line in own.summary(path)] == [
-        ["a:", "3", "ways,", "1", "wrong"],
-        ["2.000", "TFLOP/s", "{'steps':", "8}"],
-        ["1.000", "TFLOP/s", "as", "today"],
-    ]
+def test_the_first_shape_decides_for_each_number_of_rows(own: ModuleType) -> None:
+    low = own.Way(groups_m=1, fragments_m=1)  # of 16 rows
+    explorer = SimpleNamespace(unit=CARD)
+    found = own.candidates(explorer, [own.Way(), low, own.Way(parts=4)], [64, 1024], own.SHAPES)
+    sizes = {each.way: [[name for name, _ in group] for group in each.sizes] for each in found}
+    assert [list(map(len, own_sizes)) for own_sizes in sizes.values()] == [[0, 5], [5, 5], [0, 3]]
+    assert [group[0] for group in sizes[low]] == ["64x4096x4096", "1024x4096x4096"]
+    assert len({each.name for each in found}) == 3
 
 
 def test_a_device_without_matrix_units_is_told(own: ModuleType, device: Device) -> None:

@@ -44,10 +44,32 @@ def test_what_opens_the_gpu_is_measured(scripts, tmp_path, opened, call):
     assert sum(part.name.startswith(("bench-", "layers-")) for part in parts) > 1
 
 
+def test_call_4_explores_alone_what_dawn_opens(scripts, tmp_path, monkeypatch):
+    import gpu
+
+    session = SimpleNamespace(folder=tmp_path, run=lambda parts, **_: ran.append(parts))
+    calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
+    for call, count in ((4, 2), (2, 30)):
+        ran: list = []
+        gpu.run(calls, session, call)
+        assert [len(parts) >= count for parts in ran] == [True, True]
+        explorers = [part for part in ran[0] if part.name.startswith("explore")]
+        assert [p.name for p in explorers] == (
+            ["explore", "explore-attention"] if call == 4 else []
+        )
+    for part in calls.parts(4):
+        command = " ".join(part.command)
+        minutes = float(part.command[part.command.index("--minutes") + 1])
+        assert 60 * minutes < part.seconds and part.rows and "--small" not in command
+        assert Path(part.command[1]).exists() and scripts.calls.REGISTERS.exists()
+    calls.measure_with(["wgpu"])
+    assert not calls.parts(4)
+
+
 def test_no_part_asks_for_more_time_than_it_is_given_or_a_call_has(scripts, tmp_path):
     session = SimpleNamespace(folder=tmp_path)
     calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
-    for part in (part for call in (1, 2, 3) for part in calls.parts(call)):
+    for part in (part for call in (1, 2, 3, 4) for part in calls.parts(call)):
         assert part.least < part.seconds < 4.75 * 60, part.name
 
 

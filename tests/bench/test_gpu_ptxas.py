@@ -192,3 +192,41 @@ def test_what_is_atomic_alone_stays_in_the_kernel():
     )
     assert "_4 = 0u;" in code and "_5[1u] = 0u;" in code
     assert "_5[_7] = _8._m0 + 1u;" in code and "uint _9 = _4;" in code
+
+
+def test_values_of_other_lanes_stay_in_the_kernel(units):
+    from gpu_ptxas import _SUBGROUPS
+
+    store = "    coopMatStore("
+    code = units.as_functions(
+        GLSL.replace(store, f"    _4 = subgroupShuffleXor(max(_4, _5), 2u);\n{store}")
+    )
+    assert "_4 = shuffledXor(max(_4, _5), 2u);" in code and not _SUBGROUPS.search(code)
+    function = "__device__ float shuffledXor_0(float x_0, uint mask_0)\n{\n    return x_0;\n}\n"
+    code = units.as_instructions(CUDA + function)
+    assert code.endswith("{\nreturn __shfl_xor_sync(0xffffffffU, x_0, mask_0);\n}\n")
+    with pytest.raises(ValueError, match="shuffledXor"):
+        units.as_instructions(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "nbytes", "count"),
+    [
+        (256, 128, 0, 2), (256, 129, 0, 1), (128, 255, 0, 2),  # 65,536 registers
+        (1024, 32, 0, 2), (64, 24, 0, 32), (32, 24, 0, 32),  # 2,048 threads, 32 workgroups
+        (128, 64, 36 << 10, 6), (128, 64, 49_152, 4),  # 228 KiB, one each for the system
+    ],
+)  # fmt: skip
+def test_how_many_workgroups_a_multiprocessor_has(threads, registers, nbytes, count):
+    from explore_ptxas import workgroups
+
+    assert workgroups(threads, registers, nbytes, "sm_90") == count
+
+
+def test_kernels_of_the_explorers_are_looked_at_in_turns():
+    from explore_ptxas import kernels
+
+    names = [name for name, _ in kernels(["product", "attention"])]
+    assert [name.split()[0] for name in names[:6]] == ["product", "attention", "attention"] * 2
+    assert len(set(names)) == len(names) > 1000
+    assert not any(name.startswith("product") for name, _ in kernels(["attention"]))
