@@ -1,6 +1,6 @@
 """What NVIDIA's compiler makes of the explorers' kernels, without a card, for their order.
 
-usage: python benchmarks/explore_ptxas.py FILE [--only product attention] [--count N]
+usage: python benchmarks/explore_ptxas.py FILE [--only product attention gradients] [--count N]
            [--arch sm_90] [--spirv-cross PROGRAM] [--slangc PROGRAM] [--nvcc PROGRAM]
            [--nvdisasm PROGRAM]
 
@@ -16,16 +16,18 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import attention_kernel
 import explore
 import explore_attention
+import explore_gradients
+import gradient_kernel
 from compilers.capture import Capture
 from exploring import Bench
 from gpu_ptxas import Failure, called, figures
@@ -39,6 +41,7 @@ CARD, LIMITS = MatrixShape(16, 16, 16, 32), Limits(1024, 49_152)
 _REGISTERS, _THREADS, _WORKGROUPS = 65_536, 2048, 32
 _MEMORY = {"sm_80": 164 << 10, "sm_86": 100 << 10, "sm_89": 100 << 10, "sm_90": 228 << 10}
 _SYSTEM_MEMORY = 1024  # bytes of each workgroup
+KINDS = ("product", "attention", "gradients")
 _SAVED = 12  # kernels between two writes of the file
 
 
@@ -53,27 +56,39 @@ def workgroups(threads: int, registers: int, nbytes: int, arch: str) -> int:
     )
 
 
-def kernels(only: list[str]) -> Iterator[tuple[str, Any]]:
+def kernels(only: Sequence[str]) -> Iterator[tuple[str, Callable[[], str]]]:
     """Names of the explorers' kernels, in their order and in turns, and what makes their WGSL."""
-    found: list[list[tuple[str, Any]]] = []
-    if "product" in only:
-        found.append(
+    heads, unit, limits = explore_attention.HEAD_DIMS, CARD, LIMITS
+    found: dict[str, list[list[tuple[str, Callable[[], str]]]]] = {
+        "product": [
             [
-                (explore.name_of(way), partial(explore.kernel, way, CARD))
-                for way in explore.ways(CARD, LIMITS)
+                (explore.name_of(way), partial(explore.kernel, way, unit))
+                for way in explore.ways(unit, limits)
             ]
-        )
-    for head in explore_attention.HEAD_DIMS if "attention" in only else ():
-        found.append(
+        ],
+        "attention": [
             [
                 (
                     explore_attention.name_of(way, head),
-                    partial(attention_kernel.kernel, way, CARD, head),
+                    partial(attention_kernel.kernel, way, unit, head),
                 )
-                for way in explore_attention.ways(CARD, LIMITS, head)
+                for way in explore_attention.ways(unit, limits, head)
             ]
-        )
-    for turn in zip_longest(*found):
+            for head in heads
+        ],
+        "gradients": [
+            [
+                (
+                    explore_gradients.name_of(way, head),
+                    partial(gradient_kernel.kernel, way, unit, head),
+                )
+                for way in explore_gradients.ways(unit, limits, kind, head)
+            ]
+            for head in heads
+            for kind in explore_gradients.KINDS
+        ],
+    }
+    for turn in zip_longest(*chain.from_iterable(found[name] for name in only)):
         yield from filter(None, turn)
 
 
@@ -102,7 +117,7 @@ def compiled(spirv: Path, args: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--only", nargs="+", default=["product", "attention"])
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--arch", default="sm_90", choices=_MEMORY)
     parser.add_argument("--jobs", type=int, default=2)

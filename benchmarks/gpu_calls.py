@@ -21,7 +21,8 @@ _OWN = ("--variant", "own", "--dtype", "bfloat16", "--fewest")  # what a run's k
 _AT_ONCE = ("peft", "peft-graphs", "unsloth")  # rivals that begin without compiling for a minute
 _PATIENCE, _COMPILING = 150, 260  # seconds in which a participant has its turn, or is ended
 _TURNS_SECONDS = 275  # of a part whose turns go on where the last call ended them
-_EXPLORING = 240.0  # seconds of each explorer
+_EXPLORERS = ("explore", "explore_attention", "explore_gradients")
+_EXPLORING = 160.0  # seconds of each
 REGISTERS = HERE / "results" / "explored-sm_90.json"
 BACKENDS = ("dawn", "wgpu")  # the faster one first
 
@@ -211,7 +212,7 @@ class Calls:
     def _explorers(self) -> Iterator[Part]:
         """Every way to write the kernels on matrix units, which Dawn alone has."""
         minutes = _EXPLORING / 60 - 0.25
-        for script in ("explore", "explore_attention") if "dawn" in self._backends else ():
+        for script in _EXPLORERS if "dawn" in self._backends else ():
             command = [sys.executable, str(HERE / f"{script}.py"), "{out}"]
             command += ["--minutes", str(minutes), "--registers", str(REGISTERS)]
             command += ["--small"] if self._sizes.software else []

@@ -49,13 +49,13 @@ def test_call_4_explores_alone_what_dawn_opens(scripts, tmp_path, monkeypatch):
 
     session = SimpleNamespace(folder=tmp_path, run=lambda parts, **_: ran.append(parts))
     calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
-    for call, count in ((4, 2), (2, 30)):
+    for call, count in ((4, 3), (2, 30)):
         ran: list = []
         gpu.run(calls, session, call)
         assert [len(parts) >= count for parts in ran] == [True, True]
         explorers = [part for part in ran[0] if part.name.startswith("explore")]
         assert [p.name for p in explorers] == (
-            ["explore", "explore-attention"] if call == 4 else []
+            ["explore", "explore-attention", "explore-gradients"] if call == 4 else []
         )
     for part in calls.parts(4):
         command = " ".join(part.command)
