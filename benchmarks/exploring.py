@@ -18,7 +18,6 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -76,14 +75,15 @@ class Bench:
     def __init__(self, device: Device) -> None:
         self.device = device
 
-    def compiled(self, code: str, size: int = 0) -> Any:
+    def described(self, code: str, size: int = 0) -> dict[str, Any]:
         """A pipeline of WGSL, with this subgroup size if the device can be asked for one."""
         device = self.device
         sized = size if "subgroup-size-control" in device.features else 0
         module = device.backend.compile(device.raw, device.backend.dialect(code, sized), "explore")
-        return device.raw.create_compute_pipeline(
-            layout="auto", compute={"module": module, "entry_point": "main"}
-        )
+        return {"layout": "auto", "compute": {"module": module, "entry_point": "main"}}
+
+    def compiled(self, code: str, size: int = 0) -> Any:
+        return self.device.raw.create_compute_pipeline(**self.described(code, size))
 
     def buffer(self, array: np.ndarray) -> Any:
         buffer = self.device.buffer(max(array.nbytes, 16), "explore", bound=False)
@@ -114,12 +114,29 @@ class Explorer(Bench):
             int(device.raw.limits["max-compute-workgroup-storage-size"]),
         )
 
-    def pipeline_of(self, candidate: Candidate) -> Any:
-        """Its pipeline, or why there is none."""
+    def started(self, candidate: Candidate) -> Callable[[], Any]:
+        """Starts to compile it; the result waits for its pipeline, or tells why there is none.
+
+        Dawn compiles in threads of its own. It must not be called from several.
+        """
         try:
-            return self.compiled(candidate.source(), self.unit.threads)
+            described = self.described(candidate.source(), self.unit.threads)
+            promise = self.device.raw.create_compute_pipeline_async(**described)
         except Exception as err:
-            return str(err)[:300] or type(err).__name__
+            why = _why(err)
+            return lambda: why
+
+        def finished() -> Any:
+            try:
+                return promise.sync_wait()
+            except Exception as err:
+                return _why(err)
+
+        return finished
+
+
+def _why(err: Exception) -> str:
+    return str(err)[:300] or type(err).__name__
 
 
 class Campaign:
@@ -139,29 +156,25 @@ class Campaign:
         """How many candidates were tried when it ended, with those of earlier calls."""
         todo = [candidate for candidate in candidates if any(map(len, self._left(candidate)))]
         tried = len(candidates) - len(todo)
-        with ThreadPoolExecutor() as pool:
-            ahead = self._compiled_ahead(pool, todo)
-            while time.monotonic() < end:
-                with self._spends("compiling"):
-                    following = next(ahead, None)
-                if following is None:
-                    break
-                self._measure(*following)
-                tried += 1
-            pool.shutdown(cancel_futures=True)
+        ahead = self._compiled_ahead(todo)
+        while time.monotonic() < end:
+            with self._spends("compiling"):
+                following = next(ahead, None)
+            if following is None:
+                break
+            self._measure(*following)
+            tried += 1
         return tried
 
-    def _compiled_ahead(
-        self, pool: ThreadPoolExecutor, candidates: Iterable[Candidate]
-    ) -> Iterator[tuple[Candidate, Any]]:
-        waiting: deque[tuple[Candidate, Future[Any]]] = deque()
+    def _compiled_ahead(self, candidates: Iterable[Candidate]) -> Iterator[tuple[Candidate, Any]]:
+        waiting: deque[tuple[Candidate, Callable[[], Any]]] = deque()
         for candidate in candidates:
-            waiting.append((candidate, pool.submit(self._explorer.pipeline_of, candidate)))
+            waiting.append((candidate, self._explorer.started(candidate)))
             if len(waiting) > _AHEAD * (os.cpu_count() or 1):
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+                first, finished = waiting.popleft()
+                yield first, finished()
+        for first, finished in waiting:
+            yield first, finished()
 
     def _left(self, candidate: Candidate) -> Iterator[Sequence[tuple[str, Callable[[], Problem]]]]:
         """Of each group the sizes not measured yet, or none where a slow one decided."""

@@ -41,6 +41,7 @@ def test_any_beginning_has_todays_kernel_and_each_choice(
     found = own.gradients.ways(CARD, LIMITS, kind, head)
     assert found[0] == own.kernel.Way(kind)
     assert len(set(found)) == len(found) >= 500
+    assert own.kernel.Way(kind, padding=0) in found[:60]
     for name in (field.name for field in fields(own.kernel.Way)):
         assert {getattr(way, name) for way in found[:60]} == {getattr(way, name) for way in found}
 

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from bench.parts import BENCHMARKS
 
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.matrix import MatrixShape
+
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -46,12 +49,12 @@ def explore(own: ModuleType, tmp_path: Path) -> Callable[..., tuple[int, list[st
         """How many were tried, and what was compiled."""
         compiled: list[str] = []
 
-        def pipeline_of(candidate: Any) -> str | object:
+        def started(candidate: Any) -> Callable[[], Any]:
             compiled.append(candidate.name)
-            return "no memory" if candidate.way.seconds == 0 else object()
+            return lambda: "no memory" if candidate.way.seconds == 0 else object()
 
         explorer = SimpleNamespace(
-            pipeline_of=pipeline_of, device=SimpleNamespace(dispatch=lambda seconds: None)
+            started=started, device=SimpleNamespace(dispatch=lambda seconds: None)
         )
         candidates = [
             own.Candidate(
@@ -121,3 +124,14 @@ def test_what_a_compiler_finds_slow_comes_last(own: ModuleType, tmp_path: Path) 
     in_order = [candidate.name for candidate in own.ordered(found, path)]
     assert in_order == ["today", "unknown", "failed", "good", "small", "spills"]
     assert own.ordered(found, None) == found
+
+
+def test_a_kernel_that_does_not_compile_says_why(own: ModuleType, device: Device) -> None:
+    bench = own.Bench(device)
+    bench.unit = MatrixShape(16, 16, 16, 32)
+    right = "@compute @workgroup_size(1) fn main() {}"
+    whys = [
+        own.Explorer.started(bench, own.Candidate("", "", Way(), lambda code=code: code, ()))()
+        for code in (right, right.replace("main", "other"), "nonsense")
+    ]
+    assert [isinstance(why, str) and bool(why) for why in whys] == [False, True, True]

@@ -214,7 +214,7 @@ def test_values_of_other_lanes_stay_in_the_kernel(units):
     [
         (256, 128, 0, 2), (256, 129, 0, 1), (128, 255, 0, 2),  # 65,536 registers
         (1024, 32, 0, 2), (64, 24, 0, 32), (32, 24, 0, 32),  # 2,048 threads, 32 workgroups
-        (128, 64, 38 << 10, 5), (128, 64, 49_152, 4),  # 228 KiB, one each for the system
+        (128, 64, 38_000, 5), (128, 64, 49_152, 4),  # 228 KiB, one each for the system
     ],
 )  # fmt: skip
 def test_how_many_workgroups_a_multiprocessor_has(threads, registers, nbytes, count):
