@@ -489,7 +489,7 @@ def main() -> None:
     explorer = Explorer(Device(backend=args.backend))
     shapes, heights = (SMALL_SHAPES, [256]) if args.small else (SHAPES, args.rows)
     found = ways(explorer.unit, explorer.limits)
-    explored(args, Way(), begin, explorer, candidates(explorer, found, heights, shapes))
+    explored(args, begin, explorer, candidates(explorer, found, heights, shapes))
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def main() -> None:
     args = parser.parse_args()
     explorer = Explorer(Device(backend=args.backend))
     heads, seqs = ((32,), [128]) if args.small else (HEAD_DIMS, args.seq)
-    explored(args, Way(), begin, explorer, candidates(explorer, heads, seqs))
+    explored(args, begin, explorer, candidates(explorer, heads, seqs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What explorers of kernels share: compiling ahead, verifying, timing, resuming, and the summary.
+"""What explorers of kernels share: compiling ahead, verifying, timing, and resuming.
 
 A candidate is timed at the first size of each group, and at the others only if it is within 1.5
 times the best of its kind. Pipelines are compiled on all cores while the GPU measures.
@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from gpu_rows import Rows, read_rows
+from gpu_rows import Rows, best_ways, read_rows
 
 from qlora_wgpu.bench.timing import DispatchTimer, clock_of, has_timestamps
 from qlora_wgpu.gpu.backend import Dispatch
@@ -268,23 +268,6 @@ def ordered(candidates: Sequence[Candidate], registers: Path | None) -> list[Can
     return [*candidates[:1], *sorted(candidates[1:], key=rank)]
 
 
-def summary(path: Path, today: Any) -> Iterator[str]:
-    """The ten best and the worst of each shape and kind, and how many are wrong or failed."""
-    every = [row for row in read_rows(path) if "shape" in row or "failed" in row]
-    failed = Counter(str(row["failed"])[:150] for row in every if "failed" in row)
-    rows = [row for row in every if "tflops" in row]
-    for shape, kind in dict.fromkeys((row["shape"], row["kind"]) for row in rows):
-        own = [row for row in rows if (row["shape"], row["kind"]) == (shape, kind)]
-        own.sort(key=lambda row: -row["tflops"])
-        right = [row for row in own if not row["wrong"]]
-        yield f"{shape} {kind}: {len(own)} ways, {len(own) - len(right)} wrong"
-        for row in [*right[:10], *right[10:][-1:]]:
-            changed = {n: v for n, v in row["way"].items() if v != getattr(today, n)}
-            yield f"  {row['tflops']:8.3f} TFLOP/s  {changed or 'as today'}"
-    for why, count in failed.most_common(5):
-        yield f"failed, {count} times: {why}"
-
-
 def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     parser.add_argument("out", type=Path)
@@ -298,7 +281,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def explored(
     args: argparse.Namespace,
-    today: Any,
     begin: float,
     explorer: Explorer,
     candidates: Sequence[Candidate],
@@ -310,4 +292,4 @@ def explored(
     campaign = Campaign(explorer, path, math.inf if args.small else NEAR)
     tried = campaign.run(found, begin + 60 * args.minutes)
     spent = ", ".join(f"{what} {s:.1f} s" for what, s in campaign.seconds.items())
-    print("\n".join([*summary(path, today), f"{tried} of {len(found)} kernels tried: {spent}"]))
+    print("\n".join([*best_ways(path), f"{tried} of {len(found)} kernels tried: {spent}"]))

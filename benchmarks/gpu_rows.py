@@ -7,7 +7,7 @@ import json
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +78,20 @@ def read_rows(path: Path, *, begun: bool = False) -> list[dict[str, Any]]:
         if begun or "begun" not in row:
             rows.append(row)
     return rows
+
+
+def best_ways(path: Path, most: int = 10) -> Iterator[str]:
+    """What an explorer found: of each shape and kind the best and the worst; what went wrong."""
+    every = read_rows(path)
+    failed = Counter(str(row["failed"])[:150] for row in every if "failed" in row)
+    rows = [row for row in every if "tflops" in row]
+    for shape, kind in dict.fromkeys((row["shape"], row["kind"]) for row in rows):
+        own = [row for row in rows if (row["shape"], row["kind"]) == (shape, kind)]
+        first = own[0]["way"]
+        right = sorted((r for r in own if not r["wrong"]), key=lambda row: -row["tflops"])
+        yield f"{shape} {kind}: {len(own)} ways, {len(own) - len(right)} wrong"
+        for row in [*right[:most], *right[most:][-1:]]:
+            changed = {n: v for n, v in row["way"].items() if v != first[n]}
+            yield f"  {row['tflops']:8.3f} TFLOP/s  {changed or first}"
+    for why, count in failed.most_common(5):
+        yield f"failed, {count} times: {why}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rival_tables
-from gpu_rows import read_rows
+from gpu_rows import best_ways, read_rows
 
 _WARM_UP = 2
 _DRIVER_MEMORY = "memory.used"
@@ -33,6 +33,9 @@ def summary(folder: Path) -> Figures:
         "ceilings": {**ceilings, **({"torch": torch} if torch else {})},
         "layers": {n: _layers(folder, n, ceilings) for n in _named(state, "layers-")},
         "attention": {n: read_rows(folder / f"{n}.jsonl") for n in _named(state, "attention-")},
+        "explored": {
+            n: list(best_ways(folder / f"{n}.jsonl", 5)) for n in _named(state, "explore")
+        },
         "others": {n: _others(folder, n, ceilings) for n in _named(state, "others-")},
         "steps": {n: _step(folder, n, state) for n in _named(state, "bench-")},
         "peers": {n: _peer(folder, n, state) for n in _named(state, "peft-")},

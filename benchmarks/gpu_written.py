@@ -20,8 +20,8 @@ _MOST_LOSS, _FAR_LOSS = 20.0, 0.01  # of random weights; between bfloat16 and fl
 def written(figures: Figures) -> str:
     lines: list[str] = []
     for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
-                 _step_lines, _rival_lines, _generation_lines, _other_lines, _loss_lines,
-                 _test_lines, _part_lines):  # fmt: skip
+                 _explored_lines, _step_lines, _rival_lines, _generation_lines, _other_lines,
+                 _loss_lines, _test_lines, _part_lines):  # fmt: skip
         lines += part(figures)
     return "\n".join(lines) + "\n"
 
@@ -96,6 +96,11 @@ def _attention_lines(figures: Figures) -> list[str]:
             )
             lines.append(f"  {row['key']}: {shown}{_clock(row.get('clock', 1.0))}")
     return lines
+
+
+def _explored_lines(figures: Figures) -> list[str]:
+    found = figures["explored"].items()
+    return [line for name, lines in found for line in (f"== {name}", *lines)]
 
 
 def _clock(share: float) -> str:

@@ -109,6 +109,20 @@ def test_what_failed_within_a_part_that_went_on_is_told(gpu, folder):
     ]
 
 
+def test_the_best_of_what_was_explored_is_told(gpu, folder):
+    rows = [
+        {"key": str(i), "shape": "a", "kind": "k", "way": {"n": i}, "wrong": i == 7, "tflops": i}
+        for i in range(1, 8)
+    ]
+    rows += [{"key": "c", "failed": "no memory"}]
+    (folder / "explore.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    note(folder, "explore", status="done")
+    text = gpu.written.written(gpu.summary.summary(folder))
+    shown = text[text.index("== explore") :].splitlines()[1:9]
+    assert shown[0] == "a k: 7 ways, 1 wrong" and shown[-1] == "failed, 1 times: no memory"
+    assert [float(line.split()[0]) for line in shown[1:-1]] == [6, 5, 4, 3, 2, 1]
+
+
 def test_a_software_gpu_and_another_card_are_told(gpu, folder):
     about = {"key": "about", "name": "llvmpipe", "info": {"adapter_type": "CPU"}}
     (folder / "device-dawn.jsonl").write_text(json.dumps(about) + "\n")
