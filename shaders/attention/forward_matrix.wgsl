@@ -2,9 +2,11 @@
 enable f16;
 //#endif
 enable chromium_experimental_subgroup_matrix;
-// attention/forward.wgsl on matrix units. Sums of which each row has a factor of its own are out of
-// reach there: a first round over the keys finds the logarithms of the softmaxes' sums, and a second
-// one has the weights as they stay. Launcher: kernels/attention/matrix_units.py.
+// attention/forward.wgsl on matrix units. Weights are 2^(score - reference), where scores are to base 2
+// and each row has a reference. Rescaling sums is slow, since elements of matrices are only accessible
+// through workgroup memory: so a reference stays until a weight would exceed 2^MOST_BITS; then it is
+// raised so that the row's highest score has a weight of 2^WEIGHT_BITS, and this turn's weights are
+// computed again. Launcher: kernels/attention/matrix_units.py.
 //
 // What is beyond f16 is held at 65,504 and counted in `saturated`, each value once.
 //#include common/attention.wgsl
@@ -26,9 +28,21 @@ enable chromium_experimental_subgroup_matrix;
 var<private> q_at: u32;
 var<private> lse_at: u32;
 var<private> beyond: u32;
+var<private> sink_of_head: f32;
 
-// In the second round the logarithm to base 2 of what a row's weights are divided by takes the sum's place.
-//#unroll i OCTETS: var<private> highest_$i: f32; var<private> sum_$i: f32;
+// f16 ends at 2^16, and below 2^-14 drivers may take it for zero: those are weights that are 2^-23 of
+// the reference's, or less, which 16,384 keys take to add up to half of bfloat16's last place. A growth
+// of 2^6 after the first turn is rare.
+//#if HALF
+const WEIGHT_BITS = 9.0;
+//#else
+const WEIGHT_BITS = 0.0;
+//#endif
+const MOST_BITS = WEIGHT_BITS + 6.0;
+
+// Of eight scores of a turn each: the scores, their row's reference, its part of the row's sum without
+// this turn's weights, their sum, and the factor of the row's sums when its reference is raised.
+//#unroll i OCTETS: var<private> lower_$i: vec4<f32>; var<private> upper_$i: vec4<f32>; var<private> reference_$i: f32; var<private> sum_$i: f32; var<private> added_$i: f32; var<private> factor_$i: f32;
 
 fn own_0(row: u32, unit: u32) -> Kept {
     let v = load_q(q_at + min(row, params.seq - 1u) * params.q_stride + unit);
@@ -41,112 +55,167 @@ fn own_0(row: u32, unit: u32) -> Kept {
 fn after(turn: Turn) -> Turn {
     var next = turn;
     next.other += OTHERS;
-    if (next.other >= turn.end) {
-        next.other = turn.begin;
-        next.round += 1u;
-    }
+    next.round += select(0u, 1u, next.other >= turn.end);
     return next;
 }
 
-// Scores are at most the row's highest, unless a compiler adds up without rounding them. A row with
-// NaN has a divisor that is NaN.
-fn weights_of_scores(s: vec4<f32>, highest: f32, divisor: f32) -> vec4<f32> {
-    return exp2(min(s - vec4<f32>(highest), vec4<f32>(0.0)) * LOG2_E - vec4<f32>(divisor));
+fn row_of(octet: u32) -> u32 {
+    return octet / SCORE_UNITS;
 }
 
-// Adds eight scores to the row's sum, which has its highest so far as its unit.
-fn add_up(highest: f32, sum: f32, lower: vec4<f32>, upper: vec4<f32>) -> vec2<f32> {
+// Whether the octet is one, for the workgroup may have more invocations.
+fn is_own(octet: u32) -> bool {
+    return OCTETS * THREADS == BLOCK * SCORE_UNITS || octet < BLOCK * SCORE_UNITS;
+}
+
+fn scores_at(octet: u32) -> u32 {
+    return SCORES_AT + row_of(octet) * SCORE_STRIDE + octet % SCORE_UNITS * 2u;
+}
+
+fn scores_to_base_2(product: vec4<f32>) -> vec4<f32> {
+//#if SOFTCAP
+    return scores_of(product) * LOG2_E;
+//#else
+    return product * (params.scale * LOG2_E);
+//#endif
+}
+
+fn highest_of(lower: vec4<f32>, upper: vec4<f32>) -> f32 {
     let both = max(lower, upper);
-    let next = max(highest, max(max(both.x, both.y), max(both.z, both.w)));
-    let terms = exp(lower - vec4<f32>(next)) + exp(upper - vec4<f32>(next));
-    return vec2<f32>(next, sum * exp(highest - next) + dot(terms, vec4<f32>(1.0)));
+    return max(max(both.x, both.y), max(both.z, both.w));
+}
+
+// Weights, where the scores were that they are made of. Returns their sum. Those of a row with NaN
+// need not be right, since its sum is NaN.
+fn weights_of(octet: u32, lower: vec4<f32>, upper: vec4<f32>) -> f32 {
+    let lower_weights = exp2(lower);
+    let upper_weights = exp2(upper);
+    put_weights(scores_at(octet), octet % SCORE_UNITS, near8(eight(lower_weights, upper_weights)));
+    return dot(lower_weights + upper_weights, vec4<f32>(1.0));
 }
 
 fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
     //#unroll i OCTETS
     {
-        let row = (index + $iu * THREADS) / SCORE_UNITS;
-        let unit = (index + $iu * THREADS) % SCORE_UNITS;
-        if (OCTETS * THREADS == BLOCK * SCORE_UNITS || row < BLOCK) {
-            let at = SCORES_AT + row * SCORE_STRIDE + 2u * unit;
-            var lower = scores_of(floats(at));
-            var upper = scores_of(floats(at + 1u));
+        let octet = index + $iu * THREADS;
+        if (is_own(octet)) {
+            let at = scores_at(octet);
+            lower_$i = scores_to_base_2(floats(at));
+            upper_$i = scores_to_base_2(floats(at + 1u));
             if (!is_whole) {
-                let query = own_first + row;
-                let key = turn.other + 8u * unit;
+                let query = own_first + row_of(octet);
+                let key = turn.other + octet % SCORE_UNITS * 8u;
                 let own = vec4<u32>(segments[turn.row0 + min(query, params.seq - 1u)]);
 //#if BLOCKS?
                 take_blocks(turn.row0, vec4<u32>(query));
 //#endif
-                lower = select(vec4<f32>(HIDDEN), lower, sees(vec4<u32>(query), four_from(key), own, segments_of(turn.row0, key)));
-                upper = select(vec4<f32>(HIDDEN), upper, sees(vec4<u32>(query), four_from(key + 4u), own, segments_of(turn.row0, key + 4u)));
+                lower_$i = select(vec4<f32>(HIDDEN), lower_$i, sees(vec4<u32>(query), four_from(key), own, segments_of(turn.row0, key)));
+                upper_$i = select(vec4<f32>(HIDDEN), upper_$i, sees(vec4<u32>(query), four_from(key + 4u), own, segments_of(turn.row0, key + 4u)));
             }
-            if (turn.round == 0u) {
-                let added = add_up(highest_$i, sum_$i, lower, upper);
-                highest_$i = added.x;
-                sum_$i = added.y;
-            } else {
-                let weights = eight(weights_of_scores(lower, highest_$i, sum_$i), weights_of_scores(upper, highest_$i, sum_$i));
-                if (is_whole) {
-                    put_weights(at, unit, near8(weights));
-                } else {
-                    put_weights(at, unit, kept8(weights));
+            let lower = lower_$i - vec4<f32>(reference_$i);
+            let upper = upper_$i - vec4<f32>(reference_$i);
+            if (highest_of(lower, upper) > MOST_BITS) {
+                raised = turn.other + 1u;
+                if (reference_$i > LEAST) {
+                    grown = turn.other + 1u;
                 }
             }
+            sum_$i += added_$i;
+            added_$i = weights_of(octet, lower, upper);
         }
     }
     //#end
 }
 
-// Of each row: stores the log-sum-exp, and leaves what its weights are made of.
-fn finish_sums(index: u32) {
+// To the others that have a part of the row.
+fn tell(octet: u32, value: f32) {
+    memory[SCORES_AT + row_of(octet) * SCORE_STRIDE + octet % SCORE_UNITS] = bitcast<vec4<u32>>(vec4<f32>(value));
+}
+
+fn told(octet: u32, unit: u32) -> f32 {
+    return floats(SCORES_AT + row_of(octet) * SCORE_STRIDE + unit).x;
+}
+
+fn tell_highest(index: u32) {
+    //#unroll i OCTETS: if (is_own(index + $iu * THREADS)) { tell(index + $iu * THREADS, highest_of(lower_$i, upper_$i)); }
+}
+
+// Of all rows, or only of those without weights so far.
+fn raise_references(index: u32, is_all: bool) {
     //#unroll i OCTETS
-        let row_$i = (index + $iu * THREADS) / SCORE_UNITS;
-        let unit_$i = (index + $iu * THREADS) % SCORE_UNITS;
-        if (row_$i < BLOCK) {
-            memory[SCORES_AT + row_$i * SCORE_STRIDE + unit_$i] = bitcast<vec4<u32>>(vec4<f32>(highest_$i, sum_$i, 0.0, 0.0));
+        factor_$i = 1.0;
+        if (is_own(index + $iu * THREADS) && (is_all || reference_$i <= LEAST)) {
+            var next = reference_$i;
+            for (var unit = 0u; unit < SCORE_UNITS; unit += 1u) {
+                next = max(next, told(index + $iu * THREADS, unit) - WEIGHT_BITS);
+            }
+            factor_$i = exp2(reference_$i - next);
+            reference_$i = next;
+            sum_$i *= factor_$i;
         }
     //#end
+}
+
+// Of each row the part that lies where the invocation's scores were.
+fn rescale_results(index: u32) {
+    //#unroll i OCTETS
+        if (is_own(index + $iu * THREADS)) {
+            let at = scores_at(index + $iu * THREADS);
+            memory[at] = bitcast<vec4<u32>>(floats(at) * factor_$i);
+            memory[at + 1u] = bitcast<vec4<u32>>(floats(at + 1u) * factor_$i);
+        }
+    //#end
+}
+
+fn weigh_again(index: u32) {
+    //#unroll i OCTETS
+        if (is_own(index + $iu * THREADS)) {
+            added_$i = weights_of(index + $iu * THREADS, not_above_most(lower_$i - vec4<f32>(reference_$i)), not_above_most(upper_$i - vec4<f32>(reference_$i)));
+        }
+    //#end
+}
+
+// Scores of which a part is lost when they are rounded may still be above it, if a compiler adds up
+// without rounding them. NaN stays NaN, told by its bits.
+fn not_above_most(v: vec4<f32>) -> vec4<f32> {
+    let is_above = bitcast<vec4<u32>>(v - vec4<f32>(MOST_BITS)) - vec4<u32>(1u) < vec4<u32>(0x7f800000u);
+    return select(v, vec4<f32>(MOST_BITS), is_above);
+}
+
+// Of each row: adds up the sum, with the sink, and stores the log-sum-exp.
+fn finish_sums(index: u32) {
+    //#unroll i OCTETS: if (is_own(index + $iu * THREADS)) { tell(index + $iu * THREADS, sum_$i + added_$i); }
     workgroupBarrier();
     //#unroll i OCTETS
-        if (row_$i < BLOCK) {
-            let row = sum_of_row(SCORES_AT + row_$i * SCORE_STRIDE);
-            let is_nothing = bitcast<u32>(row.sum) == 0u;
+        let octet_$i = index + $iu * THREADS;
+        if (is_own(octet_$i)) {
+            var sum = 0.0;
+            for (var unit = 0u; unit < SCORE_UNITS; unit += 1u) {
+                sum += told(octet_$i, unit);
+            }
+            let sink = sink_of_head * LOG2_E;
+            let highest = max(reference_$i, sink);
+            let share = exp2(reference_$i - highest);
+            let total = sum * share + FIRST_SUM * exp2(sink - highest);
+            let is_nothing = bitcast<u32>(total) == 0u;
             // NaN stays NaN, told by its bits.
-            let is_number = bitcast<u32>(row.sum) <= 0x7f800000u;
-            let logarithm = select(row.sum, accurate_log(row.sum), is_number && !is_nothing);
-            highest_$i = row.highest;
-            sum_$i = logarithm * LOG2_E - WEIGHT_BITS;
-            let query = own_first + row_$i;
-            if (unit_$i == 0u && query < params.seq && lse_at != NOWHERE) {
-                lse[lse_at + query * params.heads] = select(row.highest + logarithm, 2.0e38, is_nothing);
+            let is_number = bitcast<u32>(total) <= 0x7f800000u;
+            let logarithm = select(total, accurate_log(total), is_number && !is_nothing);
+            factor_$i = select(share / total, 0.0, is_nothing);
+            let query = own_first + row_of(octet_$i);
+            if (octet_$i % SCORE_UNITS == 0u && query < params.seq && lse_at != NOWHERE) {
+                lse[lse_at + query * params.heads] = select(highest / LOG2_E + logarithm, 2.0e38, is_nothing);
             }
         }
     //#end
+    workgroupBarrier();
+    //#unroll i OCTETS: if (is_own(octet_$i) && octet_$i % SCORE_UNITS == 0u) { memory[result_factor_at(row_of(octet_$i))] = bitcast<vec4<u32>>(vec4<f32>(factor_$i)); }
 }
 
 const NOWHERE = 0xffffffffu;
 
-struct Row {
-    highest: f32,
-    sum: f32,
-}
-
-fn sum_of_row(at: u32) -> Row {
-    var highest = LEAST;
-    for (var i = 0u; i < SCORE_UNITS; i += 1u) {
-        highest = max(highest, floats(at + i).x);
-    }
-    var sum = 0.0;
-    for (var i = 0u; i < SCORE_UNITS; i += 1u) {
-        let part = floats(at + i);
-        sum += part.y * exp(part.x - highest);
-    }
-    return Row(highest, sum);
-}
-
 fn put_0(row: u32, unit: u32, value: Eight) {
-    store_o(q_at + row * params.q_stride + unit, scale8(value, 1.0 / WEIGHT_SCALE));
+    store_o(q_at + row * params.q_stride + unit, value);
 }
 
 @compute @workgroup_size(THREADS)
@@ -161,10 +230,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     q_at = row0 * params.q_stride + group.y * UNITS;
     kv_at = row0 * params.kv_stride + group.y / params.group * UNITS;
     lse_at = select(NOWHERE, row0 * params.heads + group.y, span == 0u);
-    // All units of a row know of the sink, and one counts it.
-    //#unroll i OCTETS: highest_$i = first_highest(group.y, LEAST); sum_$i = select(0.0, FIRST_SUM, (index + $iu * THREADS) % SCORE_UNITS == 0u);
+    sink_of_head = first_highest(group.y, LEAST);
+    //#unroll i OCTETS: reference_$i = LEAST; sum_$i = 0.0; added_$i = 0.0;
     let keys = keys_of_block(row0, first);
-    attend(index, subgroup, first, span, Turn(keys.begin, keys.begin, keys.end, 0u, 2u, row0, 0u));
+    attend(index, subgroup, first, span, Turn(keys.begin, keys.begin, keys.end, 0u, 1u, row0, 0u));
 //#if saturated
     if (span == 0u && beyond > 0u) {
         atomicAdd(&saturated[0], beyond);

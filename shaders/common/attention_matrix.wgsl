@@ -12,23 +12,22 @@
 // ready_of(i, told): of INFOS numbers of each of the others the one of four, loaded and made ready; weigh(index, turn, info_at, is_whole):
 // weights of scores; put_N(row, unit, value): results, of which there are MIXES.
 //
+// Without BACKWARD, each own row has a reference that its weights are relative to, and weigh sets
+// `raised` if a weight is too large for it, and `grown` if the row has weights already. It also
+// defines what is then done: tell_highest(index), raise_references(index, is_all),
+// rescale_results(index) and weigh_again(index); and finish_sums(index): log-sum-exps, and the factor
+// of each row's results.
+//
 // Most turns are whole: each own row sees each of the others, whose numbers are all finite. Then
 // weights need neither masks nor a look at what they are. (An own row's NaN is kept by the turn with
 // that row among the others, which is not whole.)
-//
-// f16 (HALF) holds weights below 1 as 2^WEIGHT_BITS times as much: drivers may take what is below
-// 6e-5 for zero.
 //#if HALF
 //#include common/eight_float16.wgsl
 alias Factor = f16;
 const VECTOR = 8u; // factors of a vector
-const WEIGHT_BITS = 14.0;
-const WEIGHT_SCALE = 16384.0;
 //#else
 alias Factor = f32;
 const VECTOR = 4u;
-const WEIGHT_BITS = 0.0;
-const WEIGHT_SCALE = 1.0;
 //#endif
 
 const UNITS = HEAD / 8u;
@@ -57,6 +56,13 @@ const INFO_AT = SCORES_AT + SCORES;
 const INFO_FOURS = OTHERS / 4u;
 const RESULT_STRIDE = MATRIX_N / 2u + 1u;
 const RESULT_UNITS = MATRIX_N / 4u;
+//#if !BACKWARD
+
+// Where the factor of a row's results lies: next to them, where no matrix is stored.
+fn result_factor_at(row: u32) -> u32 {
+    return (row + 1u) * RESULT_STRIDE - 1u;
+}
+//#endif
 
 const LOG2_E = 1.44269504;
 
@@ -65,6 +71,12 @@ var<workgroup> memory: array<vec4<u32>, MEMORY>;
 var<workgroup> mixed: array<atomic<u32>, 2>;
 // Whether no turn is whole.
 var<workgroup> careful: atomic<u32>;
+//#if !BACKWARD
+// One more than where the others begin of the last turn in which a weight was too large, and in which
+// that was in a row with weights of earlier turns.
+var<workgroup> raised: u32;
+var<workgroup> grown: u32;
+//#endif
 var<private> is_spoilt: bool; // where numbers of the walk are known not to be finite
 
 // Where a walk is: at the others from `other` on; of `rounds` rounds, each from begin to end.
@@ -169,6 +181,10 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         atomicStore(&careful, 0u);
         atomicStore(&mixed[0], 0u);
         atomicStore(&mixed[1], 0u);
+//#if !BACKWARD
+        raised = 0u;
+        grown = 0u;
+//#endif
     }
     // Own rows pass through the memory in parts of their columns.
     let left_at = (half * OWN_STEP + strip) * OWN_STRIDE;
@@ -228,14 +244,7 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         // to where they are stored by some compilers.)
         if (next.round < next.rounds) {
             //#unroll i LOADS: kept_0_$i = other_0(next, next.other + row_$i, unit_$i);
-//#if !BACKWARD
-            // The first round has no values.
-            if (next.round > 0u) {
-                //#unroll i LOADS: kept_1_$i = other_1(next, next.other + row_$i, unit_$i);
-            }
-//#else
             //#unroll i LOADS: kept_1_$i = other_1(next, next.other + row_$i, unit_$i);
-//#endif
             //#unroll i LOOKS: sample_$i = sample_at(next, index + $iu * THREADS);
 //#if INFORMED
             if (index < INFOS * INFO_FOURS) {
@@ -269,15 +278,27 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         let is_whole = is_near(turn) & (atomicLoad(&careful) == 0u) & (atomicLoad(&mixed[slot]) != turn.other + 1u);
         weigh(index, turn, INFO_AT + slot * INFOS * INFO_FOURS, is_whole);
         slot = 1u - slot;
+//#if BACKWARD
         workgroupBarrier();
-//#if !BACKWARD
-        if (turn.round == 0u) {
-            if (next.round > 0u) {
-                finish_sums(index);
-                workgroupBarrier();
+//#else
+        if (workgroupUniformLoad(&raised) == turn.other + 1u) {
+            tell_highest(index);
+            let is_grown = workgroupUniformLoad(&grown) == turn.other + 1u;
+            raise_references(index, is_grown);
+            workgroupBarrier();
+            if (is_grown) {
+                // A matrix at a time lies where the subgroup's scores were.
+                //#unroll c COLUMNS
+                    //#unroll f FRAGMENTS: subgroupMatrixStore<row_major>(&memory, score_at + $fu * MATRIX_M * SCORE_STRIDE, mix_0_$f_$c, SCORE_STRIDE);
+                    workgroupBarrier();
+                    rescale_results(index);
+                    workgroupBarrier();
+                    //#unroll f FRAGMENTS: mix_0_$f_$c = subgroupMatrixLoad<subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>, row_major>(&memory, score_at + $fu * MATRIX_M * SCORE_STRIDE, SCORE_STRIDE);
+                    workgroupBarrier();
+                //#end
             }
-            turn = next;
-            continue;
+            weigh_again(index);
+            workgroupBarrier();
         }
 //#endif
         for (var k = 0u; k < OTHERS; k += MATRIX_K) {
@@ -295,6 +316,9 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         workgroupBarrier();
         turn = next;
     }
+//#if !BACKWARD
+    finish_sums(index);
+//#endif
     //#unroll m MIXES, c COLUMNS
         //#unroll f FRAGMENTS
             subgroupMatrixStore<row_major>(&memory, (strip + $fu * MATRIX_M) * RESULT_STRIDE + half * MATRIX_N / 4u, mix_$m_$f_$c, RESULT_STRIDE);
@@ -306,7 +330,11 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
             let column = (2u * span + i % RESULT_UNITS / (RESULT_UNITS / 2u)) * COLUMNS + $cu;
             let unit = column * (MATRIX_N / 8u) + i % (MATRIX_N / 8u);
             if (first + i / RESULT_UNITS < params.seq && unit < UNITS) {
+//#if BACKWARD
                 put_$m(first + i / RESULT_UNITS, unit, eight(floats(at), floats(at + 1u)));
+//#else
+                put_$m(first + i / RESULT_UNITS, unit, scale8(eight(floats(at), floats(at + 1u)), floats(result_factor_at(i / RESULT_UNITS)).x));
+//#endif
             }
         }
         workgroupBarrier();

@@ -7,6 +7,15 @@
 //#include common/attention_masks.wgsl
 //#if HALF
 //#include common/attention_sizes.wgsl
+
+// f16 holds weights, which are below 1, as 2^WEIGHT_BITS times as much: drivers may take what is below
+// 6e-5 for zero.
+const WEIGHT_BITS = 14.0;
+const WEIGHT_SCALE = 16384.0;
+//#else
+
+const WEIGHT_BITS = 0.0;
+const WEIGHT_SCALE = 1.0;
 //#endif
 
 var<private> x_scale: f32 = 1.0;

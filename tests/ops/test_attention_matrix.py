@@ -161,6 +161,78 @@ def test_sinks(device, halves, window):
     check(device, halves, rows, 4, 2, window=window, sinks=sinks)
 
 
+def forward(device, profile, arrays, sinks, head_dim):
+    """o, the log-sum-exps, and the arrays as the device had them, of one sample."""
+    dtype = "bfloat16" if profile.matrix_element == "f16" else "float32"
+    bench = Bench(device, dtype, profile)
+    q, k, v = (bench.operand(a) for a in arrays)
+    batch, given = bench.batch_of(1, len(arrays[0])), bench.given(sinks)
+    o = attention(bench.graph, q, k, v, batch, head_dim, 0.3, sinks=given)
+    (launch,) = (x for x in bench.graph.launches if x.path == "attention/forward_matrix.wgsl")
+    got = bench.run(o, launch.tensors["lse"])
+    return got[0], got[1].reshape(len(arrays[0]), -1), [rounded(a, dtype) for a in arrays]
+
+
+def check_forward(device, profile, arrays, sinks, head_dim):
+    """With one head of keys, o and the log-sum-exps against their formula."""
+    o, lse, (q, k, v) = forward(device, profile, arrays, sinks, head_dim)
+    seq, dtype = len(q), "bfloat16" if profile.matrix_element == "f16" else "float32"
+    segments = np.ones((1, seq), int)
+    sums = tolerance("float32", seq * head_dim)
+    exact = reference.attention(q, k, v, segments, head_dim, 0.3, sinks=sinks)
+    for head in range(len(sinks)):  # each has its own magnitude
+        own = np.s_[:, head * head_dim : (head + 1) * head_dim]
+        assert_close(o[own], exact[own], tolerance(dtype, seq * head_dim), "o")
+        scores = np.where(np.tri(seq, dtype=bool), 0.3 * q[own] @ k.T, -np.inf)
+        scores = np.column_stack([scores, np.full(seq, sinks[head])])
+        assert_close(lse[:, head], np.logaddexp.reduce(scores, axis=1), sums, "log-sum-exps")
+
+
+_KEY = np.arange(140)
+# A score's part that each key has, and each query's factor of it.
+RISES = {
+    "in every turn": (0.2 * _KEY, 1.0),
+    "in one row": (0.2 * _KEY, _KEY == 100),
+    "at a late key": (30.0 * (_KEY == 90), 1.0),
+    "after keys that are far below": (np.where(_KEY < 70, -80.0, 0.1 * _KEY), 1.0),
+    "by less than a reference allows": (4.1 * (_KEY >= 32), 1.0),
+    "by a little more": (4.25 * (_KEY >= 32), 1.0),
+    "by what f16 does not hold": (5.0 * (_KEY >= 32), 1.0),
+}
+
+
+def rising(rises, heads, head_dim):
+    """Queries, keys and values of which the first element makes the scores rise."""
+    keys, queries = RISES[rises]
+    random = np.random.default_rng(3)
+    q, k, v = (random.normal(size=(140, n * head_dim)) for n in (heads, 1, 1))
+    q, k = 0.1 * q, 0.1 * k  # which moves scores by a hundredth
+    k[:, 0], q[:, ::head_dim] = keys, np.broadcast_to(queries, 140)[:, None] / 0.3
+    return q, k, v
+
+
+@pytest.mark.parametrize("rises", RISES)
+def test_scores_that_rise(device, halves, rises):
+    """References rise with them, and matrices of several columns are rescaled."""
+    check_forward(device, halves, rising(rises, 2, 32), np.array([-50.0, 2.0]), 32)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("shape", "spans"), [(NVIDIA, 1), (replace(HALVES, threads=4), 2)])
+def test_scores_that_rise_in_other_tilings(device, compiling, shape, spans):
+    """Of one product for each strip; and where two workgroups share the results' columns."""
+    profile = replace(gpu_profile(shape, Limits(1024, 32 << 10)), least_workgroups=0)
+    assert matrix_tiling(profile, 64, "forward").spans == spans
+    arrays = rising("in every turn", 2, 64)
+    check_forward(device, profile, arrays, np.array([-50.0, 2.0]), 64)
+
+
+def test_sinks_above_all_scores(device, halves):
+    """Results are small, but not less precise."""
+    arrays = rising("by a little more", 2, 32)
+    check_forward(device, halves, arrays, np.array([12.0, 60.0]), 32)
+
+
 @pytest.mark.full
 def test_heads_that_share_keys_apart_and_a_softcap(device, halves):
     """Columns that two subgroups cannot share evenly, too."""

@@ -96,6 +96,7 @@ _IN_ATTENTION = (
     (r"enable (f16|chromium_experimental_subgroup_matrix);", ""),
     (r"var (\w+): subgroup_matrix_result<[^>]*>;", r"var \1 = Sums();"),
     (r"subgroup_matrix_result<[^>]*>\(\)", "Sums()"),
+    (r"subgroupMatrixLoad<subgroup_matrix_result<[^>]*>, row_major>\(&memory,", "loaded("),
     (r"subgroupMatrixLoad<subgroup_matrix_left<[^>]*>, row_major>\(&memory,", "left_factor("),
     (r"subgroupMatrixLoad<subgroup_matrix_right<[^>]*>, row_major>\(&memory,", "right_factor("),
     (r"subgroupMatrixLoad<subgroup_matrix_right<[^>]*>, col_major>\(&memory,", "turned_factor("),
@@ -177,6 +178,8 @@ def _emulated_attention(code):
         at = f"to + {place[i]} * stride + {column[i]}"
         code += f"memory[{at}] = nvidias_nan(bitcast<vec4<u32>>(sums.s_{i}));\n"
     code += "}\n"
+    sums = ", ".join(f"floats(at + {place[i]} * stride + {column[i]})" for i in fours)
+    code += f"fn loaded(at: u32, stride: u32) -> Sums {{ return Sums({sums}); }}\n"
     begun = (
         r"\1{ let subgroup = index / SUBGROUP_SIZE; let lane = index % SUBGROUP_SIZE; "
         "own_lane = lane; "

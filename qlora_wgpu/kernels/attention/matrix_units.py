@@ -3,7 +3,7 @@
 A workgroup processes some queries, or keys, of one head, and loads the others through workgroup
 memory. Two subgroups share each strip of its rows: the products of an iteration and the results'
 columns. Elements of a subgroup matrix are only accessible through workgroup memory, so the forward
-has two passes over the keys: one for the log-sum-exps, one for the sums, which stay in registers.
+rescales its sums, which stay in registers, only if a weight would become too large for f16.
 """
 
 from __future__ import annotations
