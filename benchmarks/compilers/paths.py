@@ -1,8 +1,9 @@
 """Which way the usual turn of a loop takes through its branches.
 
 A turn makes as many products as it can, loads the next turn's factors and takes exponents of scores
-where it can, and otherwise passes over what it can: masks, and what converts numbers beyond f16's
-end. A kernel that walks twice, with fewer products the first time, has a turn of each kind.
+where it can, and otherwise passes over what it can: what has barriers of its own, such as rescaling
+sums, then masks, and what converts numbers beyond f16's end. A kernel that walks twice, with fewer
+products the first time, has a turn of each kind.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ class Instruction:
     Attributes:
         products: That it makes.
         wanted: Whether it is of a turn, even where a branch passes over it.
+        barriers: 1 if it is one.
     """
 
     products: int = 0
     wanted: bool = False
+    barriers: int = 0
 
 
 @dataclass(frozen=True)
 class _Way:
+    barriers: int
     wanted: int
     length: int
     first: int
     rest: _Way | None
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """The least is the usual one."""
+        return self.barriers, -self.wanted, self.length
 
     def places(self) -> list[int]:
         found: list[int] = []
@@ -55,11 +64,12 @@ def usual_ways(
         own = loop[at]
         behind = [ways[to] for to in nexts(at) if at < to <= last]
         if at == last:
-            ways[at][own.products] = _Way(int(own.wanted), 1, at, None)
+            ways[at][own.products] = _Way(own.barriers, int(own.wanted), 1, at, None)
         for found in behind:
             for products, way in found.items():
-                new = _Way(way.wanted + own.wanted, way.length + 1, at, way)
+                barriers, wanted = way.barriers + own.barriers, way.wanted + own.wanted
+                new = _Way(barriers, wanted, way.length + 1, at, way)
                 known = ways[at].get(products + own.products)
-                if known is None or (-new.wanted, new.length) < (-known.wanted, known.length):
+                if known is None or new.order < known.order:
                     ways[at][products + own.products] = new
     return {products: way.places() for products, way in ways[0].items()}

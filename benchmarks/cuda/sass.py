@@ -87,7 +87,7 @@ def _read(line: str, *, has_units: bool) -> Instruction:
     name = _full_name(line)
     is_product = name.startswith("HMMA" if has_units else "FFMA")
     is_wanted = (name.startswith("LDG") and ".128" in name) or name.startswith("MUFU.EX2")
-    return Instruction(int(is_product), is_wanted)
+    return Instruction(int(is_product), is_wanted, int(name.startswith("BAR")))
 
 
 def main_turn(loops: list[Loop]) -> Turn:

@@ -183,6 +183,20 @@ def test_a_turn_of_two_rounds_passes_masks_over():
     assert turn.flops(32) == 8 * 2 * 16**3
 
 
+def test_a_branch_with_barriers_is_passed_over_though_it_takes_exponents():
+    from cuda.sass import loops
+
+    ways = (
+        "        /*0060*/               @P2 BRA `(.L_x_2) ;\n"
+        "        /*0070*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;\n"
+        "        /*0080*/                   MUFU.EX2 R5, R5 ;\n.L_x_2:\n"
+    )
+    product = "        /*0010*/                   HMMA.16816.F32 R8, R4, R6, R8 ;\n"
+    end = "        /*00f0*/               @P0 BRA `(.L_x_0) ;\n"
+    _, (loop,) = loops(f".L_x_0:\n{product * 8}{ways}{end}")
+    assert (loop.instructions, loop.passed) == (8 + 1 + 1, 2)
+
+
 def test_what_is_atomic_alone_stays_in_the_kernel():
     from gpu_ptxas import prepared
 
