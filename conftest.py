@@ -28,6 +28,8 @@ keep_compiled_shaders()
 # Modules are compiled once for all processes of the tests, which takes each of them seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Commands write as they do for users: what is lost in a buffer is a fault.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # What whoever starts the tests wants of a terminal (CI sets FORCE_COLOR) is no wish of a test.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)

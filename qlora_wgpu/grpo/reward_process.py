@@ -53,7 +53,8 @@ class RewardProcess:
             ConfigError: If the file cannot be imported, or has no such function.
         """
         self.where = f"{path}:{function}"
-        self._command = [sys.executable, "-m", __name__, path, function]
+        # -u: what the function prints is shown at once, and not lost when the process is ended.
+        self._command = [sys.executable, "-u", "-m", __name__, path, function]
         self._timeout, self._printed = timeout, 0
         if not is_file(Path(path)):
             raise ConfigError(f"grpo.reward_funcs: {path} does not exist")

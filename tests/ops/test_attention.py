@@ -197,7 +197,7 @@ def test_blocks_that_begin_before_a_tile_or_end_after_it(device, profile, head_d
     check(device, kernels, "float32", 2, 1, head_dim, segments, window=5, blocks=blocks)
 
 
-@pytest.mark.cover(head_dim=[20])
+@pytest.mark.cover(head_dim=[20], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [6, 20, 24])
 def test_loads_held_back(device, dtype, head_dim):

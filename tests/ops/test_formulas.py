@@ -35,7 +35,7 @@ PARTS = [
     for parts in [-(-count // CASES)]
     for part in range(parts)
 ]
-REPEATED = [("attention", 0), ("attention", 1)]
+REPEATED = [("attention", 1), ("attention", 2)]
 
 
 # Attention's other cases are repeated by its own tests.

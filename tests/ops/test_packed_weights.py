@@ -46,6 +46,7 @@ def test_all_forms(device, number):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(arguments=arguments_of(cases.check_glu_of_packed_weights)[::2])
 @pytest.mark.parametrize("arguments", arguments_of(cases.check_glu_of_packed_weights))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_units(device, dtype, arguments):
