@@ -41,6 +41,7 @@ def test_together_as_alone(device, tmp_path, case):
     assert written(Engine(model, 5, 32), PROMPTS[::-1], SAMPLED, 9)[0] != alone[0]
 
 
+@pytest.mark.full
 def test_sixty_four_as_alone(device, tmp_path):
     """More requests than slots; as they end, batches become smaller."""
     model = opened("llama", tmp_path, device, "bfloat16", "nf4")

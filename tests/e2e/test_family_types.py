@@ -57,7 +57,7 @@ def gradients(folder, dtype, device):
     return model.loss_and_grads(ids, labels, mask)
 
 
-@pytest.mark.cover(family=[case for case in CONFIGS if case not in COMPOSED][::24])
+@pytest.mark.cover(family=[case for case in CONFIGS if case not in COMPOSED][::48])
 @pytest.mark.parametrize(
     ("family", "head_dim"), [(case, size) for case in CONFIGS for size in head_dims(case)]
 )

@@ -49,7 +49,7 @@ def computed(folder, device, dtype, *, fused, checkpointing=False):
 
 
 # Every family that has layers of one input: those of mixtures have q, k and v.
-@pytest.mark.cover(family=["llama-biases"], dtype=["bfloat16"])
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [*CONFIGS, "llama-biases"])
 def test_fused_layers_compute_the_same(device, monkeypatch, tmp_path, family, dtype):

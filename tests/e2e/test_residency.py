@@ -121,7 +121,7 @@ def trained(
     return flat, short, taken, planned
 
 
-@pytest.mark.cover("values", measure=["parked", "some kept, two together", "all"])
+@pytest.mark.cover("values", measure=["parked", "some kept, two together", "all"], profile=[None])
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, None], ids=["cpu", "gpu", "own"])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_gives_the_same_bits(training, folder, measure, profile):

@@ -190,6 +190,7 @@ def in_threes(workgroups):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(profile=["gpu"], fold=[True])
 @pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("profile", ["texture", "gpu"])
 def test_parts_of_a_launch_compute_the_same_bits(device, profile, fold, monkeypatch):

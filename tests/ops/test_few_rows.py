@@ -98,7 +98,7 @@ def test_logits_of_a_prompt(device, profile):
 
 
 @pytest.mark.slow
-@pytest.mark.cover(form=["double"], profile=["texture", "gpu"])
+@pytest.mark.cover(form=["double"], profile=["texture"])
 @pytest.mark.parametrize("form", ["double", "Q6_K", "dense"])
 @pytest.mark.parametrize("profile", [*PROFILES, *BY_UNIT])
 def test_a_row_has_the_same_bits_beside_any_others(device, profile, form):

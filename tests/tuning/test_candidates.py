@@ -11,7 +11,7 @@ TRIED = [(name, i, p) for name, base in PROFILES.items() for i, p in enumerate(c
 
 
 @pytest.mark.slow
-@pytest.mark.cover("values", index=[0])
+@pytest.mark.cover("values", base=["gpu"], index=[0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("base", "index", "profile"), TRIED, ids=[f"{n}-{i}" for n, i, _ in TRIED])
 def test_candidates_compute_the_same(device, monkeypatch, base, index, profile, dtype):
