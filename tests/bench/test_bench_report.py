@@ -91,6 +91,11 @@ def test_kernels_that_take_longer_by_themselves_than_the_step_leave_no_gap():
     ) in text
 
 
+def test_kernels_that_take_as_long_as_the_step_leave_a_gap_of_nothing():
+    text = shown(measured([replace(KERNELS[0], seconds=0.44), KERNELS[1]]))
+    assert "between kernels  0.00 ms of a step, 0.0%" in text
+
+
 def test_without_timestamps_it_says_so_and_leaves_the_table_out():
     measurement = measured(None)
     figures = to_json(measurement)

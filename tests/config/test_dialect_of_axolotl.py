@@ -37,6 +37,13 @@ def test_optimizers_of_axolotl(place, optimizer, expected, said):
     assert config.optim.name == expected and said in conversion.text()
 
 
+@pytest.mark.parametrize(("batch_size", "steps"), [(8, 4), (9, 4), (1, 1)])
+def test_axolotls_batch_is_as_many_micro_batches(place, batch_size, steps):
+    given = {"batch_size": batch_size, "micro_batch_size": 2, "gradient_accumulation_steps": None}
+    config, _ = converted(place, "axolotl.yml", given)
+    assert config.train.gradient_accumulation_steps == steps
+
+
 @pytest.mark.parametrize(
     ("optimizer", "given", "beta2"),
     [

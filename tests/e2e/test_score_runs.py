@@ -10,6 +10,7 @@ from support.commands import run_here
 
 from e2e.tiny import write_model, write_pairs
 from qlora_wgpu import Config, QLoRAModel, Trainer, TrainerCallback, open_adapter, train
+from qlora_wgpu.config.loading import config_of_run
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.runs.rewards import reward_model
 
@@ -156,6 +157,13 @@ def test_commands_on_a_classifier(folder, labelled, tmp_path):
     assert lines[0]["scores"] == pytest.approx(model.classify("ade").scores)
     one = json.loads(called("classify", run, "--text", "ade"))
     assert one["scores"] == pytest.approx(lines[0]["scores"], rel=1e-5)
+    # Texts are cut as the run's own were, unless another length is asked for.
+    length = config_of_run(run).data.max_seq_length
+    cut, as_long, whole = (
+        json.loads(called("classify", run, "--text", "ade" * length, *options))["scores"]
+        for options in ((), ("--max-length", length), ("--max-length", 2 * length))
+    )
+    assert cut == as_long != whole
     found = json.loads(called("eval", run / "config.yaml", "--json"))["adapter"]
     assert np.sum(found["confusion_matrix"]) == 6 and found["labels"] == ["one", "three", "two"]
     assert found["accuracy"] == np.trace(found["confusion_matrix"]) / 6
