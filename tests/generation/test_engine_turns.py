@@ -279,6 +279,21 @@ def test_a_long_prefill_is_interrupted_by_tokens_of_others(made, monkeypatch):
     assert model.count("prefill") == [([1],), ([30],)]
 
 
+def test_a_prefill_whose_prompts_have_left_is_not_continued(made, monkeypatch):
+    monkeypatch.setattr(module, "_AHEAD_SECONDS", 0.0)
+    engine, model = made(3)
+    engine.add([3], max_new_tokens=30)
+    engine.step()
+    second = engine.add([5] * 30, max_new_tokens=4)
+    engine.step()
+    second.cancel()
+    third = engine.add([6] * 5, max_new_tokens=4)
+    engine.step()
+    assert model.count("prefill") == [([1],), ([30],), ([5],)] and not second.ids
+    finish(engine)
+    assert third.ids == expected([6] * 5, 4)
+
+
 def test_logits_that_are_not_finite(made):
     engine, model = made(2)
     texts = [engine.add([3], max_new_tokens=5), engine.add([4, 4], max_new_tokens=5)]
