@@ -47,7 +47,7 @@ class Way:
     fragments: int = 1
     shared: bool = True
     keys: int = 32
-    growth: int = -1
+    growth: int = 6
     q_kept: bool = True
     prefetch: bool = True
     tiles: int = 2

@@ -4,12 +4,12 @@ usage: python benchmarks/explore_attention.py OUT [--minutes 8] [--seq 1024 4096
            [--count N] [--registers FILE]
 
 As explore.py, for heads of 64 and 128 with grouped queries: f16 factors, float32 sums. A matrix's
-elements are reachable through workgroup memory only, so there are two schemes. "two_rounds", as
-shaders/attention/forward_matrix.wgsl: a round over the keys finds the log-sum-exps, another
-computes the scores again, and the sums. "online": one round, with weights relative to a reference
+elements are reachable through workgroup memory only, so there are two schemes. Online, as
+shaders/attention/forward_matrix.wgsl: one round over the keys, with weights relative to a reference
 of each row. The reference is raised, and the sums rescaled, only in turns where a row's maximum
 exceeds it by more than 2^growth; weights are stored as 2^(15 - growth) times as much, so f16 holds
-both ends.
+both ends. In two rounds: one finds the log-sum-exps, another computes the scores again, and the
+sums.
 
 Results are compared with a plain float32 kernel. Rounding weights to f16 changes a result by at
 most 2^-11 · Σ p·|v|; as much again is allowed for the float32 sums of both sides. Log-sum-exps,
@@ -22,15 +22,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from attention_kernel import BINDINGS, HEADS, HIDDEN, KV_HEADS, Way, kernel
-from exploring import Bench, Candidate, Explorer, arguments, explored
+from exploring import Bench, Candidate, Explorer, arguments, explored, in_turns
 
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
@@ -43,7 +42,7 @@ ONLINE = (
 )
 _CHOICES: dict[str, Sequence[Any]] = {
     "groups": (2, 4, 8), "fragments": (1, 2, 4), "shared": (False, True),
-    "keys": (16, 32, 64, 128), "growth": (-1, 0, 4, 8), "q_kept": (False, True),
+    "keys": (16, 32, 64, 128), "growth": (-1, 0, 4, 6, 8), "q_kept": (False, True),
     "prefetch": (False, True), "tiles": (0, 1, 2), "padding": (0, 1), "piece": (8, 16, 32),
     "order": ("last", "plain", "heads"),
 }  # fmt: skip
@@ -245,13 +244,16 @@ def candidates(explorer: Explorer, heads: Sequence[int], seqs: Sequence[int]) ->
         ]
         for head in heads
     ]  # fmt: skip
-    turns = [each for turn in zip_longest(*per_head) for each in turn if each]
-    return [candidate for candidate in turns if candidate.sizes]
+    return in_turns(per_head)
 
 
-def main() -> None:
+def explore(
+    description: str | None,
+    candidates: Callable[[Explorer, Sequence[int], Sequence[int]], list[Candidate]],
+) -> None:
+    """Explores kernels of attention, by heads and lengths."""
     begin = time.monotonic()
-    parser = arguments(__doc__)
+    parser = arguments(description)
     parser.add_argument("--seq", type=int, nargs="+", default=[4096, 1024])
     args = parser.parse_args()
     explorer = Explorer(Device(backend=args.backend))
@@ -260,4 +262,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    explore(__doc__, candidates)

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from attention_kernel import HEADS, KV_HEADS
-from explore_attention import HEAD_DIMS, Attention
-from exploring import Bench, Candidate, Explorer, arguments, explored
+from explore_attention import Attention, explore
+from exploring import Bench, Candidate, Explorer, in_turns
 from gradient_kernel import BINDINGS, Way, kernel
 
 from qlora_wgpu.gpu.backend import Dispatch
-from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 
 KINDS = ("dq", "dkdv")
@@ -224,19 +221,8 @@ def candidates(explorer: Explorer, heads: Sequence[int], seqs: Sequence[int]) ->
         ]
         for head in heads for kind in KINDS
     ]  # fmt: skip
-    turns = [each for turn in zip_longest(*every) for each in turn if each]
-    return [candidate for candidate in turns if candidate.sizes]
-
-
-def main() -> None:
-    begin = time.monotonic()
-    parser = arguments(__doc__)
-    parser.add_argument("--seq", type=int, nargs="+", default=[4096, 1024])
-    args = parser.parse_args()
-    explorer = Explorer(Device(backend=args.backend))
-    heads, seqs = ((32,), [128]) if args.small else (HEAD_DIMS, args.seq)
-    explored(args, begin, explorer, candidates(explorer, heads, seqs))
+    return in_turns(every)
 
 
 if __name__ == "__main__":
-    main()
+    explore(__doc__, candidates)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -266,6 +267,12 @@ def ordered(candidates: Sequence[Candidate], registers: Path | None) -> list[Can
         return int(found.get("resident_threads", _FEW_THREADS) < _FEW_THREADS)
 
     return [*candidates[:1], *sorted(candidates[1:], key=rank)]
+
+
+def in_turns(lists: Iterable[Sequence[Candidate]]) -> list[Candidate]:
+    """One of each list after the other; those that compute no size are left out."""
+    turns = [each for turn in zip_longest(*lists) for each in turn if each]
+    return [candidate for candidate in turns if candidate.sizes]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

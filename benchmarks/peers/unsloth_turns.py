@@ -49,7 +49,7 @@ def loaded(asked: Answer) -> tuple[Answer, Turn]:
     FastLanguageModel.for_training(model, use_gradient_checkpointing=False)
     from torch_turns import TorchTurns
 
-    turns = TorchTurns(model, "cuda", lambda rows, work: inputs(rows, work))
+    turns = TorchTurns(model, "cuda", inputs)
 
     def turn(work: Work) -> Answer:
         return {**turns(work), "attention": attention(packed=work.packed)}
