@@ -109,7 +109,6 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_every_shader_is_in_the_plans(monkeypatch):
     """A kernel that comes anew is compiled by RADV, too."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
@@ -163,7 +162,6 @@ def test_every_kernel_has_figures_and_a_line(done):
         assert plan["kernels"] > 20 and plan["failed"] == 0
 
 
-@pytest.mark.slow
 def test_a_kernel_that_kills_the_compiler_is_told(driver, drivers, tmp_path):
     module = tmp_path / "broken.spv"
     module.write_bytes(b"\x03\x02\x23\x07" + bytes(16))
@@ -203,7 +201,7 @@ def test_any_model_and_adapter_is_compiled(tmp_path):
     assert not any("bfloat16" in kernel for kernel in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.cover(said=["unknown layer 'nothing'"])
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -218,7 +216,7 @@ def test_what_cannot_be_traced_is_a_sentence(arguments, said):
     assert said in done.stderr and done.stderr.startswith("error: ")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_kernels_that_are_not_there_are_a_sentence():
     done = run_script("--layers", 1, "--only", "nonsense/")
     assert (done.returncode, done.stdout) == (2, "")

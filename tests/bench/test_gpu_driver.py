@@ -90,7 +90,6 @@ def test_the_card_that_vulkan_lists_is_taken_as_it_is(driver, tmp_path, monkeypa
     assert tried.cards == ("H100",) and not tried.environment
 
 
-@pytest.mark.slow
 def test_vulkan_itself_is_asked():
     """Of this machine's software GPU, and without any driver."""
     command = [sys.executable, str(BENCHMARKS / "gpu_driver.py"), "--list"]

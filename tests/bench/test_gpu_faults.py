@@ -3,7 +3,6 @@
 import json
 import tarfile
 
-import pytest
 from bench.parts import BENCHMARKS, python, session, state
 
 HUNG = """
@@ -16,7 +15,6 @@ rows.measure('b', lambda: {'value': 2})
 """
 
 
-@pytest.mark.slow
 def test_a_row_that_hangs_costs_little_and_its_stack_is_told(gpu, tmp_path):
     code = f"sys.path.insert(0, {str(BENCHMARKS)!r}); exec({HUNG!r})"
     part = gpu.Part("rows", python(code), rows=True, environment={gpu.SECONDS: "0.5"})

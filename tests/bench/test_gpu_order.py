@@ -50,7 +50,6 @@ def test_both_orders_have_the_same_walks(order: ModuleType) -> None:
     assert len(order.walks("dkdv", 1000, each_head=False, in_order=True)) == order.KV_HEADS * 16
 
 
-@pytest.mark.slow
 def test_the_model_explains_what_the_card_gave(
     order: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

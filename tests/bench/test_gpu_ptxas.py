@@ -237,6 +237,7 @@ def test_how_many_workgroups_a_multiprocessor_has(threads, registers, nbytes, co
     assert workgroups(threads, registers, nbytes, "sm_90") == count
 
 
+@pytest.mark.full
 def test_kernels_of_the_explorers_are_looked_at_in_turns():
     from explore_ptxas import kernels
 

@@ -70,7 +70,7 @@ serve(load)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_whatever_a_rival_does_is_a_row_and_the_others_have_their_turns(scripts, tmp_path):
     kinds = ("ours", "broken", "late", "dying", "hanging")
     begun, path = tmp_path / "begun", tmp_path / "rows.jsonl"

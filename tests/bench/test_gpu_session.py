@@ -14,7 +14,6 @@ from bench.parts import BENCHMARKS, python, ran, session, state
 from support.processes import PATIENCE, is_running, until
 
 
-@pytest.mark.slow
 def test_what_is_done_is_not_repeated_and_what_failed_is(gpu, tmp_path):
     parts = [
         gpu.Part("good", python("print('well')")),
@@ -66,7 +65,6 @@ def clock(gpu, monkeypatch):
     return time
 
 
-@pytest.mark.slow
 def test_a_part_is_ended_with_its_time_and_the_rest_left_for_later(gpu, tmp_path, clock):
     endless, pid = python(ENDLESS), tmp_path / "all" / "long.pid"
     first = session(gpu, tmp_path, minutes=1)
@@ -82,7 +80,6 @@ def test_a_part_is_ended_with_its_time_and_the_rest_left_for_later(gpu, tmp_path
     assert json.loads((tmp_path / "all" / "state.json").read_text())["long"]["attempts"] == 1
 
 
-@pytest.mark.slow
 def test_what_was_cut_off_is_begun_again_only_with_more_time(gpu, tmp_path, clock):
     """Else every call would end with the same part, cut off as the last one was."""
     long = gpu.Part("long", python(ENDLESS), least=0)
@@ -140,7 +137,6 @@ rows.measure('b', lambda: {'value': 2})
 """
 
 
-@pytest.mark.slow
 def test_a_row_that_takes_its_process_along_is_tried_twice_and_left(gpu, tmp_path):
     code = f"sys.path.insert(0, {str(BENCHMARKS)!r}); exec({ROWS!r})"
     session(gpu, tmp_path).run([gpu.Part("rows", python(code), rows=True)])
@@ -161,7 +157,6 @@ def test_a_line_that_was_cut_off_is_measured_again(gpu, tmp_path):
     assert {r["key"]: r["value"] for r in gpu.read_rows(path)} == {"a": 1, "b": 6}
 
 
-@pytest.mark.slow
 def test_parts_that_time_nothing_run_at_once(gpu, tmp_path):
     """Each of four goes on once all have begun."""
     wait = python(
@@ -197,7 +192,6 @@ def test_the_driver_is_asked_while_a_part_runs(gpu, tmp_path, monkeypatch):
     assert "power.draw" not in driver
 
 
-@pytest.mark.slow
 def test_a_session_that_is_ended_ends_its_part(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(BENCHMARKS)!r})
@@ -210,7 +204,6 @@ s.run([Part('long', [sys.executable, '-c', 'import os, time; print(os.getpid(), 
     ends_with_its_part(tmp_path, code)
 
 
-@pytest.mark.slow
 def test_a_session_that_is_ended_ends_the_contender_of_an_agreement(tmp_path):
     """Which a script starts that is a part; it would take the card from the next session."""
     model = tmp_path / "model"

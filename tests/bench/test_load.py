@@ -98,7 +98,6 @@ def test_a_software_gpu_gets_no_busy_work(monkeypatch):
     assert (own.run(), own.clock()) == (0.0, 1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 30, 3000])
 def test_launches_are_timed_at_the_full_clock(gpu, count):
     gpu.wait(10.0)

@@ -141,6 +141,7 @@ def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
         assert text.startswith("worker 0 is excluded: it returned a gradient") and "1" in text
 
 
+@pytest.mark.cover(does=["short", "float64", "tokens as text", "replayed", "unreadable error"])
 @pytest.mark.parametrize(
     ("does", "says"),
     [

@@ -71,6 +71,7 @@ def test_a_scheduler_without_tls_is_told(folders):
             reach(address.replace("tcp", "tls"), folders[0])
 
 
+@pytest.mark.slow
 def test_nobody_there_is_waited_for_as_long_as_asked():
     told = []
     says = r"no scheduler answered .*refused.* within 1 seconds"
@@ -80,6 +81,7 @@ def test_nobody_there_is_waited_for_as_long_as_asked():
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_what_takes_a_connection_and_is_silent_is_not_waited_for_ever(monkeypatch):
     monkeypatch.setattr(connection, "_ATTEMPT", 0.5)
     silent = closing(socket.create_server(("127.0.0.1", 0)))

@@ -1,6 +1,4 @@
-"""Where intermediates of runs lie, whatever the processor that runs the tests; their tier."""
-
-from pathlib import Path
+"""Where intermediates of runs lie, whatever the processor that runs the tests."""
 
 import pytest
 
@@ -19,17 +17,3 @@ def in_buffers():
 def in_textures(monkeypatch):
     """Intermediates in textures, as processors of AMD before Zen 5 want them."""
     monkeypatch.setattr(device, "wants_textures", lambda lanes: True)
-
-
-def pytest_collection_modifyitems(items):
-    """Whole runs are slow, but for a few."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("quick"):
-            item.add_marker("slow")
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Quick does not import files of which it has no test: most of them."""
-    if config.getoption("tier") == "quick" and collection_path.name.startswith("test_"):
-        return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
-    return None

@@ -47,7 +47,7 @@ def place(tmp_path_factory):
 
 
 def test_train_then_generate(place):
-    done = run("train", "run.yaml", "optim.weight_decay=0.01", cwd=place)
+    done = run_here("train", "run.yaml", "optim.weight_decay=0.01", cwd=place)
     assert done.returncode == 0, done.stderr
     for text in ("planned device memory", "held-out loss", "before", "after", "expected", "out"):
         assert text in done.stdout, text
@@ -60,7 +60,7 @@ def test_train_then_generate(place):
     assert run_here("train", "run.yaml", "--overwrite", cwd=place).returncode == 0
 
     args = ("generate", "--model", "model", "--adapter", "out/adapter", "--max-new-tokens", 5)
-    plain = run(*args, "--prompt", "what is", cwd=place)
+    plain = run_here(*args, "--prompt", "what is", cwd=place)
     assert plain.returncode == 0 and plain.stdout.startswith("what is"), plain.stderr
     chat = run_here(*args, "--prompt", "what is 1 and 2?", "--chat", cwd=place)
     assert chat.returncode == 0, chat.stderr

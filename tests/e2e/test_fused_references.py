@@ -63,7 +63,7 @@ def opened(device, folder, case, dtype, *, checkpointing=False):
     return recorded, model
 
 
-@pytest.mark.cover("values", kind=["tiled"], dtype=["float32"])
+@pytest.mark.cover("values", kind=["tiled"], dtype=["float32"], case=["llama-nf4", "phi3-nf4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_fused_layers_against_pytorch(device, tmp_path, kind, case, dtype):

@@ -32,7 +32,7 @@ def prefilled(monkeypatch):
 @pytest.mark.parametrize("case", ["llama", "gpt_oss", "qwen3_5", "lfm2", "gemma3n", "gemma4"])
 def test_shared_prompts_have_the_results_of_separate_ones(device, tmp_path, prefilled, case):
     model = opened(case, tmp_path, device, "bfloat16", "nf4")
-    one, many = Engine(model, 1, 40), Engine(model, 12, 40)
+    one, many = Engine(model, 1, 40), Engine(model, 13, 40)
     samplings = [replace(SAMPLED, seed=n) for n in range(11)]
     shared = [many.add(PROMPTS[n == 4], own, max_new_tokens=4) for n, own in enumerate(samplings)]
     while any(not text.ids for text in shared):

@@ -244,6 +244,7 @@ def settings(base, out, kind, **train):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_bits(tiny, device, tmp_path):
     rows = [{"input_ids": list(range(4 + i, 20 + i))} for i in range(6)]
     lora = settings(tiny, tmp_path, "pissa_niter_2").lora

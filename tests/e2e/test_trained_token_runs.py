@@ -130,7 +130,6 @@ def test_wrong_tokens_are_a_sentence(place, tokens, message):
         trained(place, "wrong", lora={"trainable_token_indices": tokens})
 
 
-@pytest.mark.quick
 def test_files_that_contradict_themselves_are_a_sentence(place, whole, tmp_path):
     from qlora_wgpu.lora import load_adapter, save_adapter
 

@@ -53,6 +53,7 @@ def trained(folder, device, settings, rows=ROWS, held_out=None, functions=(share
     return model, trainer.train(rows, held_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["grpo", "rloo"])
 def test_a_run_logs_rewards_by_their_names(device, tmp_path, objective):
     settings = config(tmp_path, objective=objective)

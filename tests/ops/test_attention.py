@@ -39,7 +39,7 @@ def check(
 IN_TEXTURES = replace(cpu_profile(16), in_textures=True)
 
 
-@pytest.mark.cover(head_dim=[8, 96])
+@pytest.mark.cover(head_dim=[96], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [8, 64, 96])
 def test_segments_and_sums_of_weights_in_textures(device, dtype, head_dim):
@@ -53,7 +53,7 @@ def test_sums_of_weights_that_end_within_a_texel(device, dtype, heads, seq):
     check(device, IN_TEXTURES, dtype, heads, 1, 8, np.ones((1, seq), int))
 
 
-@pytest.mark.cover(head_dim=[64, 128])
+@pytest.mark.cover(head_dim=[128], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_short_loops(device, dtype, head_dim):
@@ -107,6 +107,7 @@ def test_sinks_of_columns_in_several_spans(device, dtype):
     check(device, "gpu", dtype, 2, 1, 264, packed(70, 66)[None], sinks=SINKS[1:3])
 
 
+@pytest.mark.cover(seq=[1, 70])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seq", [1, 33, 70])
 def test_lengths(device, dtype, seq):
@@ -174,8 +175,8 @@ def test_several_tiles(device, dtype, case, least_workgroups):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
-@pytest.mark.cover(case=["padding in front and within, tails", "two columns a lane"])
-@pytest.mark.quick(case=["two columns a lane"])
+@pytest.mark.slow
+@pytest.mark.cover(case=["two columns a lane"], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", SEVERAL_TILES)
 def test_several_tiles_in_few_registers(device, dtype, case):

@@ -278,6 +278,7 @@ def test_values_of_any_size_keep_their_gradients(device, halves, size):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(halves=["f16"])
 def test_even_weights_of_long_rows_are_not_lost(device, halves):
     """A weight of 1/2,000 is among f16's smallest, and some drivers take those for zero."""
     segments = np.ones((1, 2000), int)

@@ -48,7 +48,7 @@ BY_UNIT = {
 }
 
 
-@pytest.mark.cover(number=range(0, len(CASES), 2))
+@pytest.mark.cover(number=range(0, len(CASES), 3))
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_all_forms(device, number):
     """On every kind of profile and in both types in turn."""
@@ -60,7 +60,7 @@ def test_all_forms(device, number):
     assert not any(path.startswith("dequantize/") for path in bench.shaders) or arguments[1] % 8
 
 
-@pytest.mark.cover(number=range(1, len(CASES), 4))
+@pytest.mark.cover(number=range(1, len(CASES), 8))
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_all_forms_a_unit_after_the_other(device, number):
     check, arguments = CASES[number]

@@ -94,6 +94,7 @@ def test_thin_products_and_gradients(device, profile, dtype, shape):
         assert_close(value, exact, tolerance("float32", depth), "float32 sums, whatever is given")
 
 
+@pytest.mark.cover(profile=["gpu", "4 rows", "few registers", "no memory"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("shape", [s for s in SHAPES if len(s[2]) == 1], ids=str)

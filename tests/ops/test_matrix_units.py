@@ -44,8 +44,7 @@ def test_a_subgroup_size_that_is_not_the_drivers_is_refused(device, shape, monke
     assert ("not 16" in units.refusal) if not sized else ("compiling" in units.refusal)
 
 
-@pytest.mark.cover(index=[0], dtype=["bfloat16"])
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("index", range(8))
 def test_products(device, shape, monkeypatch, index, dtype):

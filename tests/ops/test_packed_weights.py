@@ -33,7 +33,7 @@ CASES = [(check, arguments) for check in CHECKS for arguments in arguments_of(ch
 ]
 
 
-@pytest.mark.cover(number=range(0, len(CASES), 2))
+@pytest.mark.cover(number=range(0, len(CASES), 3))
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_all_forms(device, number):
     check, arguments = CASES[number]
@@ -46,7 +46,7 @@ def test_all_forms(device, number):
 
 
 @pytest.mark.slow
-@pytest.mark.cover(arguments=arguments_of(cases.check_glu_of_packed_weights)[::2])
+@pytest.mark.cover(arguments=arguments_of(cases.check_glu_of_packed_weights)[::4])
 @pytest.mark.parametrize("arguments", arguments_of(cases.check_glu_of_packed_weights))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_units(device, dtype, arguments):

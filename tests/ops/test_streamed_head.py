@@ -111,6 +111,7 @@ def test_of_a_pair(device, profile, dtype, objective):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(group=[3])
 @pytest.mark.parametrize("group", [1, 3])
 def test_of_a_pair_with_blocks_in_groups(device, group):
     profile = dataclasses.replace(PROFILES["gpu"], head_group=group, least_workgroups=48)

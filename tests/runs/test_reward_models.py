@@ -92,6 +92,7 @@ class Plans(Observer):
         self.memory = memory
 
 
+@pytest.mark.slow
 def test_the_planned_memory_is_what_it_takes(judge):
     model = open_adapter(judge)
     model.score(["what is it? " * 50] * 8, batch_size=8, max_length=64)

@@ -96,6 +96,7 @@ def test_an_answer_that_comes_too_late_is_none(matcher, monkeypatch) -> None:
     assert matcher.call(expressions._fits, "a*", "aa") is True
 
 
+@pytest.mark.slow
 def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_WAIT", 1.0)
     with pytest.raises(SandboxError, match="does not respond within 1 seconds"):

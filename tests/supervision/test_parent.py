@@ -216,6 +216,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path, number):
         assert not is_running(child)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_its_supervisor(tmp_path):
     with sleeping(tmp_path) as (process, child):
         process.kill()

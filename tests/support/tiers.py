@@ -1,11 +1,14 @@
 """A pytest plugin that chooses the tests of a tier: quick, test or full.
 
 A test that says nothing is in all three. ``@pytest.mark.slow`` leaves it out of quick, and
-``@pytest.mark.full`` out of test as well. Whole runs, in tests/e2e, are slow unless they are marked
-``@pytest.mark.quick``. Where a test is a product of several parametrizations,
-full has all of its cases, test a covering array: each pair of two arguments' values occurs, or each
-value if the test computes on a device, where cases are expensive. In quick each value occurs; tests
-on a device have one case there, or one for each ``profile`` of kernels.
+``@pytest.mark.full`` out of test as well. Whole runs, in tests/e2e, and what is no part of the
+product, in tests/bench, are slow unless they are marked ``@pytest.mark.quick``. Where a test is a
+product of several parametrizations, full has all of its cases, test a covering array: each pair of
+two arguments' values occurs, or each value if the test computes on a device, where cases are
+expensive. In quick each value occurs; tests on a device have one case there, or one for each
+``profile`` of kernels.
+
+A test that is named by itself, with ``::``, is run whatever the tier.
 
 ``@pytest.mark.cover("values")`` (or ``"pairs"``, ``"all"``) asks for another covering in test, and
 ``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone;
@@ -18,12 +21,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 TIERS = ("quick", "test", "full")
 ONE, VALUES, PAIRS, ALL = range(4)
 """How cases are covered: one of them, each value, each pair of values, or every case."""
+SLOW = ("e2e", "bench")
+"""Folders of tests that are slow unless they say otherwise."""
 _COVERS = {"values": VALUES, "pairs": PAIRS, "all": ALL}
 
 
@@ -118,17 +124,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "slow: not in the tier quick",
-        "quick(what, **only): in the tier quick, where tests/e2e is not, or which cases it has",
+        "quick(what, **only): in the tier quick, where a folder is not, or which cases it has",
         "full: in the tier full alone",
         "cover(what, **only): which cases the smaller tiers have: values, pairs or all",
     ):
         config.addinivalue_line("markers", line)
 
 
-@pytest.hookimpl(trylast=True)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Quick does not import the files of slow folders of which it has no test: most of them."""
+    slow = collection_path.parent.name in SLOW and collection_path.name.startswith("test_")
+    if config.getoption("tier") == "quick" and slow:
+        return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before ``-k``, which may leave none of the values that a marker names."""
+    for item in items:
+        if item.path.parent.name in SLOW and not item.get_closest_marker("quick"):
+            item.add_marker("slow")
     tier = config.getoption("tier")
-    if tier == "full":
+    if tier == "full" or any("::" in test for test in config.args):
         return
     kept = set(_kept(items, tier))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

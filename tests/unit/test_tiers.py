@@ -124,3 +124,26 @@ def test_a_value_that_no_case_has_is_refused(pytester):
     done = pytester.runpytest("-p", "support.tiers", "--tier", "test", "--collect-only")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines("*names [[]7], which no case has")
+
+
+@pytest.mark.slow
+def test_expressions_and_names_may_leave_no_case_that_a_marker_names(pytester):
+    file = pytester.makepyfile(TESTS)
+
+    def chosen(*given):
+        done = pytester.runpytest("-p", "support.tiers", *given, "--collect-only", "-q")
+        return [line.partition("::test_")[2] for line in done.outlines if "::test_" in line]
+
+    assert chosen("--tier", "test", "-k", "named and 1- or slow") == ["slow"]
+    assert chosen("--tier", "quick", f"{file.name}::test_named[x-1]") == ["named[x-1]"]
+    assert chosen("--tier", "quick", f"{file.name}::test_full") == ["full"]
+
+
+@pytest.mark.slow
+def test_quick_has_of_whole_runs_what_is_marked(pytester):
+    pytester.mkdir("e2e")
+    plain, marked = "def test_plain(): pass\n", "@pytest.mark.quick\ndef test_marked(): pass\n"
+    for name, text in {"test_a": "import nothing\n" + plain, "test_b": plain + marked}.items():
+        (pytester.path / "e2e" / f"{name}.py").write_text("import pytest\n" + text)
+    done = pytester.runpytest("-p", "support.tiers", "--tier", "quick", "--collect-only", "-q")
+    assert [line for line in done.outlines if "::" in line] == ["e2e/test_b.py::test_marked"]

@@ -88,6 +88,7 @@ def memory_of(site, made, length):
     return sizes + sum(map(buffer_bytes, slots)) + ALIGNMENT * parameters, slots
 
 
+@pytest.mark.slow
 def test_the_manifest_names_each_variant_and_what_a_gpu_must_have(site, manifest):
     assert manifest["format"] == 1 and manifest["buckets"] == [16, 48]
     assert manifest["model"] == {"name": "model", "vocab_size": 83}
