@@ -151,12 +151,8 @@ def test_chat_gives_the_template_its_variables(place):
     )
     args = ("chat", "--model", "model", "--max-new-tokens", "2", "--chat-template", "effort.jinja")
     for effort, answers in (("low", True), ("huge", False)):
-        done = subprocess.run(
-            [sys.executable, "-m", "qlora_wgpu", *args, "--chat-template-kwargs",
-             json.dumps({"reasoning_effort": effort})],
-            input="what is 1?\n", cwd=place, capture_output=True, text=True, timeout=300,
-            check=False,
-        )  # fmt: skip
+        given = json.dumps({"reasoning_effort": effort})
+        done = run_here(*args, "--chat-template-kwargs", given, cwd=place, stdin="what is 1?\n")
         assert done.returncode == 0, done.stderr
         assert ("effort huge" not in done.stderr) is answers
     message = refused(place, *args, "--chat-template-kwargs", "[1]")

@@ -7,7 +7,7 @@ import pytest
 from support.commands import run_here
 
 import qlora_wgpu
-from e2e.test_cli import CONFIG, run
+from e2e.test_cli import CONFIG
 from e2e.tiny import write_chats, write_model
 
 TOLD = r"out/adapter was trained on \S*model and is opened on \S*other, which has the same shapes"
@@ -20,7 +20,7 @@ def place(tmp_path_factory):
     write_chats(folder / "train.jsonl")
     write_chats(folder / "eval.jsonl", 6, seed=1)
     (folder / "run.yaml").write_text(CONFIG)
-    done = run("train", "run.yaml", "train.max_steps=1", cwd=folder)
+    done = run_here("train", "run.yaml", "train.max_steps=1", cwd=folder)
     assert done.returncode == 0 and "was trained on" not in done.stdout + done.stderr, done.stderr
     (folder / "model").rename(folder / "other")
     return folder

@@ -69,6 +69,7 @@ def test_beside_others_as_alone(device, tmp_path, monkeypatch, case):
     assert [text.ids for text in beside] == [text.expected for text in beside]
 
 
+@pytest.mark.full
 def test_no_sum_is_cut_by_the_rows_that_there_are(device, tmp_path, monkeypatch):
     """GPUs cut long sums of few results into parts; here as many as rows leave room for."""
     monkeypatch.setattr(device, "profile", replace(GPU_PROFILE, least_workgroups=16))

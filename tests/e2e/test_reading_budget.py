@@ -1,10 +1,8 @@
 """Texts and evaluations under ``device.memory``: what has no room waits, and all else stays."""
 
-import io
 import json
 import re
 from collections import Counter
-from unittest.mock import patch
 
 import pytest
 from support.commands import run_here
@@ -61,8 +59,7 @@ def budget(place, device):
 
 
 def done(place, *args, stdin=""):
-    with patch("sys.stdin", io.StringIO(stdin)):
-        ended = run_here(*args, cwd=place)
+    ended = run_here(*args, cwd=place, stdin=stdin)
     assert ended.returncode == 0, ended.stderr
     return ended
 

@@ -138,6 +138,7 @@ def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
 
 
 # Sums, and inputs that are parked, are among what lies in textures then.
+@pytest.mark.full
 @pytest.mark.cover(measure=["all"], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("measure", ["buffers", "all"])

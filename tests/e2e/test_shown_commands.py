@@ -5,9 +5,7 @@ import re
 import shlex
 import shutil
 from copy import deepcopy
-from io import StringIO
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from PIL import Image
@@ -56,8 +54,7 @@ def run_page(page, folder):
     """Each command of a page that can run here, and what it said."""
     for verb, *words in shown(page):
         if verb in ALONE:
-            with patch("sys.stdin", StringIO("what?\n")):
-                done = run_here(verb, *words, cwd=folder)
+            done = run_here(verb, *words, cwd=folder, stdin="what?\n")
             assert done.returncode == 0, done.stderr
             yield verb, done.stdout
 

@@ -111,6 +111,7 @@ def test_every_statement_of_other_heads_is_checked(device, name, family, traced)
             assert not missing, (head_dim, dtype, sorted(missing))
 
 
+@pytest.mark.cover(name=["matrix units"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
 def test_every_statement_of_fused_layers_is_checked(device, name, family, traced):

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from qlora_wgpu import cli
 
 
-def run_here(*args, cwd, encoding=None):
+def run_here(*args, cwd, encoding=None, stdin=""):
     """What `qlora-wgpu` does with its arguments, all but the process that supervises it.
 
     With the encoding of a console its standard output is a file of it, and what is in it bytes.
@@ -23,6 +23,7 @@ def run_here(*args, cwd, encoding=None):
     with ExitStack() as stack:
         # Commands remember the help of whoever called them first, which other tests look at.
         stack.enter_context(patch("qlora_wgpu.cli.commands", deepcopy(cli.commands)))
+        stack.enter_context(patch.object(sys, "stdin", StringIO(stdin)))
         stack.enter_context(patch.object(sys, "argv", ["qlora-wgpu", *map(str, args)]))
         stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200"}))
         stack.enter_context(warnings.catch_warnings())
