@@ -1,7 +1,8 @@
 """The loop that a kernel spends its time in, read off RDNA's assembly.
 
 What converts and counts numbers beyond f16's end is left out, which no lane has in the usual turn:
-a branch passes over it, and it names that end.
+a branch passes over it, and it names that end. So is what all of a workgroup passes over together
+and has barriers of its own, but no products: sums that are rescaled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 _BLOCK = re.compile(r"^(BB\d+):")
 _BRANCH = re.compile(r"^s_c?branch\w* (BB\d+)")
 _PASSED = re.compile(r"^s_cbranch_execz (BB\d+)")
+_PASSED_BY_ALL = re.compile(r"^s_cbranch_scc[01] (BB\d+)")
 _BEYOND = re.compile(r"0x[4c]77fe000")  # 65,504 in float32
 _MATRIX_FLOPS = 2 * 16**3
 _FMA = re.compile(r"v_(?:pk_)?(?:fma|fmac|mad|mac|dot)|v_dual_fma|:: v_dual_fma")
@@ -29,18 +31,16 @@ class Turn:
         multiplies: Multiply-adds of each lane.
         others: Other vector instructions.
         lds_bytes: Bytes of workgroup memory that each lane reads and writes.
-        again: Those of the products that are made once more, in a round of their own.
     """
 
     matrices: int = 0
     multiplies: int = 0
     others: int = 0
     lds_bytes: int = 0
-    again: int = 0
 
     def flops(self, lanes: int) -> int:
         """Operations of products, of a wave of so many lanes."""
-        return _MATRIX_FLOPS * (self.matrices - self.again) + 2 * lanes * self.multiplies
+        return _MATRIX_FLOPS * self.matrices + 2 * lanes * self.multiplies
 
 
 def main_loop(assembly: str) -> Turn:
@@ -62,10 +62,16 @@ def _usual(lines: list[str]) -> list[str]:
     kept, at = [], 0
     while at < len(lines):
         kept.append(lines[at])
-        passed = _PASSED.match(lines[at])
+        passed = _PASSED.match(lines[at]) or _PASSED_BY_ALL.match(lines[at])
         end = places.get(passed[1], 0) if passed else 0
-        at = end if _names_end(lines[at + 1 : end]) else at + 1
+        over = lines[at + 1 : end]
+        at = end if _names_end(over) or _is_rescaling(over) else at + 1
     return kept
+
+
+def _is_rescaling(passed: list[str]) -> bool:
+    turn = _turn(passed)
+    return "s_barrier" in passed and not turn.matrices and not turn.multiplies
 
 
 def _names_end(passed: list[str]) -> bool:

@@ -2,8 +2,7 @@
 
 A turn makes as many products as it can, loads the next turn's factors and takes exponents of scores
 where it can, and otherwise passes over what it can: what has barriers of its own, such as rescaling
-sums, then masks, and what converts numbers beyond f16's end. A kernel that walks twice, with fewer
-products the first time, has a turn of each kind.
+sums, then masks, and what converts numbers beyond f16's end.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class _Way:
+    products: int
     barriers: int
     wanted: int
     length: int
@@ -36,40 +36,38 @@ class _Way:
     rest: _Way | None
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> tuple[int, int, int, int]:
         """The least is the usual one."""
-        return self.barriers, -self.wanted, self.length
+        return -self.products, self.barriers, -self.wanted, self.length
+
+    def behind(self, own: Instruction, at: int) -> _Way:
+        """This way after an instruction before it."""
+        return _Way(
+            self.products + own.products, self.barriers + own.barriers,
+            self.wanted + own.wanted, self.length + 1, at, self,
+        )  # fmt: skip
 
     def places(self) -> list[int]:
         found: list[int] = []
         way: _Way | None = self
-        while way is not None:
+        while way is not None and way.length:
             found.append(way.first)
             way = way.rest
         return found
 
 
-def usual_ways(
-    loop: Sequence[Instruction], nexts: Callable[[int], Sequence[int]]
-) -> dict[int, list[int]]:
-    """The instructions of a turn, by how many products it makes.
+def usual_way(loop: Sequence[Instruction], nexts: Callable[[int], Sequence[int]]) -> list[int]:
+    """The instructions of the usual turn.
 
     Args:
         loop: The instructions, of which the last leads back to the first.
         nexts: Where each may lead to, behind itself; ways end at the last one.
     """
     last = len(loop) - 1
-    ways: list[dict[int, _Way]] = [{} for _ in loop]
-    for at in range(last, -1, -1):
-        own = loop[at]
-        behind = [ways[to] for to in nexts(at) if at < to <= last]
-        if at == last:
-            ways[at][own.products] = _Way(own.barriers, int(own.wanted), 1, at, None)
-        for found in behind:
-            for products, way in found.items():
-                barriers, wanted = way.barriers + own.barriers, way.wanted + own.wanted
-                new = _Way(barriers, wanted, way.length + 1, at, way)
-                known = ways[at].get(products + own.products)
-                if known is None or new.order < known.order:
-                    ways[at][products + own.products] = new
-    return {products: way.places() for products, way in ways[0].items()}
+    end = _Way(0, 0, 0, 0, last, None)
+    ways: list[_Way | None] = [None] * last + [end.behind(loop[last], last)]
+    for at in range(last - 1, -1, -1):
+        known = (ways[to] for to in nexts(at) if at < to <= last)
+        found = [way.behind(loop[at], at) for way in known if way is not None]
+        ways[at] = min(found, key=lambda way: way.order, default=None)
+    return ways[0].places() if ways[0] is not None else []

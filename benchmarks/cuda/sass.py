@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from compilers.loops import Turn
-from compilers.paths import Instruction, usual_ways
+from compilers.paths import Instruction, usual_way
 
 # Of products of 16 x 16 x 16, of which an instruction of matrix units makes a part.
 _PARTS = {"HMMA.16816": 0.5, "HMMA.1688": 0.25}
@@ -21,7 +21,6 @@ class Loop:
     Attributes:
         instructions: Of the usual turn (``compilers.paths``).
         passed: What it passes over.
-        first: Of a turn of the first of two rounds, where there are two; 0 else.
         counts: How often each instruction is in a turn, by its name; the most frequent ones.
         turn: The same as gpu_estimate.py takes it. Whatever is issued counts, since a SIMD here
             issues one instruction a cycle, of any kind.
@@ -29,7 +28,6 @@ class Loop:
 
     instructions: int
     passed: int
-    first: int
     counts: dict[str, int]
     turn: Turn
 
@@ -53,7 +51,7 @@ def loops(listing: str) -> tuple[int, list[Loop]]:
         if (found := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) and found[1] in labels
     ]
     spans = [(to, at) for at, to in jumps if to <= at]
-    busy = [span for span in spans if _turn_of([code[span[0] : span[1] + 1]]).flops(1) >= _FEW]
+    busy = [span for span in spans if _turn_of(code[span[0] : span[1] + 1]).flops(1) >= _FEW]
     inner = [
         (begin, end)
         for begin, end in busy
@@ -71,16 +69,10 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
         jump = [targets[at]] if at in targets else []
         return jump if body[at].startswith(("BRA", "EXIT", "RET")) else [at + 1, *jump]
 
-    ways = usual_ways([_read(line, has_units=has_units) for line in body], nexts)
-    rounds = [[body[at] for at in ways[products]] for products in sorted(ways) if products]
-    if not rounds:
-        return Loop(len(body), 0, 0, dict(_counts(body).most_common(12)), _turn_of([body]))
-    *firsts, turn = rounds if has_units else rounds[-1:]
-    first = sum(map(len, firsts))
+    read = [_read(line, has_units=has_units) for line in body]
+    turn = [body[at] for at in usual_way(read, nexts)]
     passed = len(body) - len(turn)
-    return Loop(
-        len(turn), passed, first, dict(_counts(turn).most_common(12)), _turn_of([*firsts, turn])
-    )
+    return Loop(len(turn), passed, dict(_counts(turn).most_common(12)), _turn_of(turn))
 
 
 def _read(line: str, *, has_units: bool) -> Instruction:
@@ -96,14 +88,11 @@ def main_turn(loops: list[Loop]) -> Turn:
     return next((loop.turn for loop in loops if 2 * loop.turn.flops(32) > most), Turn())
 
 
-def _turn_of(rounds: list[list[str]]) -> Turn:
-    """A turn of each round together; the last one makes all products."""
-    names = [[_full_name(line) for line in turn] for turn in rounds]
-    every = [name for turn in names for name in turn]
-    multiplies = sum(name.startswith("FFMA") for name in every)
-    others = sum(not name.startswith(("FFMA", "HMMA")) for name in every)
-    again = sum(map(_matrices, names[:-1]))
-    return Turn(_matrices(every), multiplies, others, sum(map(_lds_bytes, every)), again)
+def _turn_of(turn: list[str]) -> Turn:
+    names = [_full_name(line) for line in turn]
+    multiplies = sum(name.startswith("FFMA") for name in names)
+    others = sum(not name.startswith(("FFMA", "HMMA")) for name in names)
+    return Turn(_matrices(names), multiplies, others, sum(map(_lds_bytes, names)))
 
 
 def _matrices(names: list[str]) -> int:

@@ -83,6 +83,35 @@ def test_what_hardly_any_turn_gets_to_is_left_out(scripts, named, others):
     assert turn.lds_bytes == (0 if others == 1 else 16)
 
 
+PASSED_BY_ALL = """
+BB1:
+    v_wmma_f32_16x16x16_f16 v[32:39], v[0:7], v[8:15], v[32:39]
+    s_cbranch_scc0 BB3
+BB2:                                   ; sums are rescaled
+    {0}
+    v_mul_f32_e32 v1, v2, v1
+    s_barrier
+BB3:
+    s_cbranch_scc0 BB1
+    s_endpgm
+"""
+
+
+@pytest.mark.parametrize(
+    ("also", "others"),
+    [
+        ("s_nop 0", 0),
+        ("v_wmma_f32_16x16x16_f16 v[32:39], v[0:7], v[8:15], v[32:39]", 1),
+        ("v_fma_f32 v1, v2, v3, v1", 1),
+    ],
+)
+def test_a_branch_with_barriers_and_no_products_is_passed_over(scripts, also, others):
+    turn = scripts.loops.main_loop(PASSED_BY_ALL.format(also))
+    assert turn.others == others
+    without = PASSED_BY_ALL.replace("    s_barrier\n", "").format(also)
+    assert scripts.loops.main_loop(without).others == 1
+
+
 def launch_of(workgroups, flops=0, nbytes=0):
     shader = SimpleNamespace(label="k", workgroup_size=(64, 1, 1))
     return SimpleNamespace(workgroups=workgroups, flops=flops, nbytes=nbytes, shader=shader)

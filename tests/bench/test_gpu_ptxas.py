@@ -140,7 +140,7 @@ def test_what_a_branch_passes_over_is_no_part_of_a_turn():
 
     instructions, (loop,) = loops(SASS)
     assert instructions == 23
-    assert (loop.instructions, loop.passed, loop.first) == (19, 2, 0)
+    assert (loop.instructions, loop.passed) == (19, 2)
     assert loop.counts["HMMA"] == 16
 
 
@@ -152,35 +152,28 @@ def test_a_turn_is_what_the_estimate_takes():
     assert (turn.matrices, turn.multiplies, turn.others, turn.lds_bytes) == (8, 0, 3, 16)
 
 
-ROUNDS = """
+MASKED = """
 .L_x_0:
         /*0000*/                   LDG.E.128 R4, [R0] ;
-{0}        /*0050*/               @P1 BRA `(.L_x_2) ;
-        /*0060*/               @P2 BRA `(.L_x_1) ;
+{0}        /*0060*/               @P2 BRA `(.L_x_1) ;
         /*0070*/                   MUFU.EX2 R5, R5 ;
         /*0080*/                   FSEL R5, R5, RZ, P0 ;
         /*0090*/                   BRA `(.L_x_3) ;
 .L_x_1:
         /*00a0*/                   MUFU.EX2 R5, R5 ;
 .L_x_3:
-{0}        /*00d0*/                   BRA `(.L_x_4) ;
-.L_x_2:
-        /*00e0*/                   FADD R5, R5, R6 ;
-.L_x_4:
-        /*00f0*/               @P0 BRA `(.L_x_0) ;
+{0}        /*00f0*/               @P0 BRA `(.L_x_0) ;
         /*0100*/                   EXIT ;
 """.format("        /*0010*/                   HMMA.16816.F32 R8, R4, R6, R8 ;\n" * 8)
 
 
-def test_a_turn_of_two_rounds_passes_masks_over():
+def test_a_turn_passes_masks_over():
     from cuda.sass import loops, main_turn
 
-    _, (loop,) = loops(ROUNDS)
-    assert loop.instructions == 1 + 8 + 2 + 1 + 8 + 1 + 1  # without the mask
-    assert loop.first == 1 + 8 + 1 + 1 + 1
+    _, (loop,) = loops(MASKED)
+    assert loop.instructions == 1 + 8 + 1 + 1 + 8 + 1  # without the mask
     turn = main_turn([loop])
-    assert (turn.matrices, turn.again) == (12, 4)
-    assert turn.flops(32) == 8 * 2 * 16**3
+    assert turn.matrices == 8 and turn.flops(32) == 8 * 2 * 16**3
 
 
 def test_a_branch_with_barriers_is_passed_over_though_it_takes_exponents():
