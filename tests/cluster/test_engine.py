@@ -261,6 +261,7 @@ def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
             begun.result(PATIENCE)
 
 
+@pytest.mark.full
 def test_a_lost_scheduler_ends_it_soon(tmp_path, monkeypatch):
     file = tmp_path / "scheduler"
     code = (

@@ -58,7 +58,7 @@ def budget(place, device):
     return less_than_all
 
 
-def done(place, *args, stdin=""):
+def done(place, *args, stdin=None):
     ended = run_here(*args, cwd=place, stdin=stdin)
     assert ended.returncode == 0, ended.stderr
     return ended
@@ -71,7 +71,11 @@ def test_a_budget_changes_no_token(place, budget):
     assert budgeted.stdout == plain.stdout
     assert "to keep within" in budgeted.stderr and "in host memory" in budgeted.stderr
     assert "MiB of device memory, " not in plain.stderr
-    memory[1] = f"{budget(GenerationWorkload(256, 256))}B"
+
+
+@pytest.mark.full
+def test_a_budget_changes_no_answer(place, budget):
+    memory = ["--memory", f"{budget(GenerationWorkload(256, 256))}B"]
     spoken = [
         done(place, "chat", "run", "--max-new-tokens", 6, *more, stdin="hello\nand 2?\n")
         for more in ((), memory)

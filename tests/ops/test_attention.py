@@ -186,7 +186,6 @@ def test_several_tiles_in_few_registers(device, dtype, case):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "head_dim"), [("gpu", 72), ("texture", 24), ("cpu", 22)])
 def test_blocks_that_begin_before_a_tile_or_end_after_it(device, profile, head_dim):
     segments = packed(150, 50, 120, padding=9)[None]

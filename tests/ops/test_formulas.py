@@ -35,10 +35,12 @@ PARTS = [
     for parts in [-(-count // CASES)]
     for part in range(parts)
 ]
-REPEATED = [("attention", 1), ("attention", 2)]
+REPEATED = [
+    ("attention", 1), ("attention", 2), ("attention_of_blocks", 0), ("gated_delta_rule", 0),
+]  # fmt: skip
 
 
-# Attention's other cases are repeated by its own tests.
+# These are repeated by tests of their own.
 @pytest.mark.cover(cases=[p.values[0] for p in PARTS if p.values[0][:2] not in REPEATED])
 @pytest.mark.quick("values")
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -127,6 +127,7 @@ def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0
     return bench.run(y)[0]
 
 
+@pytest.mark.cover(units=["f16", "f32"])
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("with_rows", [True, False])
 def test_the_self_test_makes_the_tile_of_products(device, units, with_rows, deep):

@@ -106,7 +106,7 @@ def assert_trains_rightly(device, folder):
     close(gradients, opened(folder, device, **kind).loss_and_grads(*sample())[1], 0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_cannot_be_compiled_gives_way_once(own, folder):
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile == own.profile and own.profile.gemm_kind == "tiled"

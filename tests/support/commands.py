@@ -12,7 +12,7 @@ from unittest.mock import patch
 from qlora_wgpu import cli
 
 
-def run_here(*args, cwd, encoding=None, stdin=""):
+def run_here(*args, cwd, encoding=None, stdin=None):
     """What `qlora-wgpu` does with its arguments, all but the process that supervises it.
 
     With the encoding of a console its standard output is a file of it, and what is in it bytes.
@@ -23,7 +23,8 @@ def run_here(*args, cwd, encoding=None, stdin=""):
     with ExitStack() as stack:
         # Commands remember the help of whoever called them first, which other tests look at.
         stack.enter_context(patch("qlora_wgpu.cli.commands", deepcopy(cli.commands)))
-        stack.enter_context(patch.object(sys, "stdin", StringIO(stdin)))
+        if stdin is not None:
+            stack.enter_context(patch.object(sys, "stdin", StringIO(stdin)))
         stack.enter_context(patch.object(sys, "argv", ["qlora-wgpu", *map(str, args)]))
         stack.enter_context(patch.dict(os.environ, {"COLUMNS": "200"}))
         stack.enter_context(warnings.catch_warnings())
