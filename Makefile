@@ -49,7 +49,7 @@ test-lowest: setup
 # seconds; a software GPU needs half of them to compile shaders for the first time.
 export PYTHONDONTWRITEBYTECODE =  # so that modules are compiled once for all processes
 PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
-BUDGET = 1600
+BUDGET = 1500
 
 quick: setup  # its tests often wait for others' processes: a third worker computes meanwhile
 	$(PYTEST) -n 3 tests --tier quick $(if $(K),-k "$(K)")
