@@ -18,6 +18,7 @@ async def deaf():
             continue
 
 
+@pytest.mark.slow
 def test_what_loses_a_cancellation_is_cancelled_again():
     async def ended():
         progress = Progress()

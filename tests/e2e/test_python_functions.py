@@ -99,7 +99,6 @@ def test_export_of_an_adapter(place, tmp_path):
         qlora_wgpu.export(place / "run", type="q8_0", adapter_only=True)
 
 
-@pytest.mark.quick
 def test_quantize(place, tmp_path):
     out = qlora_wgpu.quantize(place / "model", tmp_path / "nf4", blocksize=32)
     assert out == tmp_path / "nf4" and (out / "config.json").exists()

@@ -163,6 +163,7 @@ def test_a_killed_run_resumes_bit_exactly(device, tmp_path, monkeypatch, place):
     assert all(np.array_equal(expected[name], state[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_a_constant_reward_changes_nothing(device, tmp_path):
     settings = config(tmp_path, 3, beta=0.0)
     model = opened(tmp_path, device)

@@ -110,6 +110,7 @@ def test_the_manifest_names_each_variant_and_what_a_gpu_must_have(site, manifest
     assert not any("//" in line or line != line.strip() for code in codes for line in code.split())
 
 
+@pytest.mark.slow
 def test_the_memory_of_each_rank_and_length_is_what_its_plans_take(site, manifest):
     assert site.folder.name == "site" and set(site.memory) == set(RANKS)
     for each in manifest["variants"]:
