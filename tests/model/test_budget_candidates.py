@@ -404,3 +404,13 @@ def test_layers_are_kept_while_there_is_room(monkeypatch):
         assert search._grown(first, first.total + room, more).offload.kept_layers == kept
     two = search._planned(OffloadPlan(layers_per_segment=2), again)
     assert search._grown(two, 10**6, more) is two
+
+
+def test_uniforms_of_what_runs_once_do_not_stay(monkeypatch):
+    def plan_of(uniform_bytes):
+        return SimpleNamespace(storages=(), streams=(), uniform_bytes=uniform_bytes)
+
+    monkeypatch.setattr(budget, "pool_bytes", lambda plans: 100 * len(plans))
+    layout = SimpleNamespace(dequantize_plan=plan_of(7))
+    found = budget.reading_memory([plan_of(5), plan_of(3)], layout)
+    assert found == {"activations": 300, "uniforms": 8}
