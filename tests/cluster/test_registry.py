@@ -135,6 +135,15 @@ def test_exclusion_is_said_once_and_of_one_worker():
     assert len(registry.told) == 1  # it had no blocks
 
 
+def test_who_waits_hears_of_one_that_leaves():
+    registry, heard = listed({"x": "a"}), []
+    registry._progress.notify = lambda: heard.append(True)
+    (member,) = registry.ready
+    for _ in range(2):
+        registry._remove(member, "it has left")
+    assert heard == [True] and registry.removed == ["a"] and registry.is_empty
+
+
 @pytest.mark.parametrize("error", [Gone(), ProcessLost()])
 def test_who_ends_while_it_opens_the_model_is_dropped_in_silence(error):
     registry = listed({"x": "a"}, answers={"a": error})
