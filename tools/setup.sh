@@ -68,14 +68,12 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     touch "$stamp"
 fi
 
-# doctor fails if there is no usable GPU; the WebGPU library itself may lack libvulkan. It is asked
-# once: what comes after this says so if the GPU is gone.
-if [ ! -f .venv/.has-gpu ] && ! .venv/bin/qlora-wgpu doctor --quick >/dev/null 2>&1; then
+# doctor fails if there is no usable GPU; the WebGPU library itself may lack libvulkan.
+if ! .venv/bin/qlora-wgpu doctor --quick >/dev/null 2>&1; then
     echo "no GPU with Vulkan found: installing lavapipe (mesa-vulkan-drivers)"
     apt_install mesa-vulkan-drivers libvulkan1
     .venv/bin/qlora-wgpu doctor --quick >/dev/null  # reports on stderr what is missing
 fi
-touch .venv/.has-gpu
 
 # The tests compile kernels with RADV, the driver for AMD's GPUs, on any machine.
 if [ "$extras" = dev ] && [ "$(uname)" = Linux ] && ! ls /usr/share/vulkan/icd.d/radeon_icd*.json >/dev/null 2>&1; then

@@ -49,8 +49,8 @@ class _Way:
 
     def places(self) -> list[int]:
         found: list[int] = []
-        way: _Way | None = self
-        while way is not None and way.length:
+        way = self
+        while way.rest is not None:
             found.append(way.first)
             way = way.rest
         return found

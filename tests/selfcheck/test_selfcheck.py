@@ -45,10 +45,9 @@ ONLY_HERE = (
 )  # fmt: skip
 
 
-# Whose kernels take longest to compile, and are computed by tests of tests/ops in the same ways.
+# Whose kernels take long to compile, and are computed by tests of tests/ops in the same ways.
 ELSEWHERE = {
     "dora", "experts_of_new_tokens", "few_rows", "few_rows_of_a_group", "glu_of_packed_weights",
-    "linear_group", "mamba_scan",
 }  # fmt: skip
 
 

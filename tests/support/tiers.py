@@ -139,6 +139,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def _is_named(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether it is asked for by itself, not with its file."""
+    own = item.nodeid.partition("::")[2]
+    for file, _, name in (given.partition("::") for given in config.args):
+        whole = own == name or own.startswith((f"{name}[", f"{name}::"))
+        if name and whole and item.path == (config.invocation_params.dir / file).resolve():
+            return True
+    return False
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Before ``-k``, which may leave none of the values that a marker names."""
@@ -146,8 +156,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.parent.name in SLOW and not item.get_closest_marker("quick"):
             item.add_marker("slow")
     tier = config.getoption("tier")
-    if tier == "full" or any("::" in test for test in config.args):
+    if tier == "full":
         return
-    kept = set(_kept(items, tier))
+    named = {item for item in items if _is_named(item, config)}
+    kept = named | set(_kept([item for item in items if item not in named], tier))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]

@@ -137,6 +137,9 @@ def test_expressions_and_names_may_leave_no_case_that_a_marker_names(pytester):
     assert chosen("--tier", "test", "-k", "named and 1- or slow") == ["slow"]
     assert chosen("--tier", "quick", f"{file.name}::test_named[x-1]") == ["named[x-1]"]
     assert chosen("--tier", "quick", f"{file.name}::test_full") == ["full"]
+    pytester.makepyfile(test_other=TESTS)
+    both = chosen("--tier", "quick", f"{file.name}::test_full", "test_other.py")
+    assert both[:2] == ["full", "plain"] and both.count("full") == 1 and "slow" not in both
 
 
 @pytest.mark.slow
