@@ -1,10 +1,14 @@
-"""One device for the whole session; no GPU is a failure, never a skip."""
+"""One device for the whole session; no GPU is a failure, never a skip.
+
+The process that hands tests to workers needs nothing of the product: fixtures import what they use.
+"""
 
 import faulthandler
 import gc
 import math
 import os
 import sys
+import time
 
 import pytest
 
@@ -15,11 +19,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from support.processes import heed_signals
 from support.shaders import FEW_ROWS, keep_compiled_shaders
-from support.shared_device import bound_pipelines, share_devices
-
-from qlora_wgpu.gpu import device as gpu_device
-from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.runs import prompts, reporting
 
 pytest_plugins = ["support.tiers", "support.processor_time"]
 
@@ -46,6 +45,7 @@ _HUNG = 900  # seconds; a driver that hangs does not hear of pytest-timeout, whi
 
 def pytest_configure(config):
     config.own_stderr = os.dup(2)  # before tests' output is captured
+    config.guarded = -math.inf
     gc.disable()  # until all tests are collected, which frees nothing
     config.addinivalue_line("markers", "own_device: what the test opens is not shared with others")
 
@@ -56,14 +56,22 @@ def pytest_collection_finish():
     gc.enable()
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item):
     """Ends this process with all its stacks if a test hangs in the driver; xdist starts another."""
-    faulthandler.dump_traceback_later(_HUNG, exit=True, file=item.config.own_stderr)
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    config, now = item.config, time.monotonic()
+    if now > config.guarded + _HUNG / 10:  # not for each test, as it starts a thread
+        faulthandler.dump_traceback_later(_HUNG, exit=True, file=config.own_stderr)
+        config.guarded = now
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Nor does it when a process ends, which would let go of all that there is piece by piece."""
+    faulthandler.cancel_dump_traceback_later()
+    if gc.isenabled():  # not in the process that hands tests to others
+        gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -72,13 +80,17 @@ def small_tiles():
 
     Tiles of as many rows as processors have are those of ``tests/ops/test_narrow_tiles.py``.
     """
+    from qlora_wgpu.gpu import device as gpu_device
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_device, "rows_of_products", lambda lanes: FEW_ROWS)
         yield
 
 
 @pytest.fixture(scope="session")
-def device(small_tiles) -> Device:
+def device(small_tiles):
+    from qlora_wgpu.gpu.device import Device
+
     return Device()
 
 
@@ -86,12 +98,16 @@ def device(small_tiles) -> Device:
 def shared_device(request, monkeypatch):
     """What a test marked ``own_device`` opens is its own: the driver's memory is counted there."""
     if request.node.get_closest_marker("own_device") is None:
+        from support.shared_device import share_devices
+
         share_devices(monkeypatch)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def light_runs():
     """Runs draw no picture, write short samples, all of them, and do not wait for the disk."""
+    from qlora_wgpu.runs import prompts, reporting
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "write_png", lambda path, rows: bool(path.write_bytes(b"-")))
         patch.setattr(prompts, "_MAX_TOKENS", 3)
@@ -103,11 +119,13 @@ def light_runs():
 @pytest.fixture(scope="module", autouse=True)
 def bounded_pipelines():
     yield
+    from support.shared_device import bound_pipelines
+
     bound_pipelines()
 
 
 @pytest.fixture
-def settled_device(device) -> Device:
+def settled_device(device):
     """The same, without what earlier tests left to Python's collector, which would go any time."""
     gc.collect()
     return device

@@ -30,6 +30,8 @@ ONE, VALUES, PAIRS, ALL = range(4)
 """How cases are covered: one of them, each value, each pair of values, or every case."""
 SLOW = ("e2e", "bench")
 """Folders of tests that are slow unless they say otherwise."""
+LEFT_OUT = {"quick": ("slow", "full"), "test": ("full",), "full": ()}
+"""Marks of the tests that a tier does not have."""
 _COVERS = {"values": VALUES, "pairs": PAIRS, "all": ALL}
 
 
@@ -58,10 +60,10 @@ def covering(
     used: Counter[tuple[int, Hashable]] = Counter()
     chosen = []
     while left:
-        best = max(
-            range(len(cases)),
-            key=lambda index: (len(met[index] & left), -sum(used[v] for v in values[index])),
-        )
+        news = [len(own & left) for own in met]
+        most = max(news)
+        equals = [index for index, new in enumerate(news) if new == most]
+        best = min(equals, key=lambda index: sum(used[value] for value in values[index]))
         chosen.append(best)
         left -= met[best]
         used.update(values[best])
@@ -108,10 +110,9 @@ def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Fun
 
 
 def _kept(items: Sequence[pytest.Item], tier: str) -> Iterator[pytest.Item]:
-    out = {"quick": ("slow", "full"), "test": ("full",)}[tier]
     tests: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if not any(item.get_closest_marker(name) for name in out):
+        if not any(item.get_closest_marker(name) for name in LEFT_OUT[tier]):
             tests[item.parent.nodeid, getattr(item, "originalname", item.name)].append(item)
     for cases in tests.values():
         yield from _covered(cases, tier) if hasattr(cases[0], "callspec") else cases
@@ -137,6 +138,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("tier") == "quick" and slow:
         return "mark.quick" not in collection_path.read_text(encoding="utf-8") or None
     return None
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list | None:
+    """Cases of a test that is left out are not even made, where no test is named by itself."""
+    out = LEFT_OUT[collector.config.getoption("tier")]
+    marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
+    named = any("::" in given for given in collector.config.args)
+    return [] if marks & set(out) and not named else None
 
 
 def _is_named(item: pytest.Item, config: pytest.Config) -> bool:
