@@ -135,7 +135,7 @@ def shown(value: Any) -> str:
         except ValueError:  # an integer of more digits than Python prints
             return "a huge integer"
         return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
-    return f"a {type(value).__name__}"
+    return f"a value of type {type(value).__name__}"
 
 
 def in_quotes(text: str) -> str:

@@ -152,6 +152,9 @@ def _similar_name(path: Path) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
+_JSON_KINDS = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+
+
 def read_json_object(
     path: Path, most: int = MODEL_JSON_BYTES, error: type[QLoRAError] = CheckpointError
 ) -> dict[str, Any]:
@@ -172,7 +175,7 @@ def read_json_object(
     except (RecursionError, ValueError) as err:
         raise error(f"{path} is not valid JSON: {err}") from err
     if not isinstance(value, dict):
-        kind = "null" if value is None else f"a {type(value).__name__}"
+        kind = _JSON_KINDS.get(type(value), "a number")
         raise error(f"{path} must hold a JSON object, not {kind}")
     return value
 

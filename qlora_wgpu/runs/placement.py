@@ -226,6 +226,7 @@ _PROCESS = 128 * MIB  # interpreter, libraries and driver, if the system does no
 # Bytes that the driver needs per character of a shader: matrix products are unrolled the most.
 _COMPILED, _COMPILED_PRODUCT = 80, 270
 _UPLOADS = UPLOAD_CHUNK  # what the driver keeps of uploads after loading
+_COMPILING = 48 * MIB  # 41 to 55 of LLVM's, where the driver has not kept kernels of earlier runs
 _WORK = 48 * MIB  # traces, recorded work, queues, encoded rows
 _READING = 3  # copies of an adapter: from its file, for the device, and the neutral one
 
@@ -243,12 +244,14 @@ def host_memory(placed: Placement) -> Counter[str]:
             (_COMPILED_PRODUCT if launch.kernel == "gemm" else _COMPILED) * len(launch.shader.code)
             for launch in every.values()
         ),
+        compiling=_COMPILING,
         adapter=_adapter_bytes(layout.adapter) if placed.trains else _READING * one,
         uploads=min(_UPLOADS, uploaded),
         work=_WORK,
     )
     # Weights are loaded before anything is compiled.
-    memory["loading"] = max(layout.placement.loading_bytes - memory["kernels"] - memory["work"], 0)
+    later = memory["kernels"] + memory["compiling"] + memory["work"]
+    memory["loading"] = max(layout.placement.loading_bytes - later, 0)
     return +(memory + placed.on_host)
 
 

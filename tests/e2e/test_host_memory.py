@@ -39,7 +39,9 @@ def written(path, family):
 
 
 @pytest.mark.parametrize(("family", "waits"), CASES)
-def test_a_process_takes_what_was_planned(tmp_path, family, waits):
+def test_a_process_takes_what_was_planned(tmp_path, monkeypatch, family, waits):
+    """When kernels are compiled for the first time, and when the driver has kept them."""
+    monkeypatch.setenv("MESA_SHADER_CACHE_DIR", str(tmp_path))
     place = written(tmp_path, family)
     settings = {
         "model": {"path": str(place)},
@@ -47,14 +49,17 @@ def test_a_process_takes_what_was_planned(tmp_path, family, waits):
         "lora": {"r": 8},
         "train": {"max_steps": 1, "per_device_train_batch_size": 1, "compute_dtype": "float32",
                   "gradient_accumulation_steps": 1},
-        "output": {"dir": str(place / f"run-{waits}")},
         "device": {"memory": "45MiB"} if waits else {},
     }  # fmt: skip
-    told, planned = taken(place, settings)
-    assert planned > 0.95 * told["peak"], told
-    # A driver that keeps pace with the uploads has let go of their last piece before the peak.
-    assert planned < 1.05 * told["peak"] + UPLOAD_CHUNK, told
-    assert ("lm_head" in told["host"]) is waits
+    for run in ("first", "again"):
+        settings["output"] = {"dir": str(place / run)}
+        told, planned = taken(place, settings)
+        if run == "again":
+            planned -= told["host"]["compiling"]
+        assert planned > 0.95 * told["peak"], (run, told)
+        # A driver that keeps pace with the uploads has let go of their last piece before the peak.
+        assert planned < 1.05 * told["peak"] + UPLOAD_CHUNK, (run, told)
+        assert ("lm_head" in told["host"]) is waits
 
 
 def taken(place, settings, *args):
