@@ -39,6 +39,7 @@ def check(
 IN_TEXTURES = replace(cpu_profile(16), in_textures=True)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(head_dim=[96], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [8, 64, 96])
@@ -53,6 +54,7 @@ def test_sums_of_weights_that_end_within_a_texel(device, dtype, heads, seq):
     check(device, IN_TEXTURES, dtype, heads, 1, 8, np.ones((1, seq), int))
 
 
+@pytest.mark.slow
 @pytest.mark.cover(head_dim=[128], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
@@ -101,6 +103,7 @@ def test_sinks(device, profile, dtype, head_dim, seq, window):
     check(device, profile, dtype, 6, 2, head_dim, segments, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sinks_of_columns_in_several_spans(device, dtype):
@@ -197,6 +200,7 @@ def test_blocks_that_begin_before_a_tile_or_end_after_it(device, profile, head_d
     check(device, kernels, "float32", 2, 1, head_dim, segments, window=5, blocks=blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(head_dim=[20], dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [6, 20, 24])

@@ -120,6 +120,7 @@ def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])
 
 
+@pytest.mark.slow
 @pytest.mark.cover(shape=[NVIDIA])
 @pytest.mark.parametrize("shape", [NVIDIA, MatrixShape(8, 16, 16, 16)])
 def test_units_of_other_shapes(device, compiling, shape):
@@ -153,6 +154,7 @@ def test_windows(device, halves, window):
     check(device, halves, ROWS["samples that end within tiles"], window=window)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(window=[33])
 @pytest.mark.parametrize("window", [None, 33])
 def test_sinks(device, halves, window):
@@ -308,6 +310,7 @@ def test_nan_stays_nan_and_others_are_as_they_were(device, halves):
             assert np.isnan(dv[seen]).all() and np.isfinite(dv[~seen]).all()
 
 
+@pytest.mark.slow
 def test_what_is_beyond_is_counted_once(device, halves):
     segments = ROWS["several tiles"]
     arrays = normal(segments, 2, 1, 16)

@@ -48,6 +48,7 @@ def test_packed_samples_in_smaller_chunks(device, chunk, profile):
     compare(device, chunk, groups=2, profile=profile)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(together=[4], profile=["texture"])
 @pytest.mark.parametrize("profile", ["gpu", "texture"])
 @pytest.mark.parametrize(("together", "groups"), [(1, 2), (2, 2), (4, 1)])
