@@ -160,7 +160,12 @@ def _is_named(item: pytest.Item, config: pytest.Config) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before ``-k``, which may leave none of the values that a marker names."""
+    """Before ``-k``, which may leave none of the values that a marker names.
+
+    Kernels' tests come first: workers that share the last tests among them in small parts would
+    compile the same kernels at the same time.
+    """
+    items.sort(key=lambda item: item.path.parent.name != "ops")
     for item in items:
         if item.path.parent.name in SLOW and not item.get_closest_marker("quick"):
             item.add_marker("slow")
