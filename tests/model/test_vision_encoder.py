@@ -121,6 +121,7 @@ def test_clamped_values_are_reported_once(device, tmp_path):
             encoder.encode(images_of("llava"))
 
 
+@pytest.mark.quick(profile=[CPU_PROFILE])
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE], ids=["buffers", "as on GPUs"])
 def test_features_by_other_kernels(device, tmp_path, profile, monkeypatch):
     monkeypatch.setattr(device, "profile", profile)

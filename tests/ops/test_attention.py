@@ -81,6 +81,7 @@ def test_padding_and_segments(device, profile, dtype, heads, kv_heads, head_dim)
     check(device, profile, dtype, heads, kv_heads, head_dim, PADDED)
 
 
+@pytest.mark.quick(profile=["cpu", "texture"])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("head_dim", [20, 24])
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_lengths(device, dtype, seq):
     check(device, "texture", dtype, 6, 2, 40, np.ones((1, seq), int))
 
 
+@pytest.mark.quick(profile=["cpu", "texture"])
 @pytest.mark.cover(head_dim=[8, 128])
 @pytest.mark.parametrize("head_dim", [8, 128, 256])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -159,6 +161,7 @@ SEVERAL_TILES["padding in front and within, tails"][3][0, :66] = 0
 SEVERAL_TILES["padding in front and within, tails"][3][1, 60:64] = 0
 
 
+@pytest.mark.slow
 @pytest.mark.cover(
     case=[
         "a window within a tile",
@@ -189,6 +192,7 @@ def test_several_tiles_in_few_registers(device, dtype, case):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
+@pytest.mark.quick(profile=["cpu", "texture"])
 @pytest.mark.parametrize(("profile", "head_dim"), [("gpu", 72), ("texture", 24), ("cpu", 22)])
 def test_blocks_that_begin_before_a_tile_or_end_after_it(device, profile, head_dim):
     segments = packed(150, 50, 120, padding=9)[None]
@@ -250,6 +254,7 @@ def test_few_heads_of_keys_are_walked_by_each_of_queries(blocks):
     assert summed == (1 if each else 0)
 
 
+@pytest.mark.quick(profile=["cpu", "texture"])
 @pytest.mark.cover("values", head_dim=[24])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("do_dtype", DTYPES)
@@ -258,6 +263,7 @@ def test_gradients_of_any_type_arrive(device, profile, dtype, do_dtype, head_dim
     check(device, profile, dtype, 4, 2, head_dim, PADDED, do_dtype=do_dtype, softcap=2.0)
 
 
+@pytest.mark.quick(profile=["cpu", "texture"])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("head_dim", [20, 24])
 def test_keys_that_are_values_get_both_gradients(device, profile, dtype, head_dim):
@@ -295,6 +301,7 @@ def test_large_scores_do_not_overflow(device, profile):
     assert_close(got, expected, 2e-2, "rounding of scores of 1e5")
 
 
+@pytest.mark.quick(profile=["cpu", "texture"])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("source", ["q", "k"])

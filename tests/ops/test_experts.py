@@ -15,6 +15,7 @@ from qlora_wgpu.selfcheck.cases.common import normal
 from qlora_wgpu.selfcheck.cases.experts import Experts, compare_experts, dense_experts
 
 
+@pytest.mark.quick(profile=["cpu", "gpu"])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(

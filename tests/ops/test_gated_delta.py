@@ -86,6 +86,7 @@ DECAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", DECAYS)
 def test_decays(device, decay):
     segments = np.ones((1, 150), int)

@@ -41,6 +41,7 @@ def compare(device, chunk, groups, profile="gpu"):
     assert_formula(bench, op, formula, inputs, a_log, d, exact=False, sums=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(chunk=[32], profile=["texture"])
 @pytest.mark.parametrize("profile", ["gpu", "texture"])
 @pytest.mark.parametrize("chunk", [16, 32])
