@@ -67,7 +67,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Nor does it when a process ends, which would let go of all that there is piece by piece."""
+    """What a process holds goes with it: freeing it piece by piece takes a second or two."""
     faulthandler.cancel_dump_traceback_later()
     if gc.isenabled():  # not in the process that hands tests to others
         gc.collect()
